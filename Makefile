@@ -1,0 +1,53 @@
+# One file for people and for CI. Every target makes what it needs, and none does it twice.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check lint bench setup clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(VENV)/.installed ## live web statistics, checked against offline SQL; LOG=file for your own
+	$(BIN)/eddyline demo $(if $(LOG),--log '$(LOG)') $(ARGS)
+
+test: setup ## the whole default test suite
+	$(BIN)/pytest -q
+
+test-all: setup ## the same and the slow tests
+	$(BIN)/pytest -q -m ""
+
+check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
+	$(BIN)/pytest -q -m "not spark and not slow"
+
+lint: setup ## lint, types and import contracts alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed ## all benchmarks, or NAME=one
+	$(BIN)/eddyline bench $(NAME) $(ARGS)
+
+setup: $(VENV)/.installed-dev
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Debian's python3.11 has no ensurepip: there the pip of the machine fills the environment.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+	    rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $@ install --quiet pip; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV); the first time takes a minute or two."
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV); the first time takes a minute or two."
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

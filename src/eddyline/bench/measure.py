@@ -1,0 +1,144 @@
+"""What every benchmark shares: clocks, CPU of the process tree, the session, and plain output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run took: seconds on the clock, and CPU seconds of the whole process tree."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Meter:
+    """Costs of the body of a `with` block, in `cost` once it is over.
+
+    Example:
+        >>> with Meter() as meter:
+        ...     total = sum(range(1000))
+        >>> meter.cost.seconds >= 0
+        True
+    """
+
+    cost: Cost
+
+    def __enter__(self) -> Meter:
+        self._cpu, self._clock = tree_cpu_seconds(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._clock
+        self.cost = Cost(seconds, tree_cpu_seconds() - self._cpu)
+
+
+def tree_cpu_seconds() -> float:
+    """CPU seconds of this process and all below it (the JVM, Python workers), the ended ones included.
+
+    Where there is no /proc, only this process and its ended children count.
+    """
+    if not Path("/proc/self/stat").exists():
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        # A process may end between the listing and the read.
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                # Name and brackets come first and may hold spaces; user, system, and both of the ended children.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+                ticks[int(entry.name)] = sum(int(field) for field in fields[11:15])
+    total, waiting = 0, [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        total += ticks.get(process, 0)
+        waiting += children.get(process, [])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def bench_session(cores: int) -> Iterator[SparkSession]:
+    """A local session for both sides of a comparison: `cores` cores and as many shuffle partitions.
+
+    A session that is already active is used as it is, and left running.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    # Workers run what runs this.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .appName("eddyline bench")
+        .config("spark.sql.shuffle.partitions", cores)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.memory", "3g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    """`key` of the session is `value` within the `with` block."""
+    before = spark.conf.get(key, None)
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, before)
+
+
+def median(values: Iterable[float]) -> float:
+    """The median; NaN of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else float("nan")
+
+
+def same_rows(left: pl.DataFrame, right: pl.DataFrame) -> bool:
+    """Whether both hold the same rows the same number of times, columns matched by name."""
+    if sorted(left.columns) != sorted(right.columns) or left.height != right.height:
+        return False
+    by = left.columns
+    return left.sort(by).equals(right.select(by).cast(left.schema).sort(by))
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A text table: first column to the left, numbers to the right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  " + "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in lines
+    )
+
+
+def verdict(equal: bool) -> str:
+    """The line that closes a comparison."""
+    return "  results are equal" if equal else "  RESULTS DIFFER"

@@ -1,0 +1,145 @@
+"""What is defined in a storage: tables, streams and views, in one atomic document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from eddyline.errors import CatalogError, StateError
+from eddyline.storage.files import Files
+
+FORMAT_VERSION = 1
+NAME = "catalog.json"
+
+TABLE, STREAM, VIEW = "table", "stream", "view"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One definition.
+
+    Attributes:
+        id: names its files; never used again for another definition.
+        kind: table, stream or view.
+        schema: JSON of the columns' StructType.
+        key: names of the primary key's columns.
+        query: SQL of a view.
+        upstream: names that a view reads.
+        format, options: of a stream defined in SQL; empty for one made of a DataFrame.
+        operation: the column of a stream that holds +/-.
+    """
+
+    id: str
+    kind: str
+    name: str
+    schema: str
+    key: tuple[str, ...] = ()
+    query: str = ""
+    upstream: tuple[str, ...] = ()
+    format: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    operation: str = ""
+
+    @property
+    def columns(self) -> StructType:
+        """The columns."""
+        import json
+
+        return StructType.fromJson(json.loads(self.schema))
+
+    @property
+    def arranged(self) -> bool:
+        """Whether its rows are kept as an arrangement, because operations change them."""
+        return self.kind == TABLE or (self.kind == STREAM and bool(self.operation or self.key))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All definitions, upstream before downstream, and what was fixed when the storage was made."""
+
+    buckets: int
+    entries: tuple[Entry, ...] = ()
+    next_id: int = 1
+
+    def find(self, name: str) -> Entry | None:
+        """The definition of a name (letter case doesn't matter, as in Spark)."""
+        wanted = name.lower()
+        return next((entry for entry in self.entries if entry.name.lower() == wanted), None)
+
+    def get(self, name: str, *kinds: str) -> Entry:
+        """The definition of a name; CatalogError if there is none of these kinds."""
+        entry = self.find(name)
+        if entry is None or (kinds and entry.kind not in kinds):
+            wanted = " or ".join(kinds) or "table, stream or view"
+            known = ", ".join(e.name for e in self.entries if not kinds or e.kind in kinds)
+            raise CatalogError(
+                f"there is no {wanted} named {name}",
+                condition="NOT_FOUND",
+                hint=f"known: {known or 'none yet'}",
+            )
+        return entry
+
+    def add(self, entry: Entry) -> Catalog:
+        """With one more definition, whose id is made here."""
+        numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
+        return replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
+
+    def drop(self, name: str) -> Catalog:
+        """Without a definition; CatalogError if views read it."""
+        entry = self.get(name)
+        readers = self.readers(name)
+        if readers:
+            raise CatalogError(
+                f"{entry.kind} {entry.name} is read by {', '.join(readers)}",
+                condition="STILL_READ",
+                hint="drop these views first",
+            )
+        return replace(self, entries=tuple(e for e in self.entries if e is not entry))
+
+    def readers(self, name: str) -> list[str]:
+        """The views that read a name directly."""
+        return [
+            entry.name
+            for entry in self.entries
+            if name.lower() in (upstream.lower() for upstream in entry.upstream)
+        ]
+
+    def level(self, entry: Entry) -> int:
+        """Distance from the sources."""
+        above = [self.level(self.get(name)) for name in entry.upstream]
+        return 1 + max(above, default=0) if entry.kind == VIEW else 0
+
+
+def write_catalog(files: Files, catalog: Catalog) -> None:
+    """Put the catalog in place of the one before."""
+    document = {
+        "format": FORMAT_VERSION,
+        "buckets": catalog.buckets,
+        "next_id": catalog.next_id,
+        "entries": [asdict(entry) for entry in catalog.entries],
+    }
+    files.write_json(NAME, document)
+
+
+def read_catalog(files: Files) -> Catalog | None:
+    """The catalog; None in a new storage."""
+    if not files.exists(NAME):
+        return None
+    document = files.read_json(NAME)
+    if document["format"] > FORMAT_VERSION:
+        raise StateError(
+            f"the catalog has format {document['format']}, this version reads {FORMAT_VERSION}",
+            condition="NEWER_FORMAT",
+            file=NAME,
+            hint="use the newer version of Eddyline",
+        )
+    entries = tuple(_entry(item) for item in document["entries"])
+    return Catalog(document["buckets"], entries, document["next_id"])
+
+
+def _entry(document: dict[str, Any]) -> Entry:
+    return Entry(
+        **{**document, "key": tuple(document["key"]), "upstream": tuple(document["upstream"])}
+    )

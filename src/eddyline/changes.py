@@ -1,0 +1,12 @@
+"""The words in which changes travel between the layers: column names and operations."""
+
+from __future__ import annotations
+
+HASH = "h"  # 64-bit hash of the key, an index only
+WEIGHT = "w"  # signed count of a row: +n append, -n delete
+SEQUENCE = "seq"  # order of the operations on a table
+OPERATION = "op"
+
+APPEND = "append"
+DELETE = "delete"
+REJECT = "reject"

@@ -1,0 +1,304 @@
+"""The command line: each command is one call on an Engine.
+
+Exit codes: 0 done, 1 `verify` found a difference, 2 refused (one message on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from eddyline.errors import EddylineError, ScriptError, StorageError
+from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from eddyline.engine import Engine
+
+PLUGINS = {
+    "demo": ("eddyline.apps.demo", "live web statistics over an access log, checked offline"),
+    "bench": ("eddyline.bench", "benchmarks, each against an alternative in the same run"),
+}
+"""Commands of their own modules, which give `add_arguments(parser)` and `run(args) -> int`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` is without the program's name, None takes the process's own."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser(arguments).parse_args(arguments)
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except EddylineError as error:
+        print(f"eddyline: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has left (`| head`): nothing to say, and nothing to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser; the module of a `PLUGINS` command is imported only if `arguments` start with it."""
+    parser = argparse.ArgumentParser(prog="eddyline", description="Spark SQL, kept live.")
+    parser.add_argument("--version", action="version", version=f"eddyline {_version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help)
+        added.set_defaults(run=run)
+        return added
+
+    run = command("run", _run, "run a script, then keep its views live until Ctrl-C or SIGTERM")
+    run.add_argument("script", metavar="SCRIPT", help="a file of SQL; - reads standard input")
+    run.add_argument("--once", action="store_true", help="process what is there now, then end")
+    run.add_argument(
+        "--interval", type=float, metavar="S", help="seconds between epochs; without: no pause"
+    )
+
+    sql = command("sql", _sql, "ask a stored engine, as of its last committed epoch")
+    sql.add_argument("query", metavar="SELECT", help="any query over its tables and views")
+    sql.add_argument("--format", choices=sorted(FORMATS), default="table")
+
+    explain = command("explain", _explain, "show how a script's views are kept live, without data")
+    explain.add_argument("script", metavar="SCRIPT", help="a file of SQL; - reads standard input")
+    explain.add_argument("--stage", default="dag", help="which stage of compiling (default: dag)")
+
+    status = command("status", _status, "show a stored engine's sources, views and state")
+    verify = command("verify", _verify, "compare views with the same SQL run offline")
+    verify.add_argument("view", metavar="VIEW", nargs="?", help="one view; without: all")
+
+    for added in (run, sql, status, verify):
+        added.add_argument(
+            "--storage", metavar="DIR", required=True, help="where the engine keeps its data"
+        )
+    for name, (module, purpose) in PLUGINS.items():
+        added = commands.add_parser(name, help=purpose, description=purpose)
+        if arguments and arguments[0] == name:
+            plugin = import_module(module)
+            plugin.add_arguments(added)
+            added.set_defaults(run=plugin.run)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("eddyline")
+    except PackageNotFoundError:
+        return "(run from its source, not installed)"
+
+
+# --- commands ---
+
+
+def _run(args: argparse.Namespace) -> int:
+    script = _read_script(args.script)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _engine(args.storage) as engine:
+        engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
+        answer = engine.execute(script)
+        if answer is not None:
+            print(as_table(answer), flush=True)
+        if args.once:
+            engine.advance()
+        else:
+            engine.start(args.interval)
+            with suppress(KeyboardInterrupt):
+                engine.await_termination()
+    return 0
+
+
+def _sql(args: argparse.Namespace) -> int:
+    with _engine(args.storage, must_exist=True) as engine:
+        print(FORMATS[args.format](engine.sql(args.query)))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    views: dict[str, None] = {}
+    statements = parse_script(_read_script(args.script))
+    with tempfile.TemporaryDirectory() as storage, _engine(storage) as engine:
+        for statement in statements:
+            if isinstance(statement, CreateTable | CreateStream | CreateView | Drop):
+                statement.run(engine)
+            if isinstance(statement, CreateView):
+                views[statement.name] = None
+            elif isinstance(statement, Drop):
+                views.pop(statement.name, None)
+        if not views:
+            raise ScriptError("the script makes no view", condition="NO_VIEW", script=args.script)
+        print("\n\n".join(engine.explain(view, stage=args.stage) for view in views))
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    with _engine(args.storage, must_exist=True) as engine:
+        status = engine.status()
+    sources = [(item["name"], item["kind"], str(item["position"])) for item in status["sources"]]
+    views = [
+        (item["name"], str(item["level"]), f"{item['state_rows']:,}", size(item["state_bytes"]))
+        for item in status["views"]
+    ]
+    print(f"last committed epoch: {status['epoch']}\n")
+    print(layout(("source", "kind", "position"), sources), end="\n\n")
+    print(layout(("view", "level", "state rows", "state size"), views, right=(1, 2, 3)))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    with _engine(args.storage, must_exist=True) as engine:
+        report = engine.verify(args.view)
+    print(report)
+    return 0 if report.equal else 1
+
+
+@contextmanager
+def _engine(storage: str, *, must_exist: bool = False) -> Iterator[Engine]:
+    if must_exist and "://" not in storage and not Path(storage).is_dir():
+        raise StorageError(
+            "there is no stored engine",
+            condition="NO_STORAGE",
+            hint="give the folder that `eddyline run` was given",
+            storage=storage,
+        )
+    from eddyline.engine import Engine  # late: it takes a second, which --help need not wait for
+
+    with Engine(storage) as engine:
+        yield engine
+
+
+def _read_script(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScriptError(
+            f"the script can't be read: {error}", condition="SCRIPT_NOT_READABLE"
+        ) from error
+
+
+# --- text ---
+
+
+class Progress(Protocol):
+    """What is printed of an epoch."""
+
+    epoch: int
+    rows_in: int
+    rows_out: int
+    seconds: Mapping[str, float]
+    state_rows: int
+    state_bytes: int
+
+
+def progress_line(progress: Progress) -> str:
+    """One aligned line for one epoch."""
+    stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in progress.seconds.items())
+    return (
+        f"epoch {progress.epoch:>6}  {progress.rows_in:>11,} in  {progress.rows_out:>9,} out"
+        f"  {sum(progress.seconds.values()):>7.2f} s  state {progress.state_rows:>11,} rows"
+        f" {size(progress.state_bytes):>10}  ({stages})"
+    )
+
+
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """An aligned table; the columns whose places are in `right` are aligned to the right.
+
+    Example:
+        >>> print(layout(("name", "rows"), [("a", "12"), ("bc", "3")], right=(1,)))
+        name  rows
+        ----  ----
+        a       12
+        bc       3
+    """
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size(count: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> size(2_500_000)
+        '2.4 MiB'
+    """
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _texts(frame: DataFrame) -> list[tuple[str | None, ...]]:
+    """The rows of a result, each value in the text form that Spark gives it."""
+    from pyspark.sql.functions import col
+
+    places = [str(place) for place in range(len(frame.columns))]
+    texts = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
+    return [tuple(row) for row in texts.collect()]
+
+
+def as_table(frame: DataFrame) -> str:
+    """A result as an aligned table; text of several lines alone, such as EXPLAIN's, as it is."""
+    from pyspark.sql.types import NumericType
+
+    rows = [tuple("NULL" if text is None else text for text in row) for row in _texts(frame)]
+    if len(frame.columns) == 1 and any("\n" in row[0] for row in rows):
+        return "\n".join(row[0] for row in rows)
+    numbers = [
+        place
+        for place, column in enumerate(frame.schema.fields)
+        if isinstance(column.dataType, NumericType)
+    ]
+    count = "1 row" if len(rows) == 1 else f"{len(rows):,} rows"
+    return f"{layout(frame.columns, rows, right=numbers)}\n({count})"
+
+
+def as_csv(frame: DataFrame) -> str:
+    """A result as CSV with a header; a null is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(frame.columns)
+    writer.writerows(_texts(frame))
+    return text.getvalue().removesuffix("\n")
+
+
+def as_json(frame: DataFrame) -> str:
+    """A result as one JSON object a line, written by Spark; nulls are kept."""
+    from pyspark.sql.functions import struct, to_json
+
+    line = to_json(struct("*"), {"ignoreNullFields": "false"})
+    return "\n".join(row[0] for row in frame.select(line).collect())
+
+
+FORMATS: dict[str, Callable[[DataFrame], str]] = {
+    "table": as_table,
+    "csv": as_csv,
+    "json": as_json,
+}
+"""How `eddyline sql` can write a result."""

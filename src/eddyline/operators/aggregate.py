@@ -1,0 +1,132 @@
+"""Linear aggregates and DISTINCT: accumulators that add up, merged into the state by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, negative_weight, numbered
+from eddyline.state.arrangement import Layout
+from eddyline.state.kernels import (
+    Measure,
+    any_nonzero,
+    combined,
+    finish,
+    hashes_of,
+    identities,
+    measure_series,
+    two_product,
+    with_measures,
+)
+
+SLOT = "groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Keep one row of accumulators a key; emit the old and the new row of each key that changed.
+
+    Input: `h, k0.., m0.., w`, where `w` is the number of rows and `m` are contributions of the
+    delta, not necessarily one row a key. An EXACT contribution is a struct {hi: value, lo: weight}.
+    Output: `k0.., m0.., w` with w = -1 for the row that was and +1 for the row that is. A key is
+    there while the sum of its `w` is positive. Without measures this is DISTINCT.
+
+    Attributes:
+        keys: number of key columns.
+        measures: how each `m` column combines.
+    """
+
+    keys: int
+    measures: tuple[Measure, ...] = ()
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: key and accumulators."""
+        named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
+        return {SLOT: Layout(numbered("k", self.keys), (*named, (WEIGHT, Measure.SUM)))}
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        layout = self.layouts[SLOT]
+        delta = self._expand_exact(delta.select(layout.columns))
+        old = state[SLOT].lookup(hashes_of(delta))
+        held = 0 if old is None else old.num_rows
+        both = delta if old is None else pa.concat_tables([old, delta.cast(old.schema)])
+
+        frame = identities(both, [HASH, *layout.identity]).with_row_index("row")
+        frame = frame.with_columns(measure_series(both, layout.measures))
+        is_old = pl.col("row") < held
+        groups = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
+            pl.col("row").last(),
+            *combined(layout.measures, is_old, "old_"),
+            *combined(layout.measures, ~is_old, "add_"),
+            *combined(layout.measures, None, "new_"),
+        )
+        for prefix in ("old_", "add_", "new_"):
+            groups = finish(groups, layout.measures, prefix)
+        groups = groups.filter(pl.col("row") >= held)  # a colliding key that the delta lacks
+        if (groups["new_" + WEIGHT] < 0).any():
+            at = int(groups.filter(pl.col("new_" + WEIGHT) < 0)["row"][0])
+            raise negative_weight("aggregate", both.slice(at, 1).to_pylist()[0])
+
+        changed = groups.filter(any_nonzero(layout.measures, "add_") | self._extreme_moved())
+        appends = with_measures(
+            _rows(both, changed, [HASH, *layout.identity]),
+            changed,
+            layout.measures,
+            both.schema,
+            "add_",
+        )
+        return Step([self._output(both, changed)], {SLOT: appends})
+
+    def _expand_exact(self, delta: pa.Table) -> pa.Table:
+        for name, measure in zip(numbered("m", len(self.measures)), self.measures, strict=True):
+            if measure is Measure.EXACT:
+                column = delta[name].combine_chunks()
+                value, weight = (part.to_numpy(zero_copy_only=False) for part in column.flatten())
+                hi, lo = two_product(value, weight)
+                pair = pa.StructArray.from_arrays([pa.array(hi), pa.array(lo)], names=["hi", "lo"])
+                delta = delta.set_column(delta.column_names.index(name), name, pair)
+        return delta
+
+    def _extreme_moved(self) -> pl.Expr:
+        moved = [pl.lit(False)]
+        for name, measure in zip(numbered("m", len(self.measures)), self.measures, strict=True):
+            if measure in (Measure.MIN, Measure.MAX):
+                moved.append(pl.col("old_" + name).ne_missing(pl.col("new_" + name)))
+        return pl.any_horizontal(moved)
+
+    def _output(self, both: pa.Table, groups: pl.DataFrame) -> pa.Table:
+        names = numbered("m", len(self.measures))
+        same = np.ones(len(groups), bool)
+        for name in names:
+            same &= groups["old_" + name].eq_missing(groups["new_" + name]).to_numpy()
+        was_there = (groups["old_" + WEIGHT] > 0).to_numpy()
+        is_there = (groups["new_" + WEIGHT] > 0).to_numpy()
+        unchanged = was_there & is_there & same
+        parts = []
+        for prefix, present, weight in (("old_", was_there, -1), ("new_", is_there, 1)):
+            chosen = groups.filter(pl.Series(present & ~unchanged))
+            rows = _rows(both, chosen, numbered("k", self.keys))
+            for name, measure in zip(names, self.measures, strict=True):
+                column = chosen[prefix + name]
+                if measure is Measure.EXACT:
+                    rows = rows.append_column(name, column.struct.field("hi").to_arrow())
+                else:
+                    kind = both.schema.field(name).type
+                    rows = rows.append_column(name, column.to_arrow().cast(kind))
+            weights = pa.array(np.full(len(chosen), weight, np.int64))
+            parts.append(rows.append_column(WEIGHT, weights))
+        return pa.concat_tables(parts)
+
+
+def _rows(both: pa.Table, groups: pl.DataFrame, columns: list[str] | tuple[str, ...]) -> pa.Table:
+    places = pa.array(groups["row"].to_numpy())
+    if not columns:
+        # a table without columns forgets its length: keep one and drop it at the end
+        return both.select([HASH]).take(places).select([])
+    return both.select(list(columns)).take(places)

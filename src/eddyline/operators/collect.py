@@ -1,0 +1,119 @@
+"""The ends of the way: rows of a view, rows of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import APPEND, HASH, OPERATION, REJECT, SEQUENCE, WEIGHT
+from eddyline.operators.base import State, Step, empty_like, numbered
+from eddyline.state.arrangement import Layout
+from eddyline.state.kernels import hashes_of, identities
+
+ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Materialize:
+    """Keep a view's rows. Input: `h, c0.., w`. Output: nothing; the arrangement is the result."""
+
+    columns: int
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: the result."""
+        return {ROWS: Layout(numbered("c", self.columns))}
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        layout = self.layouts[ROWS]
+        return Step([], {ROWS: layout.consolidate(delta.select(layout.columns))})
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply operations to a table's rows, in their order.
+
+    Input: `h, seq, op, c0.., w`, where `h` hashes the primary key, or the whole row if there is
+    none. With a key an append replaces the row of that key, and a delete needs only the key.
+    Without a key the table is a multiset: an append adds `w` copies, a delete takes `w` away, as
+    far as there are any. Deleting what is not there does nothing, and so do rejected operations.
+
+    Attributes:
+        columns: number of columns.
+        key: places of the primary key's columns; empty for a multiset.
+    """
+
+    columns: int
+    key: tuple[int, ...] = ()
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: the rows."""
+        return {ROWS: Layout(numbered("c", self.columns))}
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        delta = delta.filter(pc.not_equal(delta[OPERATION], REJECT))
+        stored = state[ROWS].lookup(hashes_of(delta))
+        return Step([], {ROWS: self.resolve(delta, stored)})
+
+    def resolve(self, operations: pa.Table, stored: pa.Table | None) -> pa.Table:
+        """The change that operations make to the stored rows (of at least the touched keys)."""
+        layout = self.layouts[ROWS]
+        operations = operations.sort_by(SEQUENCE)
+        if stored is None:
+            stored = empty_like(operations, layout.columns)
+        old = layout.consolidate(stored)
+        change = self._by_key(operations, old) if self.key else self._by_row(operations, old)
+        return layout.consolidate(change)
+
+    def _by_key(self, operations: pa.Table, old: pa.Table) -> pa.Table:
+        layout = self.layouts[ROWS]
+        keys = [HASH, *(f"c{place}" for place in self.key)]
+        latest = (
+            identities(operations, keys)
+            .with_row_index("row")
+            .group_by(keys, maintain_order=True)
+            .agg(pl.col("row").last())
+        )
+        places = latest["row"].to_numpy()
+        last = operations.take(pa.array(places))
+        appended = last.filter(pc.equal(last[OPERATION], APPEND)).select(layout.columns)
+        appended = _with_weight(appended, np.ones(appended.num_rows, np.int64))
+        touched = identities(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
+        gone = old.take(pa.array(touched["at"].to_numpy()))
+        gone = _with_weight(gone, -gone[WEIGHT].to_numpy())
+        return pa.concat_tables([appended, gone.cast(appended.schema)])
+
+    def _by_row(self, operations: pa.Table, old: pa.Table) -> pa.Table:
+        """A counter that is never below zero ends at total - min(0, lowest prefix)."""
+        layout = self.layouts[ROWS]
+        rows = [HASH, *layout.identity]
+        sign = np.where(pc.equal(operations[OPERATION], APPEND).to_numpy(), 1, -1)
+        both = pa.concat_tables([old, operations.select(layout.columns).cast(old.schema)])
+        signed = np.concatenate(
+            [old[WEIGHT].to_numpy(), sign * operations[WEIGHT].to_numpy()]
+        ).astype(np.int64)
+        frame = (
+            identities(both, rows).with_columns(pl.Series("signed", signed)).with_row_index("row")
+        )
+        counted = frame.group_by(rows, maintain_order=True).agg(
+            pl.col("row").first(),
+            pl.col("signed").filter(pl.col("row") < old.num_rows).sum().alias("before"),
+            pl.col("signed").sum().alias("total"),
+            pl.col("signed").cum_sum().min().alias("lowest"),
+        )
+        after = counted["total"].to_numpy() - np.minimum(counted["lowest"].to_numpy(), 0)
+        change = after - counted["before"].to_numpy()
+        touched = change != 0
+        places = counted["row"].to_numpy()[touched]
+        return _with_weight(both.take(pa.array(places)), change[touched])
+
+
+def _with_weight(table: pa.Table, weights: np.ndarray) -> pa.Table:
+    return table.set_column(table.column_names.index(WEIGHT), WEIGHT, pa.array(weights))

@@ -1,0 +1,219 @@
+"""Joins by key hash: pairs, unmatched rows, existence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, empty_like, numbered
+from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.state.kernels import hashes_of, identities, ranges
+
+LEFT, RIGHT = "left", "right"
+SIDE, MATCHABLE, EXISTS = "side", "matchable", "x"
+PAIRS_MAX = 1 << 19
+
+
+class JoinKind(StrEnum):
+    """What a join emits."""
+
+    INNER = "inner"
+    LEFT = "left"
+    RIGHT = "right"
+    FULL = "full"
+    EXISTS = "exists"
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether left rows without a match come out."""
+        return self in (JoinKind.LEFT, JoinKind.FULL)
+
+    @property
+    def keeps_right(self) -> bool:
+        """Whether right rows without a match come out."""
+        return self in (JoinKind.RIGHT, JoinKind.FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Both sides arranged by key; the bilinear rule dA x B_old + A_new x dB for the pairs.
+
+    Input: `h, side, matchable, k0.., l0.., r0.., w`: rows of the left side have side 0, those of
+    the right 1, with the other side's columns null; rows whose key has a null are not matchable.
+    Output: `l0.., r0.., w`; for EXISTS `l0.., x, w` with x = whether the row has a match.
+
+    An inner join pairs rows by hash alone and has no `k` columns: the condition itself, evaluated
+    by Spark behind the kernel, decides. The other kinds compare the real keys here.
+    """
+
+    kind: JoinKind
+    keys: int
+    left: int
+    right: int
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement a side."""
+        keys = numbered("k", self.keys)
+        return {
+            LEFT: Layout((*keys, *numbered("l", self.left))),
+            RIGHT: Layout((*keys, *numbered("r", self.right))),
+        }
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        layouts = self.layouts
+        side = delta[SIDE].to_numpy()
+        matchable = delta[MATCHABLE].to_numpy(zero_copy_only=False)
+        fresh, unmatchable = {}, {}
+        for slot, number in ((LEFT, 0), (RIGHT, 1)):
+            mine = delta.select(layouts[slot].columns)
+            fresh[slot] = layouts[slot].consolidate(_where(mine, (side == number) & matchable))
+            unmatchable[slot] = _where(mine, (side == number) & ~matchable)
+        left_hashes, right_hashes = hashes_of(fresh[LEFT]), hashes_of(fresh[RIGHT])
+        watch_left = self.kind.keeps_left or self.kind is JoinKind.EXISTS
+        left_old = _lookup(
+            state[LEFT],
+            np.union1d(right_hashes, left_hashes) if self.kind.keeps_right else right_hashes,
+            fresh[LEFT],
+        )
+        right_old = _lookup(
+            state[RIGHT],
+            np.union1d(left_hashes, right_hashes) if watch_left else left_hashes,
+            fresh[RIGHT],
+        )
+        tables = [left_old, fresh[LEFT], right_old, fresh[RIGHT]]
+        codes = self._codes(tables)
+        return Step(
+            self._output(tables, codes, unmatchable),
+            {LEFT: fresh[LEFT], RIGHT: fresh[RIGHT]},
+        )
+
+    def _codes(self, tables: list[pa.Table]) -> list[np.ndarray]:
+        """For each row of each table a number that equal keys share."""
+        keys = numbered("k", self.keys)
+        hashes = [table[HASH].to_numpy() for table in tables]
+        if not keys:
+            distinct, numbers = np.unique(np.concatenate(hashes), return_inverse=True)
+        else:
+            frame = pl.concat([identities(table, [HASH, *keys]) for table in tables])
+            numbers = (
+                frame.with_row_index("row")
+                .group_by([HASH, *keys], maintain_order=True)
+                .agg("row")
+                .with_row_index("code")
+                .explode("row")
+                .sort("row")["code"]
+                .to_numpy()
+            )
+        return np.split(numbers.astype(np.int64), np.cumsum([len(part) for part in hashes])[:-1])
+
+    def _output(
+        self, tables: list[pa.Table], codes: list[np.ndarray], unmatchable: dict[str, pa.Table]
+    ) -> Iterator[pa.Table]:
+        left_old, left_add, right_old, right_add = tables
+        in_left_old, in_left_add, in_right_old, in_right_add = codes
+        if self.kind is not JoinKind.EXISTS:
+            yield from self._pairs(left_add, right_old, in_left_add, in_right_old)
+            yield from self._pairs(left_old, right_add, in_left_old, in_right_add)
+            yield from self._pairs(left_add, right_add, in_left_add, in_right_add)
+        size = 1 + max((int(part.max()) for part in codes if len(part)), default=-1)
+        if self.kind.keeps_left or self.kind is JoinKind.EXISTS:
+            flags = _had_and_has(right_old, right_add, in_right_old, in_right_add, size)
+            for rows, matched in _flips(left_old, left_add, in_left_old, in_left_add, *flags):
+                yield from self._flagged(rows, matched, LEFT)
+            yield from self._flagged(unmatchable[LEFT], False, LEFT)
+        if self.kind.keeps_right:
+            flags = _had_and_has(left_old, left_add, in_left_old, in_left_add, size)
+            for rows, matched in _flips(right_old, right_add, in_right_old, in_right_add, *flags):
+                yield from self._flagged(rows, matched, RIGHT)
+            yield from self._flagged(unmatchable[RIGHT], False, RIGHT)
+
+    def _pairs(
+        self, left: pa.Table, right: pa.Table, in_left: np.ndarray, in_right: np.ndarray
+    ) -> Iterator[pa.Table]:
+        if not len(in_left) or not len(in_right):
+            return
+        order = np.argsort(in_right, kind="stable")
+        ordered = in_right[order]
+        first = np.searchsorted(ordered, in_left, "left")
+        counts = np.searchsorted(ordered, in_left, "right") - first
+        ends = np.cumsum(counts)
+        start = 0
+        while start < len(counts):
+            done = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, done + PAIRS_MAX, "right")))
+            part = counts[start:stop]
+            if part.any():
+                left_rows = left.take(pa.array(np.repeat(np.arange(start, stop), part)))
+                right_rows = right.take(pa.array(order[ranges(first[start:stop], part)]))
+                yield self._joined(left_rows, right_rows)
+            start = stop
+
+    def _joined(self, left: pa.Table, right: pa.Table) -> pa.Table:
+        weights = left[WEIGHT].to_numpy() * right[WEIGHT].to_numpy()
+        columns = [left[name] for name in numbered("l", self.left)]
+        columns += [right[name] for name in numbered("r", self.right)]
+        names = [*numbered("l", self.left), *numbered("r", self.right), WEIGHT]
+        return pa.table([*columns, pa.array(weights)], names=names)
+
+    def _flagged(self, rows: pa.Table, matched: bool, slot: str) -> Iterator[pa.Table]:
+        """Rows with their flag, or padded with nulls where the flag says unmatched."""
+        if rows.num_rows == 0:
+            return
+        if self.kind is JoinKind.EXISTS:
+            kept = rows.select(list(numbered("l", self.left)))
+            flag = pa.array(np.full(rows.num_rows, matched))
+            yield kept.append_column(EXISTS, flag).append_column(WEIGHT, rows[WEIGHT])
+        elif not matched:
+            names = [*numbered("l", self.left), *numbered("r", self.right)]
+            own = set(rows.column_names)
+            columns = [rows[name] if name in own else pa.nulls(rows.num_rows) for name in names]
+            yield pa.table([*columns, rows[WEIGHT]], names=[*names, WEIGHT])
+
+
+def _had_and_has(
+    old: pa.Table, add: pa.Table, in_old: np.ndarray, in_add: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each key code whether the side has a row of it, before and after."""
+    before = np.zeros(size, np.int64)
+    np.add.at(before, in_old, old[WEIGHT].to_numpy())
+    after = before.copy()
+    np.add.at(after, in_add, add[WEIGHT].to_numpy())
+    return before > 0, after > 0
+
+
+def _flips(
+    old: pa.Table,
+    add: pa.Table,
+    in_old: np.ndarray,
+    in_add: np.ndarray,
+    had: np.ndarray,
+    has: np.ndarray,
+) -> Iterator[tuple[pa.Table, bool]]:
+    """Rows whose match flag changes, and new rows, each with the flag and a signed weight."""
+    for matched in (False, True):
+        leaves = (had[in_old] == matched) & (has[in_old] != matched)
+        enters = (had[in_old] != matched) & (has[in_old] == matched)
+        gone = _where(old, leaves)
+        negative = pa.array(-gone[WEIGHT].to_numpy())
+        yield gone.set_column(gone.column_names.index(WEIGHT), WEIGHT, negative), matched
+        yield _where(old, enters), matched
+        yield _where(add, has[in_add] == matched), matched
+
+
+def _where(table: pa.Table, mask: np.ndarray) -> pa.Table:
+    return table if mask.all() else table.filter(pa.array(mask))
+
+
+def _lookup(arrangement: Arrangement, hashes: np.ndarray, like: pa.Table) -> pa.Table:
+    found = arrangement.lookup(hashes)
+    if found is None:
+        return empty_like(like, like.column_names)
+    return arrangement.layout.consolidate(found)

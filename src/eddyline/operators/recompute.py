@@ -1,0 +1,59 @@
+"""The generic rule: Spark itself evaluates the old and the new version of the touched groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, negative_weight, numbered
+from eddyline.state.arrangement import Layout
+from eddyline.state.kernels import hashes_of, repeat
+
+SLOT = "rows"
+VERSION = WEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Keep the input rows by group key; for the touched groups give all rows, before and after.
+
+    Input: `h, c0.., w`. Output: `c0.., w` with w = -1 for the rows of the version before the
+    epoch, +1 for those after; a row of weight n comes n times. What Spark makes of each version,
+    with w as one more grouping key, is then the output delta with w as its weight.
+    Groups are the rows of one key hash: colliding keys are evaluated too, and cancel out.
+    """
+
+    columns: int
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: the input rows by key."""
+        return {SLOT: Layout(numbered("c", self.columns))}
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        layout = self.layouts[SLOT]
+        delta = layout.consolidate(delta.select(layout.columns))
+        if delta.num_rows == 0:
+            return Step([], {SLOT: delta})
+        stored = state[SLOT].lookup(hashes_of(delta))
+        if stored is None:
+            old = delta.slice(0, 0)
+            new = delta
+        else:
+            old = layout.consolidate(stored)
+            new = layout.consolidate(pa.concat_tables([old, delta.cast(old.schema)]))
+        weights = new[WEIGHT].to_numpy()
+        if len(weights) and weights.min() < 0:
+            row = new.slice(int(weights.argmin()), 1).to_pylist()[0]
+            raise negative_weight("recompute", row)
+        return Step([_version(old, -1), _version(new, 1)], {SLOT: delta})
+
+
+def _version(table: pa.Table, version: int) -> pa.Table:
+    rows = repeat(table, table[WEIGHT].to_numpy())
+    mark = pa.array(np.full(rows.num_rows, version, np.int64))
+    return rows.drop_columns([HASH, WEIGHT]).append_column(VERSION, mark)

@@ -1,0 +1,67 @@
+"""Every setting of an engine: default, unit, limits and help, in one list."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from eddyline.errors import EngineError
+
+ENVIRONMENT_PREFIX = "EDDYLINE_"
+
+
+def _setting(default: int, help: str, least: int, most: int) -> int:
+    value: int = field(default=default, metadata={"help": help, "least": least, "most": most})
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of an engine. `Options.from_environment()` reads `EDDYLINE_*` variables.
+
+    Example:
+        >>> Options(buckets=4).buckets
+        4
+    """
+
+    buckets: int = _setting(
+        2, "buckets (hash partitions) of each new storage; fixed when it is created", 1, 4096
+    )
+    scan_tasks: int = _setting(2, "tasks that read the input of one source in an epoch", 1, 4096)
+    retain_epochs: int = _setting(
+        1000, "committed epochs whose snapshots and changes stay readable", 1, 1_000_000
+    )
+    compaction_fan_in: int = _setting(8, "runs of one size tier that are merged into one", 2, 64)
+    hash_bits: int = _setting(
+        64, "bits of the key hash that are used; fewer force collisions, for tests", 1, 64
+    )
+    native_rules: int = _setting(
+        1, "1: fast incremental rules where they apply; 0: the generic rule everywhere", 0, 1
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, limits = getattr(self, item.name), item.metadata
+            if not isinstance(value, int) or not limits["least"] <= value <= limits["most"]:
+                raise EngineError(
+                    f"option {item.name} is {value!r}",
+                    condition="BAD_OPTION",
+                    hint=f"give a whole number from {limits['least']} to {limits['most']}",
+                )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
+        """Options from `EDDYLINE_BUCKETS`, `EDDYLINE_RETAIN_EPOCHS` and so on; defaults elsewhere."""
+        found: dict[str, int] = {}
+        for item in fields(cls):
+            text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
+            if text is not None:
+                if not text.lstrip("-").isdigit():
+                    raise EngineError(
+                        f"{ENVIRONMENT_PREFIX}{item.name.upper()} is {text!r}",
+                        condition="BAD_OPTION",
+                        hint="give a whole number",
+                    )
+                found[item.name] = int(text)
+        return cls(**found)

@@ -1,0 +1,398 @@
+"""Lowering of GROUP BY and DISTINCT: linear where that is exact, recomputed by Spark elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.types import DoubleType, StructField
+
+from eddyline.operators.aggregate import Reduce
+from eddyline.operators.base import numbered
+from eddyline.operators.recompute import Regroup
+from eddyline.plan.build import Build, Delta, sql_type, text, texts
+from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, type_of
+from eddyline.plan.nodes import Node
+from eddyline.plan.rules import Accumulators, Call, linear
+from eddyline.state.kernels import Measure
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """One aggregate call of a linear aggregate: its columns in the input, and how it is kept."""
+
+    expression: Expression
+    rule: Accumulators
+    arguments: list[Expression]
+    distinct: bool
+    values: tuple[str, ...]
+    condition: str
+
+    @property
+    def counted(self) -> str:
+        """SQL: whether a row counts for the call."""
+        tests = [f"{value} is not null" for value in self.values]
+        if self.condition and not self.distinct:
+            tests.append(f"coalesce({self.condition}, false)")
+        return " and ".join(tests) or "true"
+
+    def contributions(self) -> list[str]:
+        """SQL of what a row contributes to each accumulator."""
+        value = self.values[0] if self.values else "null"
+        return [part.format(on=self.counted, v=value) for part in self.rule.contributions]
+
+
+def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
+    """GROUP BY with its aggregates; without aggregates this is DISTINCT."""
+    catalyst = build.catalyst
+    results = items(node.aggregateExpressions())
+    keys = items(node.groupingExpressions())
+    expressions = [
+        call
+        for result in results
+        for call in catalyst.find(result, lambda name: name == "AggregateExpression")
+    ]
+    calls: list[_Linear] = []
+    for number, expression in enumerate(expressions):
+        call = _linear_call(build, expression, number, child.append_only)
+        if call is None or not build.native:
+            return _recomputed(build, node, child, keys, results)
+        calls.append(call)
+    exact = any(Measure.EXACT in call.rule.measures for call in calls)
+    nested_floats = any(
+        contains_type(type_of(key), ("float", "double"))
+        and type_of(key).simpleString() not in ("float", "double")
+        for key in keys
+    )
+    if exact and nested_floats:  # their -0.0 and NaN are normalised by Spark's own aggregate only
+        return _recomputed(build, node, child, keys, results)
+    return _reduced(build, node, child, keys, results, calls)
+
+
+def _linear_call(
+    build: Build, expression: Expression, number: int, append_only: bool
+) -> _Linear | None:
+    function = expression.aggregateFunction()
+    distinct = build.catalyst.distinct_arguments(expression)
+    arguments = items(function.children()) if distinct is None else distinct
+    described = Call(
+        kind(function),
+        tuple(type_of(argument).simpleString() for argument in arguments),
+        distinct is not None,
+    )
+    rule = linear(described, append_only)
+    # another number of buffers: a variant of the function that keeps something else
+    if rule is None or len(items(function.aggBufferAttributes())) != len(rule.buffers):
+        return None
+    values = tuple(f"v{number}_{i}" for i in range(len(arguments)))
+    condition = f"f{number}" if expression.filter().isDefined() else ""
+    return _Linear(expression, rule, arguments, distinct is not None, values, condition)
+
+
+def _reduced(
+    build: Build,
+    node: Plan,
+    child: Delta,
+    keys: list[Expression],
+    results: list[Expression],
+    calls: list[_Linear],
+) -> Delta:
+    """Contributions summed by Spark, merged into the groups by the kernel, finished by Spark."""
+    catalyst = build.catalyst
+    names = numbered("k", len(keys))
+    inputs = list(zip(keys, names, strict=True))
+    for call in calls:
+        inputs += zip(call.arguments, call.values, strict=True)
+        if call.condition:
+            inputs.append((call.expression.filter().get(), call.condition))
+    base = build.named(child, inputs)
+    branches = [(base, [call for call in calls if not call.distinct], "w")]
+    if not keys:
+        branches.append((_first_row(build, base), [], "w"))
+    shown_child = child.node
+    for frame, members in _distinct_inputs(build, base, names, calls, child.single):
+        branches.append((frame, members, "0L as w"))
+        shown_child = Node(
+            "Distinct", "distinct", ", ".join(texts(members[0].arguments)), texts(keys), "row counts",
+            shuffle=True, children=(shown_child,),
+        )  # fmt: skip
+
+    measures = tuple(measure for call in calls for measure in call.rule.measures)
+    united = _united(branches, names, calls)
+    single = not keys
+    rows = _preaggregated(build, united, names, measures, child.single)
+    out = [rows.schema[name] for name in names]
+    for i, measure in enumerate(measures):
+        kept = rows.schema[f"m{i}"]
+        out.append(StructField(kept.name, DoubleType()) if measure is Measure.EXACT else kept)
+    reduced = build.run(rows, Reduce(len(keys), measures), out, single=single)
+
+    buffers, start = [], 0
+    for call in calls:
+        places = {f"m{i}": f"m{start + i}" for i in range(len(call.rule.measures))}
+        attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
+        for finish, attribute in zip(call.rule.buffers, attributes, strict=True):
+            typed = f"cast({finish.format(**places)} as {type_of(attribute).simpleString()})"
+            buffers.append((typed, attribute))
+        start += len(call.rule.measures)
+    finished = reduced.selectExpr(
+        *names, *(f"{typed} as b{i}" for i, (typed, _) in enumerate(buffers)), "w"
+    )
+    key_ids = [
+        key if kind(key) == "AttributeReference" else catalyst.alias(key, "k") for key in keys
+    ]
+    plan, others = build.rebound(finished, [*key_ids, *(attribute for _, attribute in buffers)])
+    weight = others[0]
+    by_id = {call.expression.resultId().id(): call.expression for call in calls}
+
+    def finish_call(expression: Expression) -> Expression | None:
+        if kind(expression) == "AggregateExpression":
+            function = by_id[expression.resultId().id()].aggregateFunction()
+            return function.evaluateExpression()
+        for key, key_id in zip(keys, key_ids, strict=True):
+            if key is not key_id and expression.semanticEquals(key):
+                return key_id.toAttribute()
+        return None
+
+    finished_results = [catalyst.rewrite(result, finish_call) for result in results]
+    plan = catalyst.project([*finished_results, weight], plan)
+    extremes = any(measure in (Measure.MIN, Measure.MAX) for measure in measures)
+    shown = Node(
+        "Aggregate" if calls else "Distinct",
+        ("linear, append-only extremes" if extremes else "linear") if calls else "distinct",
+        ", ".join(texts(results)),
+        texts(keys),
+        "accumulators by group" if calls else "row counts",
+        shuffle=True,
+        children=(shown_child,),
+    )
+    append_only = not calls and child.append_only
+    return Delta(plan, weight, shown, append_only, in_place=True, single=single)
+
+
+def _first_row(build: Build, like: DataFrame) -> DataFrame:
+    """One row of nulls in the first epoch: a global aggregate has a row even over no input."""
+    once = build.constant(build.catalyst.session.range(1).selectExpr())
+    nulls = [
+        f"cast(null as {sql_type(like, name)}) as {name}" for name in like.columns if name != "w"
+    ]
+    return once.selectExpr(*nulls, "w")
+
+
+def _distinct_inputs(
+    build: Build, base: DataFrame, names: Sequence[str], calls: list[_Linear], single: bool
+) -> list[tuple[DataFrame, list[_Linear]]]:
+    """For each set of DISTINCT arguments the delta of its distinct rows, and the calls it feeds."""
+    sets: dict[str, list[_Linear]] = {}
+    for call in calls:
+        if call.distinct:
+            parts = [argument.canonicalized().toString() for argument in call.arguments]
+            if call.condition:
+                parts.append("where " + call.expression.filter().get().canonicalized().toString())
+            sets.setdefault("\n".join(parts), []).append(call)
+    found = []
+    for members in sets.values():
+        first = members[0]
+        source = base.where(first.condition) if first.condition else base
+        frame = distinct_rows(build, source, [*names, *first.values], single=single)
+        renames = [
+            f"{given} as {own}"
+            for member in members[1:]
+            for own, given in zip(member.values, first.values, strict=True)
+        ]
+        found.append((frame.selectExpr("*", *renames), members))
+    return found
+
+
+def distinct_rows(
+    build: Build, frame: DataFrame, columns: Sequence[str], *, single: bool
+) -> DataFrame:
+    """The distinct rows of some columns of a frame with weights, as a delta of its own."""
+    names = numbered("k", len(columns))
+    renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), "w")
+    rows = _preaggregated(build, renamed, names, (), single)
+    out = [rows.schema[name] for name in names]
+    reduced = build.run(rows, Reduce(len(columns)), out, single=not names)
+    return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
+
+
+def _united(
+    branches: list[tuple[DataFrame, list[_Linear], str]], names: Sequence[str], calls: list[_Linear]
+) -> DataFrame:
+    """All branches with all accumulators: a branch contributes zero to the calls it doesn't feed."""
+    owned = []
+    for frame, members, weight in branches:
+        columns = [
+            f"{part} as a{calls.index(call)}_{i}"
+            for call in members
+            for i, part in enumerate(call.contributions())
+        ]
+        owned.append(frame.selectExpr(*names, *columns, weight))
+    types = {
+        name: sql_type(frame, name) for frame in owned for name in frame.columns if name[0] == "a"
+    }
+    united = None
+    for frame in owned:
+        columns, number = list(names), 0
+        for place, call in enumerate(calls):
+            for i, measure in enumerate(call.rule.measures):
+                name = f"a{place}_{i}"
+                value = name if name in frame.columns else _zero(measure, types[name])
+                columns.append(f"{value} as m{number}")
+                number += 1
+        complete = frame.selectExpr(*columns, "w")
+        united = complete if united is None else united.unionAll(complete)
+    assert united is not None
+    return united
+
+
+def _zero(measure: Measure, kept: str) -> str:
+    if measure is Measure.EXACT:
+        return "named_struct('hi', 0D, 'lo', 0D)"
+    return f"cast({'null' if measure in (Measure.MIN, Measure.MAX) else 0} as {kept})"
+
+
+def _preaggregated(
+    build: Build,
+    frame: DataFrame,
+    keys: Sequence[str],
+    measures: Sequence[Measure],
+    single: bool,
+) -> DataFrame:
+    """Contributions by group, in their buckets; summed before the shuffle where that loses nothing.
+
+    The shuffle is that of Spark's own aggregate, by the grouping columns, the hash among them: the
+    same group always comes to the same task, whose number so is the bucket.
+    """
+    columns = [*keys, *(f"m{i}" for i in range(len(measures)))]
+    if Measure.EXACT in measures:  # each double must reach the exact sum by itself
+        plain = [_normalised(name, sql_type(frame, name)) for name in keys]
+        frame = frame.selectExpr(*plain, *columns[len(keys) :], "w")
+        return build.shuffled(build.hashed(frame, keys, columns), single=not keys)
+    if single and keys:  # one task already: Spark would leave the shuffle out
+        frame = frame.repartition(build.buckets)
+    hashed = build.hashed(frame, keys, columns)
+    sums = []
+    for i, measure in enumerate(measures):
+        name, kept = f"m{i}", sql_type(hashed, f"m{i}")
+        total = _TOTALS[measure].format(name)
+        if measure in (Measure.SUM, Measure.XOR):
+            total = f"coalesce({total}, cast(0 as {kept}))"
+        sums.append(expr(f"cast({total} as {kept}) as {name}"))
+    sums.append(expr("coalesce(sum(w), 0L) as w"))
+    if not keys:
+        return hashed.agg(*sums).selectExpr("42L as h", *columns, "w")
+    return hashed.groupBy("h", *keys).agg(*sums)
+
+
+_TOTALS = {
+    Measure.SUM: "sum({})",
+    Measure.XOR: "bit_xor({})",
+    Measure.MIN: "min({})",
+    Measure.MAX: "max({})",
+}
+
+
+def _normalised(name: str, kept: str) -> str:
+    if kept == "double":
+        return f"if(isnan({name}), double('NaN'), {name} + 0D) as {name}"
+    if kept == "float":
+        return f"if(isnan({name}), float('NaN'), {name} + float(0)) as {name}"
+    return name
+
+
+def _recomputed(
+    build: Build, node: Plan, child: Delta, keys: list[Expression], results: list[Expression]
+) -> Delta:
+    """Spark aggregates the old and the new rows of the touched groups; the difference is the delta."""
+    catalyst = build.catalyst
+    results = [catalyst.unmark(result) for result in results]
+    used = {
+        reference.exprId().id()
+        for expression in [*keys, *results]
+        for reference in items(expression.references().toSeq())
+    }
+    columns = [a for a in items(node.child().output()) if a.exprId().id() in used]
+    plan, version, real = versions(build, child, keys, columns, first_row=not keys)
+    if real is not None:
+
+        def only_real(expression: Expression) -> Expression | None:
+            if kind(expression) != "AggregateExpression":
+                return None
+            return catalyst.filtered_aggregate(expression, real)
+
+        results = [catalyst.rewrite(result, only_real) for result in results]
+    weight = catalyst.alias(version, "w")
+    grouped = catalyst.aggregate([*keys, version], [*results, weight], plan)
+    shown = Node(
+        "Aggregate",
+        "recompute touched groups",
+        ", ".join(texts(results)),
+        texts(keys),
+        "input rows by group",
+        shuffle=True,
+        children=(child.node,),
+    )
+    return Delta(grouped, weight.toAttribute(), shown, single=not keys)
+
+
+def versions(
+    build: Build,
+    child: Delta,
+    keys: list[Expression],
+    columns: list[Expression],
+    *,
+    first_row: bool = False,
+) -> tuple[Plan, Expression, Expression | None]:
+    """All rows of the touched groups, before and after the epoch.
+
+    Returns:
+        a plan of the columns under their own ids; the attribute of the version (-1 before, +1
+        after); with `first_row` the attribute that tells real rows from the one that a global
+        aggregate begins with.
+    """
+    names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
+    inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
+    frame = build.named(child, inputs)
+    if first_row:
+        names = numbered("c", len(columns) + 1)
+        real = f"c{len(columns)}"
+        once = _first_row(build, frame).selectExpr("*", f"false as {real}")
+        frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
+    keyed = frame.selectExpr(
+        *(f"{_normalised(name, sql_type(frame, name))}" for name in key_names), *names, "w"
+    )
+    rows = build.shuffled(build.hashed(keyed, key_names, names), single=not keys)
+    out = [rows.schema[name] for name in names]
+    versioned = build.run(rows, Regroup(len(names)), out, single=not keys)
+    plan, others = build.rebound(versioned, columns)
+    return plan, others[-1], others[0] if first_row else None
+
+
+def window(build: Build, node: Plan, lower: object) -> Delta:
+    """Window functions over the touched partitions; stacked ones of one partitioning at once."""
+    partition = items(node.partitionSpec())
+    wanted = texts(partition)
+    stack, below = [node], node.child()
+    while kind(below) in ("Window", "WindowGroupLimit"):
+        if texts(items(below.partitionSpec())) != wanted:
+            break
+        if kind(below) == "Window":
+            stack.append(below)
+        below = below.child()
+    child: Delta = lower(below)  # type: ignore[operator]
+    plan, version, _ = versions(build, child, partition, items(below.output()))
+    for one in reversed(stack):
+        plan = build.catalyst.window(one, [*partition, version], plan)
+    shown = Node(
+        "Window",
+        "recompute touched partitions",
+        "; ".join(text(one) for one in stack),
+        wanted,
+        "input rows by partition",
+        shuffle=True,
+        children=(child.node,),
+    )
+    return Delta(plan, version, shown, single=not partition)

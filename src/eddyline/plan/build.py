@@ -1,0 +1,228 @@
+"""What all lowerings share: names, hashes, kernels, refusals, and the pieces of the compiled view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+
+from eddyline.errors import QueryError
+from eddyline.operators.base import Operator
+from eddyline.plan.catalyst import (
+    Catalyst,
+    Expression,
+    Plan,
+    contains_type,
+    items,
+    kind,
+    type_of,
+)
+from eddyline.plan.nodes import Leaf, Node, StatefulPart
+from eddyline.plan.rules import REFUSED_TYPES
+
+UNHASHABLE = ("map", "variant", "interval")
+FRAGMENT_MAX = 200
+
+Arrowed = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A name that queries may read: its schema, and whether rows are only ever appended."""
+
+    name: str
+    schema: StructType
+    append_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A lowered plan: the columns of the logical node and the weight.
+
+    Attributes:
+        plan: a resolved logical plan whose output holds the node's attributes and the weight.
+        weight: the weight's attribute.
+        node: what `explain` shows.
+        append_only: no row is ever retracted.
+        in_place: a row is retracted in the same bucket in which it was appended.
+        single: all rows come out of one task.
+    """
+
+    plan: Plan
+    weight: Expression
+    node: Node
+    append_only: bool = False
+    in_place: bool = False
+    single: bool = False
+
+    def through(self, plan: Plan, name: str, detail: str) -> Delta:
+        """After a stateless operator."""
+        shown = Node(name, "stateless", detail, children=(self.node,))
+        return Delta(plan, self.weight, shown, self.append_only, self.in_place, self.single)
+
+
+@dataclass(slots=True)
+class Build:
+    """The compilation of one view.
+
+    Attributes:
+        relations: for the id of each leaf's RDD the relation that it stands for.
+        scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
+        buckets: hash partitions of each stateful operator.
+        hash_bits: bits of the key hash that are used.
+        native: use the fast rules; otherwise the generic one wherever it can serve.
+    """
+
+    catalyst: Catalyst
+    view: str
+    relations: dict[int, Relation]
+    scan: Callable[[Leaf, StructType], Arrowed]
+    task: Callable[[StatefulPart, StructType], Arrowed]
+    buckets: int
+    scan_tasks: int
+    hash_bits: int
+    native: bool
+    leaves: list[Leaf] = field(default_factory=list)
+    parts: list[StatefulPart] = field(default_factory=list)
+    constants: dict[str, DataFrame] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    needed: set[int] = field(default_factory=set)
+
+    def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
+        """A frame of the given expressions under plain names, and the weight as `w`."""
+        catalyst = self.catalyst
+        for expression, name in inputs:
+            self.check_type(expression, name)
+        aliases = [catalyst.alias(expression, name) for expression, name in inputs]
+        weight = catalyst.alias(delta.weight, "w")
+        return catalyst.frame(catalyst.project([*aliases, weight], delta.plan))
+
+    def rebound(
+        self, frame: DataFrame, attributes: Sequence[Expression]
+    ) -> tuple[Plan, list[Expression]]:
+        """A frame's first columns under the ids of the given attributes; the others follow.
+
+        Returns:
+            the plan, and the attributes of the other columns.
+        """
+        plan = self.catalyst.plan(frame)
+        output = items(plan.output())
+        bound = [
+            self.catalyst.alias(new, old.name(), old)
+            for new, old in zip(output, attributes, strict=False)
+        ]
+        others = output[len(attributes) :]
+        return self.catalyst.project([*bound, *others], plan), others
+
+    def hashed(self, frame: DataFrame, keys: Sequence[str], rest: Sequence[str]) -> DataFrame:
+        """The hash of the keys as `h`, the columns `rest`, the weight. The hash is only an index."""
+        hashable = [k for k in keys if not contains_type(frame.schema[k].dataType, UNHASHABLE)]
+        text = f"xxhash64({', '.join(hashable)})" if hashable else "42L"
+        if self.hash_bits < 64:
+            text = f"{text} & {(1 << self.hash_bits) - 1}L"
+        return frame.selectExpr(f"{text} as h", *rest, "w")
+
+    def shuffled(self, rows: DataFrame, *, single: bool) -> DataFrame:
+        """The rows in the buckets that their hash says; in one task if there is only one key."""
+        return rows.repartition(1 if single else self.buckets, "h")
+
+    def run(
+        self, rows: DataFrame, operator: Operator, out: Sequence[StructField], *, single: bool
+    ) -> DataFrame:
+        """The output of a stateful operator over rows that lie in their buckets already."""
+        part = StatefulPart(f"op{len(self.parts)}", operator, 1 if single else self.buckets)
+        self.parts.append(part)
+        schema = StructType(list(out)).add("w", LongType())
+        return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
+
+    def leaf(self, relation: str, columns: Sequence[int], schema: StructType) -> DataFrame:
+        """A frame that reads what the epoch gives to a new leaf."""
+        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns))
+        self.leaves.append(leaf)
+        numbers = self.catalyst.session.range(0, self.scan_tasks, 1, self.scan_tasks)
+        return numbers.mapInArrow(self.scan(leaf, schema), schema)  # type: ignore[arg-type]
+
+    def constant(self, rows: DataFrame) -> DataFrame:
+        """A frame that gives the rows (columns `c0..`) once, in the view's first epoch, with `w`."""
+        rows = rows.selectExpr("*", "1L as w")
+        frame = self.leaf("", range(len(rows.columns) - 1), rows.schema)
+        self.constants[self.leaves[-1].name] = rows
+        return frame
+
+    def need(self, plan: Plan) -> None:
+        """Note which columns of the leaves a plan uses."""
+        self._need_all(items(plan.output()))
+        for node in self.catalyst.nodes(plan):
+            children = items(node.children())
+            if children:
+                self._need_all(items(node.references().toSeq()))
+            if kind(node) in _LISTS_ITS_INPUT:
+                for child in children:
+                    self._need_all(items(child.output()))
+
+    def _need_all(self, attributes: Sequence[Expression]) -> None:
+        self.needed.update(attribute.exprId().id() for attribute in attributes)
+
+    def check_type(self, expression: Expression, name: str) -> None:
+        """Refuse a column whose type can't travel between Spark and the kernels."""
+        data_type = type_of(expression)
+        for refused, way_out in REFUSED_TYPES.items():
+            if contains_type(data_type, (refused,)):
+                raise self.refused(
+                    f"a column of type {data_type.simpleString()} can't be kept",
+                    way_out,
+                    fragment=expression,
+                    condition="UNSUPPORTED_TYPE",
+                )
+
+    def refused(
+        self, why: str, way_out: str, *, fragment: object = None, condition: str = "NOT_LIVE"
+    ) -> QueryError:
+        """The error for a query that can't be kept live."""
+        return QueryError(
+            why,
+            condition=condition,
+            hint=way_out,
+            view=self.view,
+            fragment=None if fragment is None else text(fragment),
+        )
+
+
+# Nodes whose lowering enumerates their input's columns, needed or not.
+_LISTS_ITS_INPUT = frozenset(
+    (
+        "Window",
+        "Union",
+        "Join",
+        "GlobalLimit",
+        "LocalLimit",
+        "Offset",
+        "Sort",
+        "Generate",
+        "Project",
+    )
+) - {"Project"}
+
+
+def text(node: object) -> str:
+    """A node or expression in short, for people."""
+    shown = node.simpleString(FRAGMENT_MAX) if hasattr(node, "children") else str(node)
+    line = " ".join(str(shown).split())
+    return line if len(line) <= FRAGMENT_MAX else line[: FRAGMENT_MAX - 3] + "..."
+
+
+def texts(nodes: Sequence[object]) -> tuple[str, ...]:
+    """Several in short."""
+    return tuple(text(node) for node in nodes)
+
+
+def condition_text(option: Plan) -> str:
+    """A Scala Option of an expression, for people."""
+    return text(option.get()) if option.isDefined() else ""
+
+
+def sql_type(frame: DataFrame, column: str) -> str:
+    """A column's type as SQL writes it."""
+    return frame.schema[column].dataType.simpleString()

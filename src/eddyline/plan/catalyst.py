@@ -1,0 +1,344 @@
+"""The bridge to Spark's logical plans: the only module that touches JVM plan objects.
+
+This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses other versions.
+Plans and expressions are py4j handles here and opaque everywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
+
+from eddyline.errors import EngineError
+
+KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
+
+Plan = Any  # a JVM LogicalPlan
+Expression = Any  # a JVM Expression
+
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+
+
+class Catalyst:
+    """Reads and builds logical plans in one Spark session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        version = ".".join(pyspark.__version__.split(".")[:2])
+        if version not in KNOWN_VERSIONS:
+            raise EngineError(
+                f"PySpark {pyspark.__version__} is not among the known versions",
+                condition="UNKNOWN_SPARK_VERSION",
+                hint=f"install PySpark {' or '.join(KNOWN_VERSIONS)}",
+            )
+        self.session = session
+        self._jvm = session.sparkContext._jvm
+        self._jsession = session._jsparkSession
+        self._classes: dict[str, Any] = {}
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def analyzed(self, query: str) -> Plan:
+        """Parse and resolve a query."""
+        return self.session.sql(query)._jdf.queryExecution().analyzed()
+
+    def optimized(self, plan: Plan) -> Plan:
+        """Spark's optimiser on a resolved plan."""
+        return self.frame(plan)._jdf.queryExecution().optimizedPlan()
+
+    def nodes(self, plan: Plan) -> Iterator[Plan]:
+        """All nodes of a plan, subqueries in expressions included."""
+        yield plan
+        for child in items(plan.children()):
+            yield from self.nodes(child)
+        for subquery in items(plan.subqueries()):
+            yield from self.nodes(subquery)
+
+    def expressions(self, root: Expression) -> Iterator[Expression]:
+        """An expression and all below it."""
+        yield root
+        for child in items(root.children()):
+            yield from self.expressions(child)
+
+    def find(self, root: Expression, accept: Callable[[str], bool]) -> list[Expression]:
+        """The topmost expressions whose class name is accepted."""
+        if accept(kind(root)):
+            return [root]
+        return [hit for child in items(root.children()) for hit in self.find(child, accept)]
+
+    def rdd_id(self, leaf: Plan) -> int:
+        """Which RDD a LogicalRDD leaf stands for."""
+        return int(leaf.rdd().id())
+
+    def equi_join_keys(self, join: Plan) -> tuple[list[Expression], list[Expression], Expression]:
+        """Left keys, right keys, and the rest of the condition (None if there is none)."""
+        found = self._object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(
+            join
+        )
+        if found.isEmpty():
+            condition = join.condition()
+            return [], [], condition.get() if condition.isDefined() else None
+        parts = found.get()
+        rest = parts._4()
+        return items(parts._2()), items(parts._3()), rest.get() if rest.isDefined() else None
+
+    # -- building --------------------------------------------------------------------------
+
+    def alias(self, expression: Expression, name: str, attribute: Expression = None) -> Expression:
+        """`expression AS name`, with the identity of `attribute` or a new one."""
+        new = self._jvm.org.apache.spark.sql.catalyst.expressions
+        given = new.NamedExpression.newExprId() if attribute is None else attribute.exprId()
+        nothing = self._jvm.scala.Option.apply(None)
+        return self._make(
+            f"{_EXPRESSIONS}.Alias", expression, name, given, self.seq([]), nothing, self.seq([])
+        )
+
+    def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
+        """A Project node."""
+        return self._make(f"{_LOGICAL}.Project", self.seq(expressions), child)
+
+    def filter(self, condition: Expression, child: Plan) -> Plan:
+        """A Filter node."""
+        return self._make(f"{_LOGICAL}.Filter", condition, child)
+
+    def union(self, children: Sequence[Plan]) -> Plan:
+        """A Union node, by position."""
+        return self._make(f"{_LOGICAL}.Union", self.seq(children), False, False)
+
+    def left_outer_cross(self, left: Plan, right: Plan) -> Plan:
+        """Each left row with each right row, or with nulls where there is none."""
+        nothing = self._jvm.scala.Option.apply(None)
+        outer = self._object("org.apache.spark.sql.catalyst.plans.LeftOuter")
+        hint = self._object(f"{_LOGICAL}.JoinHint").NONE()
+        return self._make(f"{_LOGICAL}.Join", left, right, outer, nothing, hint)
+
+    def aggregate(
+        self, keys: Sequence[Expression], results: Sequence[Expression], child: Plan
+    ) -> Plan:
+        """An Aggregate node."""
+        nothing = self._jvm.scala.Option.apply(None)
+        return self._make(
+            f"{_LOGICAL}.Aggregate", self.seq(keys), self.seq(results), child, nothing
+        )
+
+    def window(self, node: Plan, partition: Sequence[Expression], child: Plan) -> Plan:
+        """The Window node `node` over another child, partitioned by `partition`."""
+        return self._make(
+            f"{_LOGICAL}.Window",
+            node.windowExpressions(),
+            self.seq(partition),
+            node.orderSpec(),
+            child,
+            self._jvm.scala.Option.apply(None),
+        )
+
+    def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
+        """The Expand node `node` with `extra` passed through each projection."""
+        projections = [
+            self.seq([*items(projection), extra]) for projection in items(node.projections())
+        ]
+        output = self.seq([*items(node.output()), extra])
+        return self._make(f"{_LOGICAL}.Expand", self.seq(projections), output, child)
+
+    def with_child(self, node: Plan, child: Plan) -> Plan:
+        """The node over another child."""
+        return node.withNewChildren(self.seq([child]))
+
+    def negated(self, condition: Expression) -> Expression:
+        """NOT condition."""
+        return self._make(f"{_EXPRESSIONS}.Not", condition)
+
+    def map_expressions(
+        self, node: Plan, change: Callable[[Expression], Expression | None]
+    ) -> Plan | None:
+        """The node with `rewrite` applied to its expressions; None for a kind not known here."""
+        name = kind(node)
+        if name == "Project":
+            return self.project(
+                [self.rewrite(e, change) for e in items(node.projectList())], node.child()
+            )
+        if name == "Filter":
+            return self.filter(self.rewrite(node.condition(), change), node.child())
+        if name == "Aggregate":
+            results = [self.rewrite(e, change) for e in items(node.aggregateExpressions())]
+            keys = [self.rewrite(e, change) for e in items(node.groupingExpressions())]
+            return self.aggregate(keys, results, node.child())
+        return None
+
+    def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
+        """The aggregate call restricted to the rows where `condition` holds as well."""
+        present = call.filter()
+        if present.isDefined():
+            condition = self._make(f"{_EXPRESSIONS}.And", present.get(), condition)
+        some = self._jvm.scala.Option.apply(condition)
+        return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
+
+    def hide_distinct(self, plan: Plan) -> Plan:
+        """Mark the arguments of DISTINCT aggregates instead of the aggregates themselves.
+
+        The optimiser rewrites several DISTINCT aggregates into a form whose second level is not
+        linear; marked ones it leaves as they are. `distinct_arguments` reads the mark.
+        """
+        marked = plan
+        if kind(plan) == "Aggregate":
+            marked = self.map_expressions(plan, self._mark_distinct)
+        children = [self.hide_distinct(child) for child in items(marked.children())]
+        return marked.withNewChildren(self.seq(children)) if children else marked
+
+    def distinct_arguments(self, call: Expression) -> list[Expression] | None:
+        """The arguments of a marked DISTINCT aggregate; None for any other."""
+        arguments = items(call.aggregateFunction().children())
+        if call.isDistinct():
+            return arguments
+        if not arguments or not all(self._is_marked(argument) for argument in arguments):
+            return None
+        return [argument.child().child() for argument in arguments]
+
+    def unmark(self, root: Expression) -> Expression:
+        """The expression with marked DISTINCT aggregates turned back into real ones."""
+
+        def change(node: Expression) -> Expression | None:
+            if kind(node) != "AggregateExpression":
+                return None
+            arguments = self.distinct_arguments(node)
+            if arguments is None or node.isDistinct():
+                return None
+            function = node.aggregateFunction().withNewChildren(self.seq(arguments))
+            return self._call(node, function, True, node.filter())
+
+        return self.rewrite(root, change)
+
+    def rewrite(
+        self, root: Expression, change: Callable[[Expression], Expression | None]
+    ) -> Expression:
+        """Replace the topmost expressions for which `change` gives something."""
+        replaced = change(root)
+        if replaced is not None:
+            return replaced
+        children = items(root.children())
+        rewritten = [self.rewrite(child, change) for child in children]
+        if all(new is old for new, old in zip(rewritten, children, strict=True)):
+            return root
+        return root.withNewChildren(self.seq(rewritten))
+
+    # -- frames ----------------------------------------------------------------------------
+
+    def frame(self, plan: Plan) -> DataFrame:
+        """A DataFrame over a plan."""
+        jdf = self._object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, plan)
+        return DataFrame(jdf, self.session)
+
+    def plan(self, frame: DataFrame) -> Plan:
+        """The resolved plan under a DataFrame."""
+        return frame._jdf.queryExecution().analyzed()
+
+    def executable(self, frame: DataFrame) -> Plan:
+        """The physical plan of a DataFrame; run it with `run`."""
+        return frame._jdf.queryExecution().executedPlan()
+
+    def run(self, physical: Plan) -> None:
+        """Execute a fresh copy of a physical plan for its side effects.
+
+        A copy, because a plan remembers its shuffles: run again as it is, Spark would take the
+        map outputs of the last time. Copying takes milliseconds where planning takes many.
+        """
+        self._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._jsession)
+        physical.clone().execute().count()
+
+    # -- small things ----------------------------------------------------------------------
+
+    def seq(self, values: Sequence[Any]) -> Any:
+        """A Scala Seq."""
+        return self._jvm.PythonUtils.toSeq(list(values))
+
+    def _call(self, call: Expression, function: Any, distinct: bool, condition: Any) -> Expression:
+        return self._make(
+            f"{_EXPRESSIONS}.aggregate.AggregateExpression",
+            function,
+            call.mode(),
+            distinct,
+            condition,
+            call.resultId(),
+        )
+
+    def _mark_distinct(self, node: Expression) -> Expression | None:
+        if kind(node) != "AggregateExpression" or not node.isDistinct():
+            return None
+        function = node.aggregateFunction()
+        mark = f"{_EXPRESSIONS}.KnownFloatingPointNormalized"
+        arguments = [
+            self._make(mark, self._make(mark, part)) for part in items(function.children())
+        ]
+        return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
+
+    def _is_marked(self, argument: Expression) -> bool:
+        name = "KnownFloatingPointNormalized"
+        return kind(argument) == name and kind(argument.child()) == name
+
+    def _object(self, name: str) -> Any:
+        """A Scala singleton object."""
+        found = self._classes.get(name)
+        if found is None:
+            java_class = (
+                self._jvm.java.lang.Thread.currentThread()
+                .getContextClassLoader()
+                .loadClass(name + "$")
+            )
+            found = self._classes[name] = java_class.getField("MODULE$").get(None)
+        return found
+
+    def _make(self, name: str, *arguments: Any) -> Any:
+        found = self._classes.get("new " + name)
+        if found is None:
+            found = self._jvm
+            for part in name.split("."):
+                found = getattr(found, part)
+            self._classes["new " + name] = found
+        return found(*arguments)
+
+
+def items(sequence: Any) -> list[Any]:
+    """A Scala Seq as a list."""
+    return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def kind(node: Any) -> str:
+    """The simple class name of a plan node or expression."""
+    name: str = node.getClass().getSimpleName()
+    return name.removesuffix("$")
+
+
+def type_of(expression: Expression) -> DataType:
+    """An expression's type."""
+    return _parse_datatype_json_string(expression.dataType().json())
+
+
+def schema_of(attributes: Sequence[Expression]) -> StructType:
+    """The schema of a list of attributes, all nullable."""
+    schema = StructType()
+    for attribute in attributes:
+        schema.add(attribute.name(), type_of(attribute), True)
+    return schema
+
+
+def contains_type(data_type: DataType, names: Sequence[str]) -> bool:
+    """Whether a type is or contains one of the named types, as in its JSON form."""
+
+    def search(document: Any) -> bool:
+        if isinstance(document, str):
+            return any(document == name or document.startswith(name + "(") for name in names)
+        if isinstance(document, dict):
+            parts = [
+                v
+                for k, v in document.items()
+                if k in ("type", "elementType", "keyType", "valueType", "fields")
+            ]
+            return any(search(part) for part in parts)
+        return any(search(part) for part in document)
+
+    return search(json.loads(data_type.json()))

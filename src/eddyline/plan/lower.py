@@ -1,0 +1,326 @@
+"""From Spark's optimised plan to the incremental plan of one view.
+
+Each logical node is lowered to Catalyst nodes that work on deltas: the node's own columns, under
+their own ids, and one more column, the weight. A stateful node becomes a shuffle by key hash and
+one kernel. What comes out is again an ordinary Spark plan, which is planned once and run each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+
+from eddyline.changes import OPERATION, SEQUENCE
+from eddyline.operators.base import numbered
+from eddyline.operators.collect import Apply, Materialize
+from eddyline.plan.aggregates import aggregate, window
+from eddyline.plan.build import Build, Delta, text
+from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
+from eddyline.plan.joins import join
+from eddyline.plan.limits import Order, limited, ordered
+from eddyline.plan.nodes import Node
+from eddyline.plan.rules import REFUSED_EXPRESSIONS, REFUSED_NODES
+
+_TABLE_LEAF = "operations"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled view or table.
+
+    Attributes:
+        frame: runs an epoch when it is executed.
+        node: the DAG, for `explain`.
+        schema: the columns that users see.
+        order: how the rows are sorted for users; the sort keys lie behind the columns.
+        append_only: no row is ever retracted.
+        build: leaves, stateful parts, constants and warnings.
+        order_types: types of the sort keys.
+        key: places of the columns that identify a row; None if that isn't known.
+        logical: Spark's optimised plan, as text.
+    """
+
+    frame: DataFrame
+    node: Node
+    schema: StructType
+    order: tuple[Order, ...]
+    append_only: bool
+    build: Build
+    order_types: tuple[DataType, ...] = ()
+    key: tuple[int, ...] | None = None
+    logical: str = ""
+
+
+def compile_view(build: Build, query: str) -> Compiled:
+    """Compile a query; QueryError if it is wrong or no live view can keep it."""
+    catalyst = build.catalyst
+    analyzed = catalyst.analyzed(query)
+    _refuse(build, analyzed)
+    names = [attribute.name() for attribute in items(analyzed.output())]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise build.refused(
+            f"the result has several columns named {', '.join(doubled)}",
+            "give them different names with AS",
+            condition="DUPLICATE_COLUMN",
+        )
+    optimized = catalyst.optimized(catalyst.hide_distinct(analyzed))
+    build.need(optimized)
+    output = items(optimized.output())
+    delta, keys, order = ordered(build, optimized, lambda node: lower(build, node))
+    columns = numbered("c", len(output) + len(keys))
+    frame = build.named(delta, list(zip([*output, *keys], columns, strict=True)))
+    rows = build.hashed(frame, columns, columns)
+    in_place = delta.in_place
+    if not in_place:
+        rows = build.shuffled(rows, single=False)
+    done = build.run(rows, Materialize(len(columns)), [], single=in_place and delta.single)
+    schema = StructType(
+        [StructField(name, type_of(a), True) for name, a in zip(names, output, strict=True)]
+    )
+    node = Node(
+        "View", "collect", build.view, tuple(names), "result rows",
+        shuffle=not in_place, children=(delta.node,),
+    )  # fmt: skip
+    return Compiled(
+        done,
+        node,
+        schema,
+        order,
+        delta.append_only,
+        build,
+        tuple(type_of(key) for key in keys),
+        _row_key(optimized),
+        str(optimized.toString()),
+    )
+
+
+def _row_key(plan: Plan) -> tuple[int, ...] | None:
+    """Places of the grouping columns in the output of an aggregate query; None for any other."""
+    output = [attribute.exprId().id() for attribute in items(plan.output())]
+    below = plan
+    while kind(below) in ("Project", "Filter", "Sort"):
+        below = below.child()
+    if kind(below) != "Aggregate":
+        return None
+    keys = [
+        key.exprId().id() for key in items(below.groupingExpressions()) if hasattr(key, "exprId")
+    ]
+    return tuple(output.index(key) for key in keys) if set(keys) <= set(output) else None
+
+
+def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Compiled:
+    """The plan that applies a table's operations to its rows."""
+    columns = numbered("c", len(schema))
+    wire = StructType([StructField(SEQUENCE, LongType()), StructField(OPERATION, StringType())])
+    for name, item in zip(columns, schema, strict=True):
+        wire.add(name, item.dataType)
+    wire.add("w", LongType())
+    frame = build.leaf(build.view, range(len(schema)), wire)
+    keys = [columns[place] for place in key] or list(columns)
+    rows = build.shuffled(build.hashed(frame, keys, [SEQUENCE, OPERATION, *columns]), single=False)
+    done = build.run(rows, Apply(len(schema), key), [], single=False)
+    leaf = Node("Scan", "stateless", "operations of the redo log")
+    node = Node(
+        "Table", "apply in order", build.view, tuple(schema[i].name for i in key), "rows",
+        shuffle=True, children=(leaf,),
+    )  # fmt: skip
+    return Compiled(done, node, schema, (), append_only=False, build=build, key=key or None)
+
+
+def lower(build: Build, node: Plan) -> Delta:
+    """Lower one logical node and all below it."""
+    name = kind(node)
+    method = LOWERINGS.get(name)
+    if method is None:
+        why, way_out = REFUSED_NODES.get(
+            name, (f"operator {name} has no incremental rule", "write the query without it")
+        )
+        raise build.refused(why, way_out, fragment=node)
+    return method(build, _without_scalar_subqueries(build, node))
+
+
+def _relation(build: Build, node: Plan) -> Delta:
+    relation = build.relations.get(build.catalyst.rdd_id(node))
+    if relation is None:
+        raise build.refused(
+            "the query reads a DataFrame that this engine doesn't know",
+            "register it with engine.table or engine.stream",
+            fragment=node,
+        )
+    output = items(node.output())
+    places = [i for i, a in enumerate(output) if a.exprId().id() in build.needed]
+    wanted = [output[place] for place in places]
+    schema = _wire([type_of(attribute) for attribute in wanted])
+    frame = build.leaf(relation.name, places, schema)
+    plan, others = build.rebound(frame, wanted)
+    shown = Node("Scan", "stateless", relation.name)
+    return Delta(plan, others[0], shown, relation.append_only)
+
+
+def _constant(build: Build, node: Plan) -> Delta:
+    output = items(node.output())
+    named = [build.catalyst.alias(a, f"c{i}") for i, a in enumerate(output)]
+    frame = build.constant(build.catalyst.frame(build.catalyst.project(named, node)))
+    plan, others = build.rebound(frame, output)
+    return Delta(plan, others[0], Node("Constant", "stateless", text(node)), append_only=True)
+
+
+def _wire(types: list[object]) -> StructType:
+    schema = StructType()
+    for i, data_type in enumerate(types):
+        schema.add(f"c{i}", data_type)  # type: ignore[arg-type]
+    return schema.add("w", LongType())
+
+
+def _project(build: Build, node: Plan) -> Delta:
+    child = lower(build, node.child())
+    plan = build.catalyst.project([*items(node.projectList()), child.weight], child.plan)
+    return child.through(plan, "Project", text(node))
+
+
+def _filter(build: Build, node: Plan) -> Delta:
+    child = lower(build, node.child())
+    return child.through(build.catalyst.with_child(node, child.plan), "Filter", text(node))
+
+
+def _generate(build: Build, node: Plan) -> Delta:
+    child = lower(build, node.child())
+    # the node names unneeded columns by their place: the weight goes behind them all
+    columns = [*items(node.child().output()), child.weight]
+    plan = build.catalyst.with_child(node, build.catalyst.project(columns, child.plan))
+    return child.through(plan, "Generate", text(node))
+
+
+def _expand(build: Build, node: Plan) -> Delta:
+    child = lower(build, node.child())
+    plan = build.catalyst.expand(node, child.weight, child.plan)
+    return child.through(plan, "Expand", text(node))
+
+
+def _union(build: Build, node: Plan) -> Delta:
+    deltas, united = [], None
+    for child in items(node.children()):
+        delta = lower(build, child)
+        columns = [(a, f"c{i}") for i, a in enumerate(items(child.output()))]
+        frame = build.named(delta, columns)
+        united = frame if united is None else united.unionAll(frame)
+        deltas.append(delta)
+    assert united is not None
+    plan, others = build.rebound(united, items(node.output()))
+    shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
+    return Delta(plan, others[0], shown, all(delta.append_only for delta in deltas))
+
+
+def _aggregate(build: Build, node: Plan) -> Delta:
+    return aggregate(build, node, lower(build, node.child()))
+
+
+def _window(build: Build, node: Plan) -> Delta:
+    return window(build, node, lambda below: lower(build, below))
+
+
+def _join(build: Build, node: Plan) -> Delta:
+    return join(build, node, lower(build, node.left()), lower(build, node.right()))
+
+
+def _limit(build: Build, node: Plan) -> Delta:
+    return limited(build, node, lambda below: lower(build, below))
+
+
+def _passed(build: Build, node: Plan) -> Delta:
+    """Hints and layouts that don't change the rows."""
+    return lower(build, node.child())
+
+
+LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {
+    "LogicalRDD": _relation,
+    "LocalRelation": _constant,
+    "OneRowRelation": _constant,
+    "Range": _constant,
+    "Project": _project,
+    "Filter": _filter,
+    "Generate": _generate,
+    "Expand": _expand,
+    "Union": _union,
+    "Aggregate": _aggregate,
+    "Window": _window,
+    "WindowGroupLimit": _passed,
+    "Join": _join,
+    "GlobalLimit": _limit,
+    "LocalLimit": _limit,
+    "Offset": _limit,
+    "Sort": _limit,
+    "Repartition": _passed,
+    "RepartitionByExpression": _passed,
+    "RebalancePartitions": _passed,
+    "ResolvedHint": _passed,
+    "SubqueryAlias": _passed,
+    "View": _passed,
+}
+
+
+def _without_scalar_subqueries(build: Build, node: Plan) -> Plan:
+    """Join the one row of each uncorrelated scalar subquery to the node's input."""
+    catalyst = build.catalyst
+    found = [
+        hit
+        for expression in items(node.expressions())
+        for hit in catalyst.find(expression, lambda name: name == "ScalarSubquery")
+    ]
+    if not found:
+        return node
+    replaced: dict[int, Expression] = {}
+    child = items(node.children())[0]
+    for subquery in found:
+        plan = subquery.plan()
+        most = plan.maxRows()
+        if not most.isDefined() or int(most.get()) > 1:
+            raise build.refused(
+                "a scalar subquery can give more than one row",
+                "make it one row with an aggregate or LIMIT 1",
+                fragment=plan,
+            )
+        identity = subquery.exprId().id()
+        if identity not in replaced:
+            replaced[identity] = items(plan.output())[0]
+            child = catalyst.left_outer_cross(child, plan)
+    output = items(node.output())
+    over = node.withNewChildren(catalyst.seq([child, *items(node.children())[1:]]))
+    rewritten = catalyst.map_expressions(
+        over, lambda e: replaced.get(e.exprId().id()) if kind(e) == "ScalarSubquery" else None
+    )
+    if rewritten is None:
+        raise build.refused(
+            f"a scalar subquery within {kind(node)} is not known",
+            "put it into the SELECT or WHERE of a subquery",
+            fragment=node,
+        )
+    build.need(child)
+    if kind(node) == "Filter":  # its output has grown by the subquery's column
+        rewritten = catalyst.project(output, rewritten)
+    return rewritten
+
+
+def _refuse(build: Build, analyzed: Plan) -> None:
+    """Refuse what is not deterministic or depends on the clock."""
+    for node in build.catalyst.nodes(analyzed):
+        if kind(node) in REFUSED_NODES:
+            why, way_out = REFUSED_NODES[kind(node)]
+            raise build.refused(why, way_out, fragment=node)
+        for root in items(node.expressions()):
+            for expression in build.catalyst.expressions(root):
+                name = kind(expression)
+                if name in REFUSED_EXPRESSIONS:
+                    why, way_out = REFUSED_EXPRESSIONS[name]
+                    raise build.refused(f"{expression.sql()}: {why}", way_out, fragment=root)
+                if name in ("PythonUDF", "ScalaUDF", "PythonUDAF"):
+                    if not expression.udfDeterministic():
+                        raise build.refused(
+                            f"{expression.sql()} is not marked deterministic",
+                            "mark it so if it is, or compute it before the row enters the stream",
+                            fragment=root,
+                        )

@@ -1,0 +1,198 @@
+"""Compiles catalog entries into plans that epochs run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from eddyline.catalog import Catalog, Entry
+from eddyline.errors import QueryError
+from eddyline.operators.collect import Materialize
+from eddyline.options import Options
+from eddyline.plan.build import Build, Relation
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.limits import Order
+from eddyline.plan.lower import Compiled, compile_table, compile_view
+from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.epoch import Plan
+from eddyline.runtime.reader import arrow_schema
+from eddyline.runtime.task import KernelTask, ScanTask
+from eddyline.source.log import write_rows
+from eddyline.source.segments import Segment
+from eddyline.storage.files import Files
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """A compiled entry: what epochs run, and what is known about its result."""
+
+    plan: Plan
+    compiled: Compiled
+    stored_schema: StructType
+
+    @property
+    def order(self) -> tuple[Order, ...]:
+        """How the rows are sorted for users."""
+        return self.compiled.order
+
+    @property
+    def key(self) -> tuple[int, ...] | None:
+        """Places of the columns that identify a row of the view; None if that isn't known."""
+        return self.compiled.key
+
+
+class Compiler:
+    """Compiles for one storage.
+
+    Args:
+        session: in which epochs run.
+        buckets: of the storage.
+        fresh: makes a session with the functions that the user has registered by now.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        files: Files,
+        options: Options,
+        buckets: int,
+        fresh: Callable[[], SparkSession],
+    ) -> None:
+        self.catalyst = Catalyst(session)
+        self.files = files
+        self.options = options
+        self.buckets = buckets
+        self._fresh = fresh
+
+    def mentioned(self, query: str, catalog: Catalog) -> list[str]:
+        """The names of the catalog that occur in a query as words, upstream first."""
+        words = {word.lower() for word in re.findall(r"\w+", query)}
+        return [
+            entry.name
+            for entry in catalog.entries
+            if entry.name.lower() in words or not re.fullmatch(r"\w+", entry.name)
+        ]
+
+    def upstream(self, query: str, catalog: Catalog) -> tuple[str, ...]:
+        """The names that a query may read."""
+        return tuple(self.mentioned(query, catalog))
+
+    def view(
+        self,
+        entry: Entry,
+        catalog: Catalog,
+        append_only: Callable[[Entry], bool],
+        upstream: Sequence[str],
+    ) -> CompiledPlan:
+        """Compile a view; QueryError if its query is wrong or can't be kept live."""
+        session = self._fresh()
+        catalyst = Catalyst(session)
+        relations: dict[int, Relation] = {}
+        for name in upstream:
+            known = catalog.get(name)
+            leaf = session.createDataFrame(session.sparkContext.emptyRDD(), known.columns)
+            leaf.createOrReplaceTempView(name)
+            plan = catalyst.plan(leaf)
+            relations[catalyst.rdd_id(plan)] = Relation(name, known.columns, append_only(known))
+        build = self._build(catalyst, entry, {r.name: r.schema.names for r in relations.values()})
+        build.relations.update(relations)
+        try:
+            compiled = compile_view(build, entry.query)
+        except PySparkException as error:
+            raise QueryError(
+                _first_paragraph(str(error)),
+                condition="INVALID_QUERY",
+                hint="correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS",
+                view=entry.name,
+                fragment=" ".join(entry.query.split())[:200],
+            ) from error
+        return self._planned(entry, catalog, compiled, upstream)
+
+    def table(self, entry: Entry) -> CompiledPlan:
+        """Compile the upkeep of a table (or of a stream of operations)."""
+        columns = entry.columns
+        build = self._build(self.catalyst, entry, {entry.name: columns.names})
+        key = tuple(columns.names.index(name) for name in entry.key)
+        compiled = compile_table(build, columns, key)
+        return self._planned(entry, None, compiled, ())
+
+    def write_constants(self, entry: Entry, compiled: CompiledPlan) -> dict[str, list[Segment]]:
+        """Store the constant rows of a view; the segments of each of its constant leaves."""
+        found: dict[str, list[Segment]] = {}
+        for leaf, frame in compiled.compiled.build.constants.items():
+            self.files.make_folder("constants")
+            name = f"constants/{entry.id}.{leaf}.arrow"
+            found[leaf] = [write_rows(self.files, name, frame.toArrow())]
+        return found
+
+    def _build(self, catalyst: Catalyst, entry: Entry, names: dict[str, list[str]]) -> Build:
+        zone = catalyst.session.conf.get("spark.sql.session.timeZone") or "UTC"
+        node = entry.id
+
+        def scan(leaf: Leaf, schema: StructType) -> ScanTask:
+            known = tuple(names.get(leaf.relation, ()))
+            return ScanTask(
+                self.files, node, leaf.name, known, leaf.columns, arrow_schema(schema, zone)
+            )
+
+        def task(part: StatefulPart, schema: StructType) -> KernelTask:
+            return KernelTask(
+                self.files,
+                node,
+                part.name,
+                part.operator,
+                arrow_schema(schema, zone),
+                self.options.compaction_fan_in,
+            )
+
+        return Build(
+            catalyst,
+            entry.name,
+            {},
+            scan,
+            task,
+            self.buckets,
+            self.options.scan_tasks,
+            self.options.hash_bits,
+            bool(self.options.native_rules),
+        )
+
+    def _planned(
+        self,
+        entry: Entry,
+        catalog: Catalog | None,
+        compiled: Compiled,
+        upstream: Sequence[str],
+    ) -> CompiledPlan:
+        build = compiled.build
+        levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
+        plan = Plan(
+            entry.id,
+            entry.name,
+            build.catalyst.executable(compiled.frame),
+            tuple(build.leaves),
+            tuple(build.parts),
+            1 + max(levels, default=0) if catalog else 0,
+        )
+        stored = StructType(list(compiled.schema.fields))
+        operator = build.parts[-1].operator
+        if isinstance(operator, Materialize):
+            for i, kind in enumerate(compiled.order_types):
+                stored.add(StructField(_unused(f"order_{i}", stored.names), kind))
+        return CompiledPlan(plan, compiled, stored)
+
+
+def _unused(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _first_paragraph(message: str) -> str:
+    kept = [line for line in message.split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
+    return " ".join(line.strip() for line in kept[:2]).split(";")[0]

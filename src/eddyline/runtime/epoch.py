@@ -1,0 +1,233 @@
+"""One epoch: give the leaves their input, run the plans, gather the reports, commit."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from eddyline.errors import EddylineError, EngineError
+from eddyline.operators.collect import ROWS
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.task import PROPERTY, EpochContext, arrangement_name, inputs_name
+from eddyline.source.segments import RUN, Segment, spread
+from eddyline.state.manifest import Buckets, Manifest, write_manifest
+from eddyline.state.runs import Run
+from eddyline.storage.files import Files
+
+JOBS_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A compiled table or view as an epoch runs it.
+
+    Attributes:
+        id, name: of the catalog's entry.
+        physical: what Spark executes; opaque here.
+        leaves, parts: inputs and stateful operators; the last part holds the result.
+        level: distance from the sources; plans of one level run side by side.
+    """
+
+    id: str
+    name: str
+    physical: Any
+    leaves: tuple[Leaf, ...]
+    parts: tuple[StatefulPart, ...]
+    level: int
+
+    @property
+    def result(self) -> str:
+        """The arrangement that holds the result."""
+        return arrangement_name(self.id, self.parts[-1].name, ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an epoch did.
+
+    Attributes:
+        epoch: its number.
+        rows_in: rows read by the leaves' first operators, by name of table or view.
+        rows_out: changes written, by name of table or view.
+        seconds: by stage: `ingest` (sources), `plan` (inputs dealt), `run` (Spark), `commit`.
+        state: for each stateful operator (name of view / operator) its rows and bytes on disk.
+    """
+
+    epoch: int
+    rows_in: dict[str, int]
+    rows_out: dict[str, int]
+    seconds: dict[str, float]
+    state: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+Inputs = Callable[[Plan, Leaf, Mapping[str, list[Segment]]], list[Segment]]
+
+
+@dataclass(slots=True)
+class EpochRunner:
+    """Runs epochs against one storage."""
+
+    files: Files
+    session: SparkSession
+    catalyst: Catalyst
+    scan_tasks: int
+
+    def run(
+        self,
+        base: Manifest,
+        plans: Sequence[Plan],
+        positions: Mapping[str, int],
+        inputs: Inputs,
+    ) -> tuple[Manifest, dict[str, float]]:
+        """Run one epoch and commit it.
+
+        Args:
+            base: what is committed so far.
+            plans: all plans that take part, of any level.
+            positions: how far the sources are consumed after this epoch.
+            inputs: says what a leaf reads, given the deltas of this epoch by relation.
+
+        Returns:
+            the new manifest, and the seconds of each stage.
+
+        Raises:
+            EngineError: the job failed; nothing is committed.
+        """
+        epoch = base.epoch + 1
+        folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+        self.files.make_folder(folder)
+        context = EpochContext(folder, base.epoch)
+        seconds = {"plan": 0.0, "run": 0.0}
+        arrangements = dict(base.arrangements)
+        deltas: dict[str, Buckets] = {}
+        counters: dict[str, dict[str, int]] = {}
+        changed: dict[str, list[Segment]] = {}
+        try:
+            for level in sorted({plan.level for plan in plans}):
+                started = time.perf_counter()
+                ready = []
+                for plan in (plan for plan in plans if plan.level == level):
+                    given = {leaf.name: inputs(plan, leaf, changed) for leaf in plan.leaves}
+                    if any(given.values()):
+                        self._deal(folder, plan, given)
+                        ready.append(plan)
+                seconds["plan"] += time.perf_counter() - started
+                started = time.perf_counter()
+                self._execute(ready, context)
+                for plan in ready:
+                    self._gather(folder, plan, arrangements, deltas, counters)
+                    runs = [run for part in deltas.get(plan.result, {}).values() for run in part]
+                    changed[plan.name.lower()] = [Segment(RUN, r.name, r.rows) for r in runs]
+                seconds["run"] += time.perf_counter() - started
+            started = time.perf_counter()
+            kept = {plan.result for plan in plans}
+            manifest = Manifest(
+                epoch,
+                {**base.positions, **positions},
+                arrangements,
+                {name: buckets for name, buckets in deltas.items() if name in kept},
+                counters,
+            )
+            write_manifest(self.files, manifest)
+            seconds["commit"] = time.perf_counter() - started
+        except BaseException:
+            self._abandon(folder, epoch)
+            raise
+        return manifest, seconds
+
+    def _abandon(self, folder: str, epoch: int) -> None:
+        from eddyline.state.manifest import manifest_name
+
+        if self.files.exists(manifest_name(epoch)):
+            return  # the commit is there, whatever was raised behind it
+        try:
+            self.files.remove(folder)
+        except (OSError, EddylineError):
+            pass  # what remains is removed when the storage is opened the next time
+
+    def _deal(self, folder: str, plan: Plan, given: Mapping[str, list[Segment]]) -> None:
+        document = {
+            leaf: [[s.as_dict() for s in task] for task in spread(segments, self.scan_tasks)]
+            for leaf, segments in given.items()
+        }
+        self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
+
+    def _execute(self, plans: Sequence[Plan], context: EpochContext) -> None:
+        def execute(plan: Plan) -> None:
+            spark = self.session.sparkContext
+            spark.setLocalProperty(PROPERTY, context.as_property())
+            spark.setJobDescription(f"eddyline {plan.name}")
+            try:
+                self.catalyst.run(plan.physical)
+            except Exception as error:  # whatever Spark raises: it is named and passed on
+                raise _failed(plan, error) from error
+            finally:
+                spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
+                spark.setJobDescription(None)  # type: ignore[arg-type]
+
+        if len(plans) < 2:
+            for plan in plans:
+                execute(plan)
+            return
+        with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+            for outcome in [pool.submit(execute, plan) for plan in plans]:
+                outcome.result()
+
+    def _gather(
+        self,
+        folder: str,
+        plan: Plan,
+        arrangements: dict[str, Buckets],
+        deltas: dict[str, Buckets],
+        counters: dict[str, dict[str, int]],
+    ) -> None:
+        """Every bucket of every stateful operator must have reported."""
+        for part in plan.parts:
+            total = {"in": 0, "out": 0}
+            for bucket in range(part.buckets):
+                name = f"{folder}/{plan.id}.{part.name}.{bucket}.report.json"
+                if not self.files.exists(name):
+                    raise EngineError(
+                        f"bucket {bucket} of operator {part.name} didn't report",
+                        condition="MISSING_REPORT",
+                        view=plan.name,
+                        hint="call advance() again; if it stays, this is a bug",
+                    )
+                report = self.files.read_json(name)
+                for key, value in report["counts"].items():
+                    total[key] += value
+                for slot, written in report["slots"].items():
+                    own = arrangement_name(plan.id, part.name, slot)
+                    runs = tuple(Run(*run) for run in written["runs"])
+                    arrangements[own] = {**arrangements.get(own, {}), bucket: runs}
+                    if written["delta"]:
+                        deltas.setdefault(own, {})[bucket] = (Run(*written["delta"]),)
+            counters[f"{plan.name}/{part.name}"] = total
+        added = [run.rows for runs in deltas.get(plan.result, {}).values() for run in runs]
+        counters[plan.name] = {
+            "in": counters[f"{plan.name}/{plan.parts[0].name}"]["in"],
+            "out": sum(added),
+        }
+
+
+def _failed(plan: Plan, error: Exception) -> EngineError:
+    text = str(error)
+    named = [
+        line.strip()
+        for line in text.splitlines()
+        if "eddyline.errors" in line or line.strip().startswith("[")
+    ]
+    first = named[-1] if named else (text.splitlines() or [""])[0]
+    return EngineError(
+        f"the epoch failed: {first}",
+        condition="EPOCH_FAILED",
+        view=plan.name,
+        hint="nothing was committed; mend the cause and call advance() again",
+    )

@@ -1,0 +1,60 @@
+"""Spark sessions: a tuned local one by default, and an engine's own beside the user's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+_LOCAL = {
+    "spark.app.name": "eddyline",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.worker.reuse": "true",
+    "spark.shuffle.sort.bypassMergeThreshold": "400",
+    "spark.log.level": "ERROR",
+}
+
+# Of the session in which an engine runs its epochs.
+_EPOCHS = {
+    "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
+    "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+}
+
+
+def local_session() -> SparkSession:
+    """The running session, or a new local one on all cores that listens on loopback only."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    builder = SparkSession.builder.master("local[*]")
+    for name, value in _LOCAL.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def cloned(session: SparkSession, **settings: str) -> SparkSession:
+    """A session with the same functions, views and settings, and some settings of its own."""
+    jvm_session = session._jsparkSession.cloneSession()
+    twin = SparkSession(session.sparkContext, jvm_session)
+    for name, value in settings.items():
+        twin.conf.set(name, value)
+    return twin
+
+
+def epoch_session(session: SparkSession, buckets: int) -> SparkSession:
+    """The session in which an engine compiles and runs its plans."""
+    twin = cloned(session)
+    for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
+        twin.conf.set(name, value)
+    return twin

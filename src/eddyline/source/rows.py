@@ -1,0 +1,118 @@
+"""Rows as users hand them over, made into Arrow tables of the wanted schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from eddyline.errors import DataError
+
+Rows = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
+
+
+def as_arrow(
+    rows: Rows, schema: pa.Schema, *, relation: str, zone: str, required: Sequence[str] = ()
+) -> pa.Table:
+    """Rows as an Arrow table.
+
+    Args:
+        rows: dicts (missing columns are null), tuples in the order of the columns, an Arrow table,
+            a pandas or Spark DataFrame (matched by name).
+        schema: wanted columns and types.
+        relation: name of the table, for errors.
+        zone: time zone of datetimes that have none.
+        required: columns that must be given and must not be null.
+
+    Raises:
+        DataError: a column is unknown or missing, or a value doesn't fit its type.
+    """
+    if isinstance(rows, DataFrame):
+        rows = rows.toArrow()
+    if isinstance(rows, pd.DataFrame):
+        rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.Table):
+        table = _from_table(rows, schema, relation)
+    else:
+        table = _from_python(rows, schema, relation, zone)
+    for name in required:
+        if table[name].null_count:
+            raise DataError(
+                f"column {name} of the primary key is null in {table[name].null_count} rows",
+                condition="NULL_KEY",
+                table=relation,
+                hint="give every row its key",
+            )
+    return table.combine_chunks()
+
+
+def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
+    _check_names(rows.column_names, schema, relation)
+    columns = []
+    for field in schema:
+        if field.name not in rows.column_names:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+            continue
+        column = rows[field.name]
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise _unfit(relation, field, error) from error
+    return pa.table(columns, schema=schema)
+
+
+def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.Table:
+    rows = list(rows)
+    width = len(schema)
+    values: list[list[Any]]
+    if rows and isinstance(rows[0], Mapping):
+        _check_names({name for row in rows for name in row}, schema, relation)
+        values = [[row.get(name) for row in rows] for name in schema.names]
+    else:
+        for row in rows:
+            if len(row) != width:
+                raise DataError(
+                    f"a row has {len(row)} values, the table has {width} columns: {row!r}",
+                    condition="WRONG_WIDTH",
+                    table=relation,
+                    hint="give one value a column, or dicts by column name",
+                )
+        values = [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * width
+    columns = []
+    for field, column in zip(schema, values, strict=True):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            local = ZoneInfo(zone)
+            column = [
+                v.replace(tzinfo=local) if isinstance(v, datetime) and v.tzinfo is None else v
+                for v in column
+            ]
+        try:
+            columns.append(pa.array(column, field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+            raise _unfit(relation, field, error) from error
+    return pa.table(columns, schema=schema)
+
+
+def _check_names(names: Iterable[str], schema: pa.Schema, relation: str) -> None:
+    unknown = sorted(set(names) - set(schema.names))
+    if unknown:
+        raise DataError(
+            f"unknown column {', '.join(map(str, unknown))}",
+            condition="UNKNOWN_COLUMN",
+            table=relation,
+            hint=f"the columns are {', '.join(schema.names)}",
+        )
+
+
+def _unfit(relation: str, field: pa.Field, error: Exception) -> DataError:
+    return DataError(
+        f"a value of column {field.name} doesn't fit {field.type}: {error}",
+        condition="WRONG_TYPE",
+        table=relation,
+        hint="convert the value before handing it over; nothing was written",
+    )

@@ -1,0 +1,132 @@
+"""Segments: the pieces of stored input that the leaves of a plan read in an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
+from eddyline.errors import StateError
+from eddyline.source.ndjson import read_ndjson
+from eddyline.storage.files import Files
+
+ROWS_MAX = 1 << 17
+
+RUN, LOG, NDJSON = "run", "log", "ndjson"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one file.
+
+    Attributes:
+        kind: `run` (state, with weights), `log` (redo log, with operations) or `ndjson`.
+        file: name below the storage folder; a full path for files outside of it.
+        rows: how many; 0 where that isn't known before reading.
+        start: the first row (of runs and logs).
+        sequence: number of the first row among the operations of a table.
+        bytes: the part of an NDJSON file, from byte `start` on; 0 for all of it.
+    """
+
+    kind: str
+    file: str
+    rows: int
+    start: int = 0
+    sequence: int = 0
+    bytes: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON document."""
+        return asdict(self)
+
+
+def read_segment(
+    files: Files, segment: Segment, names: Sequence[str], columns: Sequence[int], schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """The rows of a segment as `c0.., w` (or `seq, op, c0.., w` where the schema says so).
+
+    Args:
+        names: names of all columns of the relation, for formats that know columns by name.
+        columns: places of the wanted columns.
+        schema: what to give: the types of the wanted columns, then the weight.
+    """
+    wanted = [f"c{place}" for place in columns]
+    if segment.kind == NDJSON:
+        fields = [
+            pa.field(names[place], schema.field(f"c{i}").type) for i, place in enumerate(columns)
+        ]
+        for table in read_ndjson(segment.file, pa.schema(fields), segment.start, segment.bytes):
+            renamed = table.rename_columns([f"c{i}" for i in range(len(columns))])
+            yield _with_ones(renamed)
+        return
+    table = _read_arrow(files, segment)
+    for start in range(0, table.num_rows, ROWS_MAX):
+        part = table.slice(start, ROWS_MAX)
+        rows = part.select(wanted).rename_columns([f"c{i}" for i in range(len(wanted))])
+        if WEIGHT in part.column_names:
+            weights = part[WEIGHT]
+            rows = rows.append_column(WEIGHT, weights) if wanted else pa.table({WEIGHT: weights})
+        else:
+            rows = _with_ones(rows, part.num_rows)
+        if SEQUENCE in schema.names:
+            first = segment.sequence + start
+            numbers = np.arange(first, first + part.num_rows)
+            operations = (
+                part[OPERATION]
+                if OPERATION in part.column_names
+                else pa.array([APPEND] * part.num_rows, pa.string())
+            )
+            rows = rows.add_column(0, OPERATION, operations)
+            rows = rows.add_column(0, SEQUENCE, pa.array(numbers))
+        yield rows
+
+
+def _with_ones(rows: pa.Table, count: int | None = None) -> pa.Table:
+    ones = pa.array(np.ones(rows.num_rows if count is None else count, np.int64))
+    if not rows.column_names:
+        return pa.table({WEIGHT: ones})
+    return rows.append_column(WEIGHT, ones)
+
+
+def _read_arrow(files: Files, segment: Segment) -> pa.Table:
+    try:
+        source = pa.memory_map(files.path(segment.file))
+        table = pa.ipc.open_file(source).read_all()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StateError(
+            f"a file of the redo log or state can't be read: {error}",
+            condition="DAMAGED_FILE",
+            file=segment.file,
+            hint="restore the file from a copy",
+        ) from error
+    return table.slice(segment.start, segment.rows)
+
+
+def spread(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
+    """Deal segments to tasks so that each has about as many rows; large runs are cut."""
+    total = sum(segment.rows for segment in segments)
+    most = max(ROWS_MAX, -(-total // tasks))
+    pieces: list[Segment] = []
+    for segment in segments:
+        if segment.kind == NDJSON or segment.rows <= most:
+            pieces.append(segment)
+            continue
+        for start in range(0, segment.rows, most):
+            rows = min(most, segment.rows - start)
+            pieces.append(
+                Segment(
+                    segment.kind, segment.file, rows, segment.start + start,
+                    segment.sequence + start,
+                )
+            )  # fmt: skip
+    dealt: list[list[Segment]] = [[] for _ in range(tasks)]
+    loads = [0] * tasks
+    for piece in sorted(pieces, key=lambda p: -(p.bytes or p.rows)):
+        least = loads.index(min(loads))
+        dealt[least].append(piece)
+        loads[least] += piece.bytes or piece.rows or 1
+    return dealt

@@ -1,0 +1,144 @@
+"""Streams: what Spark's sources deliver, written to the redo log exactly once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from glob import glob
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
+from eddyline.errors import EngineError
+from eddyline.source.log import LogTask, RedoLog
+from eddyline.source.segments import LOG, NDJSON, Segment
+from eddyline.storage.files import Files
+
+APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
+UPDATE_CODES = ("u", "U", "update")  # the new row only: needs a key to find the old one
+DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D")
+
+FILE_PART_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class SparkStream:
+    """A streaming DataFrame, copied batch by batch into the redo log.
+
+    Spark numbers its micro-batches and repeats the last one after a crash; the number is the
+    entry's, so that a batch is in the log once.
+    """
+
+    name: str
+    frame: DataFrame
+    operation: str | None
+    keyed: bool
+    columns: list[str]
+    files: Files
+    log: RedoLog
+    checkpoint: str
+    query: StreamingQuery | None = field(default=None)
+
+    def pull(self) -> None:
+        """Take in all that is available now."""
+        self.stop()
+        query = self._writer().trigger(availableNow=True).start()
+        query.awaitTermination()
+        self._check(query)
+
+    def follow(self, interval_s: float) -> None:
+        """Take in what arrives, in the background."""
+        if self.query is None or not self.query.isActive:
+            if self.query is not None:
+                self._check(self.query)
+            self.query = self._writer().trigger(processingTime=f"{interval_s} seconds").start()
+
+    def stop(self) -> None:
+        """Stop taking in."""
+        if self.query is not None:
+            self.query.stop()
+            self.query = None
+
+    def _writer(self) -> DataStreamWriter:
+        return self.frame.writeStream.foreachBatch(self._keep).option(
+            "checkpointLocation", self.files.path(self.checkpoint)
+        )
+
+    def _keep(self, batch: DataFrame, number: int) -> None:
+        if self.log.has(number):
+            return
+        columns = [expr(f"`{name}`").alias(f"c{i}") for i, name in enumerate(self.columns)]
+        if self.operation is not None:
+            columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
+        task = LogTask(self.files, self.log.folder, number)
+        written = batch.select(*columns).mapInArrow(task, "file string, rows long")  # type: ignore[arg-type]
+        segments = [Segment(LOG, row.file, row.rows) for row in written.collect()]
+        if segments:
+            self.log.append(number, segments)
+
+    def _check(self, query: StreamingQuery) -> None:
+        error = query.exception()
+        if error is not None:
+            raise EngineError(
+                f"stream {self.name} can't be read: {str(error).splitlines()[0]}",
+                condition="STREAM_FAILED",
+                stream=self.name,
+                hint="mend the source and call advance() again; nothing was lost",
+            ) from error
+
+
+def _operation_sql(column: str, keyed: bool) -> str:
+    def listed(codes: tuple[str, ...]) -> str:
+        return ", ".join(f"'{code}'" for code in codes)
+
+    appends = APPEND_CODES + UPDATE_CODES if keyed else APPEND_CODES
+    return (
+        f"case when `{column}` in ({listed(appends)}) then '{APPEND}' "
+        f"when `{column}` in ({listed(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
+    )
+
+
+@dataclass(slots=True)
+class FileStream:
+    """Files of a folder or glob, in the order of their times; each is read once, by the leaves.
+
+    The files themselves are the redo log: entries only name them. They must not be changed or
+    removed once seen.
+    """
+
+    name: str
+    path: str
+    files_per_epoch: int
+    log: RedoLog
+    seen: set[str] | None = None
+
+    def pull(self) -> None:
+        """Note the files that are new."""
+        if self.seen is None:
+            self.seen = {segment.file for segment in self.log.segments(0, self.log.end())}
+        found = []
+        pattern = os.path.join(self.path, "*") if os.path.isdir(self.path) else self.path
+        for path in glob(pattern):
+            base = os.path.basename(path)
+            if path not in self.seen and not base.startswith((".", "_")) and os.path.isfile(path):
+                status = os.stat(path)
+                found.append((status.st_mtime_ns, path, status.st_size))
+        found.sort()
+        for start in range(0, len(found), self.files_per_epoch):
+            chosen = found[start : start + self.files_per_epoch]
+            segments = []
+            for _, path, size in chosen:
+                for at in range(0, max(size, 1), FILE_PART_BYTES):
+                    length = min(FILE_PART_BYTES, size - at)
+                    segments.append(Segment(NDJSON, path, 0, at, 0, length))
+            self.log.append(self.log.end(), segments)
+            self.seen.update(path for _, path, _ in chosen)
+
+    def follow(self, interval_s: float) -> None:
+        """The same as pull: looking into a folder is cheap."""
+        self.pull()
+
+    def stop(self) -> None:
+        """Nothing runs."""

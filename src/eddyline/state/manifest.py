@@ -1,0 +1,111 @@
+"""The manifest: what is committed as of an epoch. One atomic file; its appearance is the commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eddyline.errors import StateError
+from eddyline.state.runs import Run
+from eddyline.storage.files import Files
+
+FORMAT_VERSION = 1
+FOLDER = "manifests"
+
+Buckets = dict[int, tuple[Run, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one committed epoch consists of.
+
+    Attributes:
+        epoch: number of the epoch, from 1; 0 is the empty storage.
+        positions: for each source, how far its redo log is consumed.
+        arrangements: the runs of each arrangement, by its name, then by bucket.
+        deltas: the runs that this epoch added to the arrangements whose changelog is kept.
+        counters: for each operator the rows it took in and gave out in this epoch.
+    """
+
+    epoch: int
+    positions: dict[str, int] = field(default_factory=dict)
+    arrangements: dict[str, Buckets] = field(default_factory=dict)
+    deltas: dict[str, Buckets] = field(default_factory=dict)
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
+        """The runs of one bucket; none if it never held a row."""
+        return self.arrangements.get(arrangement, {}).get(bucket, ())
+
+    def all_runs(self) -> list[Run]:
+        """Every run that the manifest needs."""
+        parts = [*self.arrangements.values(), *self.deltas.values()]
+        return [run for buckets in parts for runs in buckets.values() for run in runs]
+
+    def as_document(self) -> dict[str, Any]:
+        """For `Files.write_json`."""
+        return {
+            "format": FORMAT_VERSION,
+            "epoch": self.epoch,
+            "positions": self.positions,
+            "arrangements": _to_json(self.arrangements),
+            "deltas": _to_json(self.deltas),
+            "counters": self.counters,
+        }
+
+
+def _to_json(parts: dict[str, Buckets]) -> dict[str, dict[str, list[list[Any]]]]:
+    return {
+        name: {str(bucket): [run.as_list() for run in runs] for bucket, runs in buckets.items()}
+        for name, buckets in parts.items()
+    }
+
+
+def _from_json(parts: dict[str, dict[str, list[list[Any]]]]) -> dict[str, Buckets]:
+    return {
+        name: {int(bucket): tuple(Run(*run) for run in runs) for bucket, runs in buckets.items()}
+        for name, buckets in parts.items()
+    }
+
+
+def manifest_name(epoch: int) -> str:
+    """Name of the file of an epoch's manifest."""
+    return f"{FOLDER}/{epoch:012d}.json"
+
+
+def write_manifest(files: Files, manifest: Manifest) -> None:
+    """Commit: from the return of this call on the epoch is there, whatever happens."""
+    files.write_json(manifest_name(manifest.epoch), manifest.as_document())
+
+
+def read_manifest(files: Files, epoch: int) -> Manifest:
+    """The manifest of a committed epoch; StateError if it is damaged, too new or removed."""
+    if epoch == 0:
+        return Manifest(0)
+    name = manifest_name(epoch)
+    if not files.exists(name):
+        raise StateError(
+            f"epoch {epoch} is not among the committed and retained epochs",
+            condition="NO_SUCH_EPOCH",
+            hint="ask for a later one, or raise the option retain_epochs",
+        )
+    document = files.read_json(name)
+    if document["format"] > FORMAT_VERSION:
+        raise StateError(
+            f"the storage has format {document['format']}, this version reads up to {FORMAT_VERSION}",
+            condition="NEWER_FORMAT",
+            file=name,
+            hint="use the newer version of Eddyline",
+        )
+    return Manifest(
+        document["epoch"],
+        document["positions"],
+        _from_json(document["arrangements"]),
+        _from_json(document["deltas"]),
+        document["counters"],
+    )
+
+
+def committed_epochs(files: Files) -> list[int]:
+    """All retained committed epochs, oldest first."""
+    return [int(name.removesuffix(".json")) for name in files.names(FOLDER)]

@@ -1,0 +1,108 @@
+"""Runs: immutable Arrow IPC files, sorted by key hash, memory-mapped when read."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH
+from eddyline.errors import StateError
+from eddyline.storage.files import Files, checksum
+
+OPEN_RUNS_MAX = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run file as the manifest knows it: name below the storage folder, rows, bytes, CRC-32."""
+
+    name: str
+    rows: int
+    bytes: int
+    crc: int
+
+    def as_list(self) -> list[Any]:
+        """For the manifest."""
+        return [self.name, self.rows, self.bytes, self.crc]
+
+
+class _Summing:
+    """A stream that keeps the CRC-32 of what goes through it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        self.crc = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return self.stream.write(data)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+def write_run(files: Files, name: str, table: pa.Table, *, ordered: bool = False) -> Run:
+    """Write a table as a run, sorted by key hash unless it has an order of its own."""
+    if not ordered:
+        hashes = table[HASH].to_numpy()
+        if len(hashes) > 1 and not (hashes[:-1] <= hashes[1:]).all():
+            table = table.take(pa.array(np.argsort(hashes, kind="stable")))
+    crc = 0
+
+    def fill(stream: BinaryIO) -> None:
+        nonlocal crc
+        summing = _Summing(stream)
+        with pa.ipc.new_file(pa.PythonFile(summing, mode="w"), table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        crc = summing.crc
+
+    size = files.write(name, fill)
+    return Run(name, table.num_rows, size, crc)
+
+
+_open_runs: OrderedDict[str, pa.Table] = OrderedDict()
+
+
+def read_run(files: Files, run: Run) -> pa.Table:
+    """Map a run into memory; StateError if the file is missing, cut or not Arrow."""
+    path = files.path(run.name)
+    table = _open_runs.get(path)
+    if table is None:
+        try:
+            source = pa.memory_map(path)
+            if source.size() != run.bytes:
+                raise _damaged(run, f"it has {source.size()} bytes")
+            table = pa.ipc.open_file(source).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _damaged(run, str(error)) from error
+        _open_runs[path] = table
+        while len(_open_runs) > OPEN_RUNS_MAX:
+            _open_runs.popitem(last=False)
+    else:
+        _open_runs.move_to_end(path)
+    return table
+
+
+def verify_run(files: Files, run: Run) -> None:
+    """Compare a run's bytes with its checksum; StateError if they differ."""
+    try:
+        found = checksum(files.path(run.name))
+    except OSError as error:
+        raise _damaged(run, str(error)) from error
+    if found != run.crc:
+        raise _damaged(run, "its checksum differs")
+
+
+def _damaged(run: Run, why: str) -> StateError:
+    return StateError(
+        f"a run of the state is damaged: {why}; expected {run.bytes} bytes, CRC {run.crc:08x}",
+        condition="DAMAGED_RUN",
+        file=run.name,
+        hint="restore the file from a copy; or drop and create again the view it belongs to",
+    )

@@ -1,0 +1,54 @@
+"""One writer a storage: a lock that the operating system gives free when its process dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from eddyline.errors import StorageError
+from eddyline.storage.files import Files
+
+NAME = "lock"
+
+# Within a process a newer engine takes a storage over from an older one.
+_holders: dict[str, StorageLock] = {}
+
+
+class StorageLock:
+    """Tries to take the storage for writing; `held` says whether that went well."""
+
+    def __init__(self, files: Files) -> None:
+        self._handle: int | None = None
+        self._root = files.root
+        try:
+            files.make_folder("")
+        except OSError as error:
+            raise StorageError(
+                f"the storage folder can't be made: {error}",
+                condition="UNUSABLE_STORAGE",
+                hint="give a folder that this process may write to",
+            ) from error
+        older = _holders.pop(self._root, None)
+        if older is not None:
+            older.release()
+        handle = os.open(files.path(NAME), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return
+        self._handle = handle
+        _holders[self._root] = self
+
+    @property
+    def held(self) -> bool:
+        """Whether this engine may write."""
+        return self._handle is not None
+
+    def release(self) -> None:
+        """Give the storage free."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+        if _holders.get(self._root) is self:
+            del _holders[self._root]

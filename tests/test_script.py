@@ -1,0 +1,427 @@
+"""Scripts are read without a JVM: what each statement becomes, what is refused, and where text is cut."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eddyline import script
+from eddyline.errors import CatalogError, ScriptError
+from eddyline.script import (
+    CreateStream,
+    CreateTable,
+    CreateView,
+    Delete,
+    Drop,
+    Explain,
+    Insert,
+    Select,
+    Show,
+    Statement,
+    Update,
+    parse_script,
+    run_script,
+)
+
+READ: list[tuple[str, Statement]] = [
+    ("CREATE TABLE t (id BIGINT, v INT)", CreateTable("t", "id BIGINT, v INT")),
+    ("create table t (id BIGINT, PRIMARY KEY (id))", CreateTable("t", "id BIGINT", ("id",))),
+    ("CREATE TABLE t (id INT PRIMARY KEY NOT NULL)", CreateTable("t", "id INT NOT NULL", ("id",))),
+    (
+        "CREATE TABLE t (a INT, primary /**/ key (a, `b c`))",
+        CreateTable("t", "a INT", ("a", "b c")),
+    ),
+    (
+        "CREATE TABLE IF NOT EXISTS `a;``b` (s STRUCT<a: INT, b: ARRAY<MAP<INT, STRING>>>, -- one, two\n"
+        " d DECIMAL(10, 2) NOT NULL COMMENT 'x, y; (z')",
+        CreateTable(
+            "a;`b",
+            "s STRUCT<a: INT, b: ARRAY<MAP<INT, STRING>>>, d DECIMAL(10, 2) NOT NULL COMMENT 'x, y; (z'",
+            if_not_exists=True,
+        ),
+    ),
+    ("CREATE TABLE 2020_log (`primary` INT)", CreateTable("2020_log", "`primary` INT")),
+    (
+        "CREATE STREAM s (ts TIMESTAMP, a INT) USING json OPTIONS (path '/x', header = true, n -1, a.b 2)",
+        CreateStream(
+            "s",
+            "ts TIMESTAMP, a INT",
+            "json",
+            (("path", "/x"), ("header", "true"), ("n", "-1"), ("a.b", "2")),
+        ),
+    ),
+    (
+        "CREATE STREAM s USING kafka OPTIONS (kafka.bootstrap.servers 'h:9092', 'subscribe' = \"a\")",
+        CreateStream(
+            "s", None, "kafka", (("kafka.bootstrap.servers", "h:9092"), ("subscribe", "a"))
+        ),
+    ),
+    (
+        "CREATE STREAM IF NOT EXISTS s (k INT, o STRING, PRIMARY KEY (k)) USING org.acme.Source OP o",
+        CreateStream("s", "k INT, o STRING", "org.acme.Source", (), ("k",), "o", True),
+    ),
+    (
+        r"CREATE STREAM s USING x OPTIONS (a 'it''s', b 'x' 'y', c r'\d', d 'a\tb', e 'x'"
+        '"y"'
+        ")",
+        CreateStream(
+            "s", None, "x", (("a", "it's"), ("b", "xy"), ("c", r"\d"), ("d", "a\tb"), ("e", "xy"))
+        ),
+    ),
+    ("CREATE VIEW v AS SELECT 1", CreateView("v", "SELECT 1")),
+    ("CREATE OR REPLACE VIEW v AS SELECT 1", CreateView("v", "SELECT 1", replace=True)),
+    ("CREATE MATERIALIZED VIEW v AS VALUES (1)", CreateView("v", "VALUES (1)")),
+    (
+        "create live view if not exists v as with x as (select ';') select * from x",
+        CreateView("v", "with x as (select ';') select * from x", if_not_exists=True),
+    ),
+    (
+        "CREATE VIEW v AS -- why\n SELECT /*+ BROADCAST(a) */ a,  /* b; */ 'c'\n FROM t -- end",
+        CreateView("v", "SELECT /*+ BROADCAST(a) */ a,  /* b; */ 'c'\n FROM t"),
+    ),
+    (
+        "INSERT INTO t VALUES (1, 'a;'), (2, \"b\")",
+        Insert("t", None, "VALUES (1, 'a;'), (2, \"b\")"),
+    ),
+    ("INSERT INTO TABLE t SELECT * FROM s", Insert("t", None, "SELECT * FROM s")),
+    ("INSERT INTO t (a, `b c`) VALUES (1, 2)", Insert("t", ("a", "b c"), "VALUES (1, 2)")),
+    ("INSERT INTO t (SELECT 1)", Insert("t", None, "(SELECT 1)")),
+    ("INSERT INTO t (values, a) ((SELECT 1, 2))", Insert("t", ("values", "a"), "((SELECT 1, 2))")),
+    (
+        "INSERT INTO t WITH x AS (SELECT 1) TABLE x",
+        Insert("t", None, "WITH x AS (SELECT 1) TABLE x"),
+    ),
+    ("DELETE FROM t", Delete("t")),
+    ("DELETE FROM `t u` WHERE v > 3 AND s <> ';'", Delete("t u", "v > 3 AND s <> ';'")),
+    ("UPDATE t SET v = v + 1 WHERE id = 1", Update("t", (("v", "v + 1"),), "id = 1")),
+    (
+        "UPDATE t SET a = f(1, 2), `b c` = CASE WHEN x < y THEN 1 END, m = map(1, 2)[1]",
+        Update(
+            "t", (("a", "f(1, 2)"), ("b c", "CASE WHEN x < y THEN 1 END"), ("m", "map(1, 2)[1]"))
+        ),
+    ),
+    (
+        "UPDATE t SET a = (SELECT max(b) FROM u WHERE b < 3) WHERE a IN (SELECT 1 WHERE true)",
+        Update("t", (("a", "(SELECT max(b) FROM u WHERE b < 3)"),), "a IN (SELECT 1 WHERE true)"),
+    ),
+    ("DROP TABLE t", Drop("table", "t")),
+    ("DROP STREAM IF EXISTS `s`", Drop("stream", "s", if_exists=True)),
+    ("drop materialized view v", Drop("view", "v")),
+    ("SHOW TABLES", Show("table")),
+    ("SHOW streams", Show("stream")),
+    ("SHOW VIEWS", Show("view")),
+    ("EXPLAIN v", Explain("v")),
+    ("EXPLAIN `v w`", Explain("v w")),
+    ("EXPLAIN SELECT 'a;b' FROM t", Explain("SELECT 'a;b' FROM t")),
+    ("EXPLAIN Nodes v", Explain("v", "nodes")),
+    ("EXPLAIN nodes (SELECT 1)", Explain("(SELECT 1)", "nodes")),
+    ("SELECT 10L, 1.5BD, 1e3, X'1F', a:b.c, x -> x + 1, '\\';' FROM t", Select("")),
+    ("(SELECT 1) UNION ALL (SELECT 2)", Select("")),
+    ("WITH x AS (SELECT 1) SELECT windowing, watermark FROM x", Select("")),
+    ("FROM t SELECT a", Select("")),
+    ("VALUES (1), (2)", Select("")),
+    ("TABLE t", Select("")),
+]
+
+REFUSED = {
+    "CREATE SINK k FROM v USING parquet": "view.changes",
+    "DROP SINK k": "view.changes",
+    "SHOW SINKS": "view.changes",
+    "SELECT a FROM s GROUP BY a WINDOWING 60 s": "window(",
+    "CREATE VIEW v AS SELECT a FROM s WINDOWING LANDMARK '2026-01-01'": "window(",
+    "CREATE STREAM s (t TIMESTAMP, WATERMARK FOR t AS t) USING json": "WATERMARK",
+    "SELECT * FROM STREAM s WATERMARK t DELAY OF INTERVAL 1 MINUTE": "WATERMARK",
+    "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
+    "CREATE TABLE t (a INT) USING parquet": "CREATE STREAM",
+    "CREATE OR REPLACE TABLE t (a INT)": "DROP TABLE",
+    "CREATE FUNCTION f AS 'x'": "CREATE FUNCTION",
+    "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
+    "CREATE": "CREATE",
+    "CREATE VIEW v (a) AS SELECT 1": "AS name",
+    "INSERT OVERWRITE t SELECT 1": "DELETE",
+    "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x": "after INSERT INTO",
+    "MERGE INTO t USING s ON a = b": "upsert",
+    "ALTER TABLE t ADD COLUMN a INT": "CREATE",
+    "TRUNCATE TABLE t": "DELETE FROM",
+    "SET x = 1": "Options",
+    "GRANT ALL ON t TO me": "SELECT",
+    "'a'": "SELECT",
+}
+
+WRONG = {
+    "CREATE TABLE t": "( is expected at the end",
+    "CREATE TABLE t (a INT": "bracket",
+    "CREATE TABLE t ()": "missing",
+    "CREATE TABLE t (PRIMARY KEY (a))": "no column",
+    "CREATE TABLE t (a INT PRIMARY KEY, PRIMARY KEY (a))": "more than one PRIMARY KEY",
+    "CREATE TABLE a.b (x INT)": "without dots",
+    'CREATE TABLE "t" (x INT)': "backquotes",
+    "CREATE TABLE 1 (x INT)": "backquotes",
+    "CREATE TABLE t (x INT) y": "the end is expected at y",
+    "CREATE STREAM s (a INT)": "USING is expected",
+    "CREATE STREAM s USING": "a name is expected",
+    "CREATE STREAM s USING json PARTITIONED BY (a)": "OP or OPTIONS",
+    "CREATE STREAM s USING json OPTIONS (path)": "a value is expected",
+    "CREATE STREAM s USING json OPTIONS (my-key 'v')": "the end is expected",
+    "CREATE STREAM s USING json OPTIONS (k 1, K 2)": "twice",
+    "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
+    "CREATE VIEW v AS": "a query is expected",
+    "INSERT t VALUES (1)": "INTO is expected",
+    "INSERT INTO t": "a query is expected",
+    "INSERT INTO t BY NAME SELECT 1": "a query is expected at BY",
+    "DELETE FROM t x WHERE x.a = 1": "the end is expected at x",
+    "DELETE FROM t WHERE": "the condition is missing",
+    "UPDATE t SET": "missing",
+    "UPDATE t SET a = ": "the value of a is missing",
+    "UPDATE t SET a = 1 WHERE": "the condition is missing",
+    "UPDATE t SET a = 1, A = 2": "set twice",
+    "UPDATE t SET a.b = 1": "without dots",
+    "DROP VIEW": "the name of the view is expected",
+    "DROP VIEW v CASCADE": "the end is expected at CASCADE",
+    "SHOW": "TABLES, STREAMS or VIEWS",
+    "SHOW TABLES LIKE 'a'": "the end is expected",
+    "EXPLAIN": "expected at the end",
+    "EXPLAIN CREATE VIEW v AS SELECT 1": "the end is expected",
+}
+
+
+@pytest.mark.parametrize(("text", "statement"), READ, ids=[text for text, _ in READ])
+def test_each_statement_is_read(text: str, statement: Statement) -> None:
+    expected = Select(text) if isinstance(statement, Select) else statement
+    assert parse_script(text) == (expected,)
+    assert parse_script(f"  {text} ;; -- the end") == (expected,)
+
+
+@pytest.mark.parametrize(("text", "way_out"), REFUSED.items(), ids=list(REFUSED))
+def test_a_refusal_names_statement_line_and_way_out(text: str, way_out: str) -> None:
+    with pytest.raises(ScriptError) as caught:
+        parse_script(f"SELECT 1;\n\n{text};")
+    assert caught.value.condition == "SCRIPT_UNSUPPORTED"
+    assert caught.value.context["line"] == 3
+    assert str(caught.value.context["statement"]).startswith(text[:10])
+    assert caught.value.hint
+    assert way_out in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=list(WRONG))
+def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ScriptError, match="SCRIPT_SYNTAX") as caught:
+        parse_script(f"SELECT 1;\n\n{text};")
+    assert caught.value.context["line"] == 3
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("opened", ["'abc", '"abc', "`abc", "/* abc", "'abc\\'", "r'abc"])
+def test_what_is_never_closed_is_named_with_the_line_it_opens_on(opened: str) -> None:
+    with pytest.raises(ScriptError, match="not closed") as caught:
+        parse_script(f"SELECT 'a\n;b';\nSELECT {opened};\n\nSELECT 1;\n")
+    assert caught.value.context["line"] == 3
+
+
+@pytest.mark.parametrize("text", ["", " \n", ";", ";;\n;", "-- a; b", "/* a; /* b; */ c */ ;"])
+def test_nothing_is_no_statement(text: str) -> None:
+    assert parse_script(text) == ()
+
+
+def test_lines_are_those_of_the_first_words() -> None:
+    statements = parse_script("-- a\n\nSELECT 1;/* b\n*/ SELECT\n2\n;\r\nSHOW TABLES; DROP VIEW v")
+    assert [statement.line for statement in statements] == [3, 4, 7, 7]
+
+
+def test_examples_in_docstrings() -> None:
+    assert doctest.testmod(script).failed == 0
+
+
+# --- splitting ---
+
+WORDS = st.sampled_from(
+    [
+        "a",
+        "SELECT",
+        "1",
+        "10L",
+        ",",
+        "+",
+        "(",
+        ")",
+        "日本",
+        "😀",
+        "-",
+        "/",
+        "*",
+        "<",
+        ">",
+        "[0]",
+        ":",
+        "$x",
+    ]
+)
+LETTERS = st.text("ab;-/*\"`' \n(),日😀", max_size=8)
+STRINGS = LETTERS.map(lambda text: "'" + text.replace("'", "\\'") + "'")
+DOUBLE = LETTERS.map(lambda text: '"' + text.replace('"', '\\"') + '"')
+NAMES = LETTERS.map(lambda text: "`" + text.replace("`", "``") + "`")
+BLOCK = LETTERS.map(
+    lambda text: "/* " + text.replace("/*", "").replace("*/", "").rstrip("*/") + " */"
+)
+LINE = LETTERS.map(lambda text: "-- " + text.replace("\n", "") + "\n")
+BLANKS = st.lists(st.one_of(st.sampled_from([" ", "\n", "\r\n", "\t"]), BLOCK, LINE)).map("".join)
+PIECES = st.one_of(WORDS, STRINGS, DOUBLE, NAMES, BLOCK, LINE)
+QUERIES = st.lists(PIECES, max_size=8).map(lambda pieces: " ".join(["SELECT", *pieces, "x"]))
+SEPARATED = st.lists(st.tuples(BLANKS, QUERIES, BLANKS), max_size=5)
+
+
+@settings(deadline=None, max_examples=300)
+@given(SEPARATED)
+def test_queries_come_back_verbatim(parts: list[tuple[str, str, str]]) -> None:
+    text = ";".join(f"{before} {query} {after}" for before, query, after in parts)
+    statements = parse_script(text)
+    assert statements == tuple(Select(query) for _, query, _ in parts)
+    at = 0
+    for statement, (before, query, after) in zip(statements, parts, strict=True):
+        assert statement.line == text[: at + len(before) + 1].count("\n") + 1
+        at += len(f"{before} {query} {after};")
+
+
+@settings(deadline=None, max_examples=300)
+@given(QUERIES, NAMES.filter(lambda name: len(name) > 2))
+def test_what_follows_a_head_is_a_slice_of_the_text(query: str, name: str) -> None:
+    plain = name[1:-1].replace("``", "`")
+    assert parse_script(f"CREATE VIEW {name} AS {query}") == (CreateView(plain, query),)
+    assert parse_script(f"INSERT INTO {name} {query}") == (Insert(plain, None, query),)
+    assert parse_script(f"DELETE FROM {name} WHERE {query}") == (Delete(plain, query),)
+    assert parse_script(f"EXPLAIN {query}") == (Explain(query),)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(NAMES.filter(lambda name: len(name) > 2), STRINGS), min_size=1, max_size=4)
+)
+def test_assignments_are_cut_at_their_commas(pairs: list[tuple[str, str]]) -> None:
+    unique = {
+        name[1:-1].replace("``", "`").lower(): (name, f"f({text}, 1)") for name, text in pairs
+    }
+    text = "UPDATE t SET " + ", ".join(f"{name} = {value}" for name, value in unique.values())
+    expected = tuple((name[1:-1].replace("``", "`"), value) for name, value in unique.values())
+    assert parse_script(text) == (Update("t", expected),)
+    assert parse_script(f"{text} WHERE a") == (Update("t", expected, "a"),)
+
+
+HEADS = st.sampled_from(
+    [
+        "CREATE TABLE t (",
+        "CREATE STREAM s USING j OPTIONS (",
+        "UPDATE t SET a =",
+        "EXPLAIN",
+        "INSERT INTO t",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.one_of(st.text(), st.tuples(HEADS, st.lists(PIECES).map(" ".join)).map(" ".join)))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    lines = range(1, text.count("\n") + 2)
+    try:
+        found = [statement.line for statement in parse_script(text)]
+    except ScriptError as error:
+        found = [int(str(error.context["line"]))]
+    assert all(line in lines for line in found)
+
+
+# --- running ---
+
+
+class Row(dict[str, str]):
+    """What a collected row offers here."""
+
+
+class Frame(list[Row]):
+    """What a DataFrame offers here."""
+
+    def collect(self) -> list[Row]:
+        return self
+
+
+class Recorder:
+    """Stands for the Engine and its session: notes the calls, knows one table, fails where asked to."""
+
+    def __init__(self, fail: str = "") -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fail = fail
+        self.spark = self
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if method == self.fail:
+                raise CatalogError("no", condition="NO")
+            self.calls.append((method, *args, *((kwargs,) if kwargs else ())))
+            answers = {"show": Frame([Row(name="Here")]), "explain": "the plan", "sql": "rows"}
+            return answers.get(method, "frame" if method == "createDataFrame" else None)
+
+        return call
+
+
+def run(engine: Recorder, text: str) -> Any:
+    return run_script(engine, text)  # type: ignore[arg-type]  # a stand-in that notes the calls
+
+
+def test_statements_become_calls_in_order() -> None:
+    engine = Recorder()
+    answer = run(
+        engine,
+        """
+        CREATE TABLE t (id INT PRIMARY KEY);
+        CREATE STREAM s (a INT) USING json OP o OPTIONS (path 'p');
+        CREATE OR REPLACE VIEW v AS SELECT 1;
+        INSERT INTO t VALUES (1); DELETE FROM t; UPDATE t SET a = 1 WHERE b; DROP VIEW IF EXISTS v;
+        """,
+    )
+    assert answer is None
+    assert engine.calls == [
+        ("table", "t", "id INT", {"primary_key": ("id",)}),
+        ("create_stream", "s", "a INT", "json", {"path": "p"}, {"op": "o", "primary_key": ()}),
+        ("view", "v", "SELECT 1", {"replace": True}),
+        ("insert_query", "t", None, "VALUES (1)"),
+        ("delete_where", "t", None),
+        ("update_where", "t", (("a", "1"),), "b"),
+        ("drop", "view", "v", True),
+    ]
+
+
+def test_the_last_answer_is_returned() -> None:
+    assert run(Recorder(), "SHOW TABLES; SELECT 1; DROP TABLE t") == "rows"
+    engine = Recorder()
+    assert run(engine, "SELECT 1; EXPLAIN parts v") == "frame"
+    assert engine.calls[1:] == [
+        ("explain", "v", {"stage": "parts"}),
+        ("createDataFrame", [("the plan",)], "plan string"),
+    ]
+
+
+def test_if_not_exists_leaves_what_is_there() -> None:
+    engine = Recorder()
+    run(engine, "CREATE TABLE IF NOT EXISTS HERE (a INT); CREATE VIEW IF NOT EXISTS w AS SELECT 1")
+    assert engine.calls == [
+        ("show", "table"),
+        ("show", "view"),
+        ("view", "w", "SELECT 1", {"replace": False}),
+    ]
+
+
+def test_nothing_runs_before_all_is_read() -> None:
+    engine = Recorder()
+    with pytest.raises(ScriptError):
+        run(engine, "DROP TABLE t; DROP SINK k")
+    assert engine.calls == []
+
+
+def test_a_failing_statement_is_located() -> None:
+    engine = Recorder(fail="drop")
+    with pytest.raises(CatalogError) as caught:
+        run(engine, "SELECT 1;\nDROP TABLE t; SELECT 2")
+    assert caught.value.__notes__ == ["in the statement at line 2 of the script"]
+    assert engine.calls == [("sql", "SELECT 1")]
