@@ -24,8 +24,6 @@ from eddyline.plan.limits import Order, limited, ordered
 from eddyline.plan.nodes import Node
 from eddyline.plan.rules import REFUSED_EXPRESSIONS, REFUSED_NODES
 
-_TABLE_LEAF = "operations"
-
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -115,11 +113,7 @@ def _row_key(plan: Plan) -> tuple[int, ...] | None:
 def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Compiled:
     """The plan that applies a table's operations to its rows."""
     columns = numbered("c", len(schema))
-    wire = StructType([StructField(SEQUENCE, LongType()), StructField(OPERATION, StringType())])
-    for name, item in zip(columns, schema, strict=True):
-        wire.add(name, item.dataType)
-    wire.add("w", LongType())
-    frame = build.leaf(build.view, range(len(schema)), wire)
+    frame = build.leaf(build.view, range(len(schema)), operations_schema(schema))
     keys = [columns[place] for place in key] or list(columns)
     rows = build.shuffled(build.hashed(frame, keys, [SEQUENCE, OPERATION, *columns]), single=False)
     done = build.run(rows, Apply(len(schema), key), [], single=False)
@@ -129,6 +123,14 @@ def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Com
         shuffle=True, children=(leaf,),
     )  # fmt: skip
     return Compiled(done, node, schema, (), append_only=False, build=build, key=key or None)
+
+
+def operations_schema(schema: StructType) -> StructType:
+    """Operations on rows of a schema, as they travel: `seq, op, c0.., w`."""
+    wire = StructType([StructField(SEQUENCE, LongType()), StructField(OPERATION, StringType())])
+    for i, item in enumerate(schema):
+        wire.add(f"c{i}", item.dataType)
+    return wire.add("w", LongType())
 
 
 def lower(build: Build, node: Plan) -> Delta:

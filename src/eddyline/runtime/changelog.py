@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from eddyline.changes import HASH, WEIGHT
+from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.state.kernels import Measure, consolidate, identities, repeat
 
 SHOWN_ROWS = 5
@@ -22,6 +22,18 @@ def net(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     hashed = rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
     done = consolidate(hashed, columns, [(WEIGHT, Measure.SUM)])
     return done.drop_columns([HASH])
+
+
+def retracted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Net changes as rows with `op`: first the deletes, then the appends, each as often as it is."""
+    weights = rows[WEIGHT].to_numpy()
+    parts = []
+    for operation, counts in ((DELETE, -weights), (APPEND, weights)):
+        copies = repeat(rows, counts).select(list(columns))
+        parts.append(
+            copies.append_column("op", pa.array([operation] * copies.num_rows, pa.string()))
+        )
+    return pa.concat_tables(parts)
 
 
 def paired(

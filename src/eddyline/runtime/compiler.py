@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from eddyline.catalog import Catalog, Entry
+from eddyline.catalog import STREAM, Catalog, Entry
 from eddyline.errors import QueryError
 from eddyline.operators.collect import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.limits import Order
-from eddyline.plan.lower import Compiled, compile_table, compile_view
+from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.epoch import Plan
 from eddyline.runtime.reader import arrow_schema
-from eddyline.runtime.task import KernelTask, ScanTask
+from eddyline.runtime.task import KernelTask, ScanTask, TableTask
 from eddyline.source.log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.storage.files import Files
@@ -119,7 +120,21 @@ class Compiler:
         build = self._build(self.catalyst, entry, {entry.name: columns.names})
         key = tuple(columns.names.index(name) for name in entry.key)
         compiled = compile_table(build, columns, key)
-        return self._planned(entry, None, compiled, ())
+        if entry.kind == STREAM:
+            return self._planned(entry, None, compiled, ())
+        part = build.parts[-1]
+        wire = arrow_schema(operations_schema(columns), self._zone())
+        task = TableTask(
+            cast("KernelTask", build.task(part, StructType())),
+            self.buckets,
+            tuple(f"c{i}" for i in key or range(len(columns))),
+            wire,
+        )
+        plan = Plan(entry.id, entry.name, task, tuple(build.leaves), (part,), 0)
+        return CompiledPlan(plan, compiled, columns)
+
+    def _zone(self) -> str:
+        return self.catalyst.session.conf.get("spark.sql.session.timeZone") or "UTC"
 
     def write_constants(self, entry: Entry, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; the segments of each of its constant leaves."""
@@ -131,7 +146,7 @@ class Compiler:
         return found
 
     def _build(self, catalyst: Catalyst, entry: Entry, names: dict[str, list[str]]) -> Build:
-        zone = catalyst.session.conf.get("spark.sql.session.timeZone") or "UTC"
+        zone = self._zone()
         node = entry.id
 
         def scan(leaf: Leaf, schema: StructType) -> ScanTask:

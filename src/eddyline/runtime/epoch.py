@@ -15,7 +15,13 @@ from eddyline.errors import EddylineError, EngineError
 from eddyline.operators.collect import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.nodes import Leaf, StatefulPart
-from eddyline.runtime.task import PROPERTY, EpochContext, arrangement_name, inputs_name
+from eddyline.runtime.task import (
+    PROPERTY,
+    EpochContext,
+    TableTask,
+    arrangement_name,
+    inputs_name,
+)
 from eddyline.source.segments import RUN, Segment, spread
 from eddyline.state.manifest import Buckets, Manifest, write_manifest
 from eddyline.state.runs import Run
@@ -30,7 +36,7 @@ class Plan:
 
     Attributes:
         id, name: of the catalog's entry.
-        physical: what Spark executes; opaque here.
+        physical: what Spark executes, opaque here; or what the driver does for a table.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
     """
@@ -112,15 +118,17 @@ class EpochRunner:
         try:
             for level in sorted({plan.level for plan in plans}):
                 started = time.perf_counter()
-                ready = []
+                ready, dealt = [], {}
                 for plan in (plan for plan in plans if plan.level == level):
                     given = {leaf.name: inputs(plan, leaf, changed) for leaf in plan.leaves}
                     if any(given.values()):
-                        self._deal(folder, plan, given)
+                        if not isinstance(plan.physical, TableTask):
+                            self._deal(folder, plan, given)
+                        dealt[plan.id] = [s for segments in given.values() for s in segments]
                         ready.append(plan)
                 seconds["plan"] += time.perf_counter() - started
                 started = time.perf_counter()
-                self._execute(ready, context)
+                self._execute(ready, context, dealt)
                 for plan in ready:
                     self._gather(folder, plan, arrangements, deltas, counters)
                     runs = [run for part in deltas.get(plan.result, {}).values() for run in part]
@@ -159,8 +167,16 @@ class EpochRunner:
         }
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
-    def _execute(self, plans: Sequence[Plan], context: EpochContext) -> None:
+    def _execute(
+        self,
+        plans: Sequence[Plan],
+        context: EpochContext,
+        dealt: Mapping[str, list[Segment]],
+    ) -> None:
         def execute(plan: Plan) -> None:
+            if isinstance(plan.physical, TableTask):
+                plan.physical(context, dealt[plan.id])
+                return
             spark = self.session.sparkContext
             spark.setLocalProperty(PROPERTY, context.as_property())
             spark.setJobDescription(f"eddyline {plan.name}")

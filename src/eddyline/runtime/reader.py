@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
-from eddyline.runtime.changelog import net, paired
+from eddyline.runtime.changelog import net, paired, retracted
 from eddyline.runtime.task import fitted
 from eddyline.source.segments import Segment, read_segment
 from eddyline.state.arrangement import Arrangement, Layout
@@ -71,15 +71,7 @@ class ChangesTask:
                 if self.update:
                     shown = paired(rows, names, self.key, self.schema.field("before").type)
                 else:
-                    weights = rows[WEIGHT].to_numpy()
-                    copies = repeat(
-                        rows.set_column(rows.num_columns - 1, WEIGHT, pa.array(weights)),
-                        abs(weights),
-                    )
-                    sign = np.repeat(weights > 0, abs(weights))
-                    shown = copies.select(names).append_column(
-                        "op", pa.array(np.where(sign, "append", "delete"))
-                    )
+                    shown = retracted(rows, names)
                 numbers = pa.array(np.full(shown.num_rows, epoch, np.int64))
                 yield from fitted(shown.append_column("epoch", numbers), self.schema)
 

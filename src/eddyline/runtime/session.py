@@ -17,6 +17,7 @@ _LOCAL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.sort.bypassMergeThreshold": "400",
     "spark.log.level": "ERROR",
 }

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
+from eddyline.changes import HASH
 from eddyline.errors import EngineError
 from eddyline.operators.base import Operator
 from eddyline.source.segments import Segment, read_segment
 from eddyline.state.arrangement import Arrangement
+from eddyline.state.kernels import key_hashes
 from eddyline.state.manifest import Manifest, read_manifest
 from eddyline.storage.files import Files
 
@@ -123,35 +125,74 @@ class KernelTask:
         context = EpochContext.current()
         bucket = TaskContext.get().partitionId()  # type: ignore[union-attr]
         received = list(batches)
-        counts = {"in": 0, "out": 0}
-        slots: dict[str, dict[str, object]] = {}
-        if received:
-            delta = pa.Table.from_batches(received)
-            counts["in"] = delta.num_rows
-        if counts["in"]:
-            manifest = _manifest(self.files.root, context.base)
-            state = {
-                slot: Arrangement(
-                    self.files,
-                    layout,
-                    manifest.runs(arrangement_name(self.node, self.part, slot), bucket),
-                )
-                for slot, layout in self.operator.layouts.items()
+        delta = pa.Table.from_batches(received) if received else None
+        for table in run_kernel(self, context, bucket, delta):
+            yield from fitted(table, self.schema)
+
+
+def run_kernel(
+    task: KernelTask, context: EpochContext, bucket: int, delta: pa.Table | None
+) -> Iterator[pa.Table]:
+    """One bucket's step: the output, and behind it the runs and the report on disk."""
+    counts = {"in": 0, "out": 0}
+    slots: dict[str, dict[str, object]] = {}
+    if delta is not None and delta.num_rows:
+        counts["in"] = delta.num_rows
+        manifest = _manifest(task.files.root, context.base)
+        state = {
+            slot: Arrangement(
+                task.files,
+                layout,
+                manifest.runs(arrangement_name(task.node, task.part, slot), bucket),
+            )
+            for slot, layout in task.operator.layouts.items()
+        }
+        step = task.operator.step(delta, state)
+        for table in step.output:
+            counts["out"] += table.num_rows
+            yield table
+        for slot, rows in step.appends.items():
+            name = f"{context.folder}/{task.node}.{task.part}.{slot}.{bucket}"
+            runs, added = state[slot].extend(name, rows, task.fan_in)
+            slots[slot] = {
+                "runs": [run.as_list() for run in runs],
+                "delta": added.as_list() if added else None,
             }
-            step = self.operator.step(delta, state)
-            for table in step.output:
-                counts["out"] += table.num_rows
-                yield from fitted(table, self.schema)
-            for slot, rows in step.appends.items():
-                name = f"{context.folder}/{self.node}.{self.part}.{slot}.{bucket}"
-                runs, added = state[slot].extend(name, rows, self.fan_in)
-                slots[slot] = {
-                    "runs": [run.as_list() for run in runs],
-                    "delta": added.as_list() if added else None,
-                }
-        report = {"counts": counts, "slots": slots}
-        name = f"{context.folder}/{self.node}.{self.part}.{bucket}.report.json"
-        self.files.write_json(name, report, durable=False)
+    name = f"{context.folder}/{task.node}.{task.part}.{bucket}.report.json"
+    task.files.write_json(name, {"counts": counts, "slots": slots}, durable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TableTask:
+    """Applies a table's operations to its rows, in the driver: they came through it anyway.
+
+    Attributes:
+        kernel: the kernel of the table's one stateful operator.
+        buckets: of the storage; a row's bucket is its key's hash modulo their number.
+        key: columns that are hashed.
+        wire: Arrow schema `seq, op, c0.., w`.
+    """
+
+    kernel: KernelTask
+    buckets: int
+    key: tuple[str, ...]
+    wire: pa.Schema
+
+    def __call__(self, context: EpochContext, segments: Iterable[Segment]) -> None:
+        """Take in the operations of some segments of the redo log."""
+        files, columns = self.kernel.files, range(len(self.wire) - 3)
+        tables = [
+            table
+            for segment in segments
+            for table in read_segment(files, segment, (), columns, self.wire)
+        ]
+        operations = pa.concat_tables(tables).cast(self.wire)
+        hashes = key_hashes(operations, self.key)
+        operations = operations.add_column(0, HASH, pa.array(hashes))
+        for bucket in range(self.buckets):
+            mine = operations.filter(pa.array(hashes % self.buckets == bucket))
+            for _ in run_kernel(self.kernel, context, bucket, mine):
+                pass  # a table's operator has no output but its rows
 
 
 def arrangement_name(node: str, part: str, slot: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,6 +75,30 @@ def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
 def identities(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
     """The named columns as a polars frame whose equality is the identity of rows."""
     return pl.DataFrame({name: pl.Series(comparable(table[name])) for name in columns})
+
+
+def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """A 64-bit hash of some columns, the same in every process and version; an index only.
+
+    Nested columns don't count: rows that differ only there share a hash.
+    """
+    total = np.zeros(table.num_rows, np.uint64)
+    for name in columns:
+        array = comparable(table[name])
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+        if pa.types.is_nested(array.type):
+            continue
+        if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
+            present = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            values = np.where(array.is_null(), np.int64(-1), present)
+        elif pa.types.is_binary(array.type):
+            values = array.to_numpy(zero_copy_only=False)
+        else:
+            values = array.cast(pa.string()).to_numpy(zero_copy_only=False)
+        hashed = pd.util.hash_array(values, categorize=False)
+        total = (total * np.uint64(1000003)) ^ hashed
+    return total.view(np.int64)
 
 
 def consolidate(

@@ -1,0 +1,114 @@
+"""For tests of programs that use Eddyline: what offline Spark makes of the same changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from eddyline.runtime.changelog import Difference, difference
+from eddyline.runtime.session import cloned
+
+Row = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class PlainTable:
+    """A table as a plain list of rows: what the changes amount to, kept without Eddyline.
+
+    Without a primary key it is a multiset: a delete takes one equal row away, if there is one.
+
+    Example:
+        >>> table = PlainTable("id INT, v INT", (0,))
+        >>> table.insert([(1, 5), (1, 6)])
+        >>> table.rows
+        [(1, 6)]
+    """
+
+    schema: str | StructType
+    key: tuple[int, ...] = ()
+    rows: list[Row] = field(default_factory=list)
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Append rows; with a primary key each takes the place of the one with its key."""
+        for row in rows:
+            if self.key:
+                self.delete([row])
+            self.rows.append(row)
+
+    def delete(self, rows: Iterable[Row]) -> None:
+        """Delete rows by primary key, or one equal row each."""
+        for row in rows:
+            wanted = self._identity(row)
+            for place, held in enumerate(self.rows):
+                if self._identity(held) == wanted:
+                    del self.rows[place]
+                    break
+
+    def _identity(self, row: Row) -> str:
+        # as text, in which NaN equals NaN, 0.0 differs from -0.0, and a list can be compared
+        return repr([row[place] for place in self.key] if self.key else row)
+
+
+class Offline:
+    """Offline Spark over plain tables: the truth that live views are compared with.
+
+    Example:
+        >>> offline = Offline(spark, {"t": PlainTable("k STRING", rows=[("a",), ("a",)])})
+        >>> offline.result("SELECT k, count(*) AS n FROM t GROUP BY k").to_pylist()
+        [{'k': 'a', 'n': 2}]
+    """
+
+    def __init__(self, spark: SparkSession, tables: dict[str, PlainTable]) -> None:
+        self.session = cloned(spark)
+        self.tables = tables
+        self.views: dict[str, str] = {}
+
+    def view(self, name: str, query: str) -> None:
+        """A name for a query, so that other queries may read it."""
+        self.views[name] = query
+
+    def load(self) -> None:
+        """Take the tables as they are now: the next results are those of their present rows."""
+        for name, table in self.tables.items():
+            self._frame(table).createOrReplaceTempView(name)
+        for name, query in self.views.items():
+            self.session.sql(query).createOrReplaceTempView(name)
+
+    def result(self, query: str) -> pa.Table:
+        """What Spark gives for a query over the rows that were loaded last."""
+        return self.session.sql(query).toArrow()
+
+    def compared(self, name: str, live: DataFrame | pa.Table) -> Difference:
+        """How a live result (left) differs from the view's offline result (right)."""
+        left = live if isinstance(live, pa.Table) else live.toArrow()
+        return difference(left, self.result(self.views[name]))
+
+    def _frame(self, table: PlainTable) -> DataFrame:
+        return self.session.createDataFrame(table.rows, table.schema)
+
+
+def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:
+    """The rows that a changelog in retract form gives, replayed from empty.
+
+    Args:
+        changes: rows of `view.changes()`, each ending in `op` and `epoch`.
+
+    Raises:
+        AssertionError: a change retracts a row that is not there.
+    """
+    held: dict[str, list[Row]] = {}
+    # within one epoch the order is not defined: what it appends can be what it deletes
+    for *values, operation, _ in sorted(changes, key=lambda row: (row[-1], row[-2])):
+        rows = held.setdefault(repr(values), [])
+        if operation == "append":
+            rows.append(tuple(values))
+        elif rows:
+            rows.pop()
+        else:
+            raise AssertionError(f"{tuple(values)} is retracted, but not there")
+    return [row for rows in held.values() for row in rows]
