@@ -12,8 +12,8 @@ from pyspark.sql.types import DoubleType, StructField
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import numbered
 from eddyline.operators.recompute import Regroup
-from eddyline.plan.build import Build, Delta, sql_type, text, texts
-from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, type_of
+from eddyline.plan.build import Build, Delta, column_type, text, texts
+from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, sql_type, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.rules import Accumulators, Call, linear
 from eddyline.state.kernels import Measure
@@ -134,7 +134,7 @@ def _reduced(
         places = {f"m{i}": f"m{start + i}" for i in range(len(call.rule.measures))}
         attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
         for finish, attribute in zip(call.rule.buffers, attributes, strict=True):
-            typed = f"cast({finish.format(**places)} as {type_of(attribute).simpleString()})"
+            typed = f"cast({finish.format(**places)} as {sql_type(type_of(attribute))})"
             buffers.append((typed, attribute))
         start += len(call.rule.measures)
     finished = reduced.selectExpr(
@@ -176,7 +176,7 @@ def _first_row(build: Build, like: DataFrame) -> DataFrame:
     """One row of nulls in the first epoch: a global aggregate has a row even over no input."""
     once = build.constant(build.catalyst.session.range(1).selectExpr())
     nulls = [
-        f"cast(null as {sql_type(like, name)}) as {name}" for name in like.columns if name != "w"
+        f"cast(null as {column_type(like, name)}) as {name}" for name in like.columns if name != "w"
     ]
     return once.selectExpr(*nulls, "w")
 
@@ -231,7 +231,10 @@ def _united(
         ]
         owned.append(frame.selectExpr(*names, *columns, weight))
     types = {
-        name: sql_type(frame, name) for frame in owned for name in frame.columns if name[0] == "a"
+        name: column_type(frame, name)
+        for frame in owned
+        for name in frame.columns
+        if name[0] == "a"
     }
     united = None
     for frame in owned:
@@ -268,7 +271,7 @@ def _preaggregated(
     """
     columns = [*keys, *(f"m{i}" for i in range(len(measures)))]
     if Measure.EXACT in measures:  # each double must reach the exact sum by itself
-        plain = [_normalised(name, sql_type(frame, name)) for name in keys]
+        plain = [_normalised(name, column_type(frame, name)) for name in keys]
         frame = frame.selectExpr(*plain, *columns[len(keys) :], "w")
         return build.shuffled(build.hashed(frame, keys, columns), single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
@@ -276,7 +279,7 @@ def _preaggregated(
     hashed = build.hashed(frame, keys, columns)
     sums = []
     for i, measure in enumerate(measures):
-        name, kept = f"m{i}", sql_type(hashed, f"m{i}")
+        name, kept = f"m{i}", column_type(hashed, f"m{i}")
         total = _TOTALS[measure].format(name)
         if measure in (Measure.SUM, Measure.XOR):
             total = f"coalesce({total}, cast(0 as {kept}))"
@@ -362,7 +365,7 @@ def versions(
         once = _first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
     keyed = frame.selectExpr(
-        *(f"{_normalised(name, sql_type(frame, name))}" for name in key_names), *names, "w"
+        *(f"{_normalised(name, column_type(frame, name))}" for name in key_names), *names, "w"
     )
     rows = build.shuffled(build.hashed(keyed, key_names, names), single=not keys)
     out = [rows.schema[name] for name in names]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
+from eddyline.changes import BUCKET
 from eddyline.errors import QueryError
 from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import (
@@ -17,6 +18,7 @@ from eddyline.plan.catalyst import (
     contains_type,
     items,
     kind,
+    sql_type,
     type_of,
 )
 from eddyline.plan.nodes import Leaf, Node, StatefulPart
@@ -134,6 +136,8 @@ class Build:
         """The output of a stateful operator over rows that lie in their buckets already."""
         part = StatefulPart(f"op{len(self.parts)}", operator, 1 if single else self.buckets)
         self.parts.append(part)
+        # Spark numbers the tasks of a union anew: only the plan itself knows the bucket
+        rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
         schema = StructType(list(out)).add("w", LongType())
         return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
 
@@ -223,6 +227,6 @@ def condition_text(option: Plan) -> str:
     return text(option.get()) if option.isDefined() else ""
 
 
-def sql_type(frame: DataFrame, column: str) -> str:
+def column_type(frame: DataFrame, column: str) -> str:
     """A column's type as SQL writes it."""
-    return frame.schema[column].dataType.simpleString()
+    return sql_type(frame.schema[column].dataType)

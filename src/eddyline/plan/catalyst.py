@@ -12,7 +12,7 @@ from typing import Any
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, _parse_datatype_json_string
 
 from eddyline.errors import EngineError
 
@@ -168,6 +168,12 @@ class Catalyst:
             results = [self.rewrite(e, change) for e in items(node.aggregateExpressions())]
             keys = [self.rewrite(e, change) for e in items(node.groupingExpressions())]
             return self.aggregate(keys, results, node.child())
+        if name == "Join" and node.condition().isDefined():
+            condition = self.rewrite(node.condition().get(), change)
+            some = self._jvm.scala.Option.apply(condition)
+            return self._make(
+                f"{_LOGICAL}.Join", node.left(), node.right(), node.joinType(), some, node.hint()
+            )
         return None
 
     def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
@@ -316,6 +322,18 @@ def kind(node: Any) -> str:
 def type_of(expression: Expression) -> DataType:
     """An expression's type."""
     return _parse_datatype_json_string(expression.dataType().json())
+
+
+def sql_type(data_type: DataType) -> str:
+    """A type as SQL writes it, names of fields quoted."""
+    if isinstance(data_type, StructType):
+        parts = [f"`{f.name.replace('`', '``')}`: {sql_type(f.dataType)}" for f in data_type]
+        return f"struct<{', '.join(parts)}>"
+    if isinstance(data_type, ArrayType):
+        return f"array<{sql_type(data_type.elementType)}>"
+    if isinstance(data_type, MapType):
+        return f"map<{sql_type(data_type.keyType)}, {sql_type(data_type.valueType)}>"
+    return data_type.simpleString()
 
 
 def schema_of(attributes: Sequence[Expression]) -> StructType:

@@ -9,8 +9,8 @@ from pyspark.sql.types import BooleanType, StructField
 
 from eddyline.operators.base import numbered
 from eddyline.operators.join import Join, JoinKind
-from eddyline.plan.build import Build, Delta, condition_text, sql_type, text, texts
-from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
+from eddyline.plan.build import Build, Delta, column_type, condition_text, text, texts
+from eddyline.plan.catalyst import Expression, Plan, items, kind, sql_type, type_of
 from eddyline.plan.nodes import Node
 
 _KINDS = {
@@ -41,7 +41,8 @@ def join(build: Build, node: Plan, left: Delta, right: Delta) -> Delta:
     if how is None:
         raise build.refused(f"join type {name} is not known", "use another join", fragment=node)
     left_keys, right_keys, rest = build.catalyst.equi_join_keys(node)
-    if not left_keys:
+    most = node.right().maxRows()
+    if not left_keys and not (most.isDefined() and int(most.get()) <= 1):
         build.warnings.append(
             "a join without an equality compares every row of one side with every row of the "
             f"other, in one task: {text(node)}"
@@ -166,7 +167,7 @@ def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
         *(
             name
             if name in frame.columns
-            else f"cast(null as {type_of(column).simpleString()}) as {name}"
+            else f"cast(null as {sql_type(type_of(column))}) as {name}"
             for column, name in zip(columns, names, strict=True)
         ),
         "w",
@@ -195,7 +196,7 @@ def _kernel(
     wires = []
     for mine, other in ((sides[0], sides[1]), (sides[1], sides[0])):
         columns = [
-            name if name in mine.columns else f"cast(null as {sql_type(other, name)}) as {name}"
+            name if name in mine.columns else f"cast(null as {column_type(other, name)}) as {name}"
             for name in ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
         ]
         wires.append(mine.selectExpr(*columns))

@@ -142,7 +142,8 @@ def lower(build: Build, node: Plan) -> Delta:
             name, (f"operator {name} has no incremental rule", "write the query without it")
         )
         raise build.refused(why, way_out, fragment=node)
-    return method(build, _without_scalar_subqueries(build, node))
+    plain = _without_scalar_subqueries(build, node)
+    return method(build, node) if plain is node else lower(build, plain)
 
 
 def _relation(build: Build, node: Plan) -> Delta:
@@ -302,7 +303,7 @@ def _without_scalar_subqueries(build: Build, node: Plan) -> Plan:
             fragment=node,
         )
     build.need(child)
-    if kind(node) == "Filter":  # its output has grown by the subquery's column
+    if kind(node) in ("Filter", "Join"):  # its output has grown by the subquery's column
         rewritten = catalyst.project(output, rewritten)
     return rewritten
 

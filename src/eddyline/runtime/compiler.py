@@ -79,10 +79,6 @@ class Compiler:
             if entry.name.lower() in words or not re.fullmatch(r"\w+", entry.name)
         ]
 
-    def upstream(self, query: str, catalog: Catalog) -> tuple[str, ...]:
-        """The names that a query may read."""
-        return tuple(self.mentioned(query, catalog))
-
     def view(
         self,
         entry: Entry,

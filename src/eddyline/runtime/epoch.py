@@ -17,6 +17,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.task import (
     PROPERTY,
+    REPORT,
     EpochContext,
     TableTask,
     arrangement_name,
@@ -204,27 +205,32 @@ class EpochRunner:
         deltas: dict[str, Buckets],
         counters: dict[str, dict[str, int]],
     ) -> None:
-        """Every bucket of every stateful operator must have reported."""
+        """Every task of every stateful operator must have reported."""
+        names = self.files.names(folder)
         for part in plan.parts:
             total = {"in": 0, "out": 0}
-            for bucket in range(part.buckets):
-                name = f"{folder}/{plan.id}.{part.name}.{bucket}.report.json"
-                if not self.files.exists(name):
-                    raise EngineError(
-                        f"bucket {bucket} of operator {part.name} didn't report",
-                        condition="MISSING_REPORT",
-                        view=plan.name,
-                        hint="call advance() again; if it stays, this is a bug",
-                    )
-                report = self.files.read_json(name)
+            prefix = f"{plan.id}.{part.name}."
+            written = [n for n in names if n.startswith(prefix) and n.endswith(REPORT)]
+            if len(written) < part.buckets:
+                raise EngineError(
+                    f"{len(written)} of {part.buckets} tasks of operator {part.name} reported",
+                    condition="MISSING_REPORT",
+                    view=plan.name,
+                    hint="call advance() again; if it stays, this is a bug",
+                )
+            reports = [self.files.read_json(f"{folder}/{name}") for name in written]
+            # a branch of the plan that ran twice reported each bucket twice, and the same
+            for bucket, report in {
+                r["bucket"]: r for r in reports if r["bucket"] is not None
+            }.items():
                 for key, value in report["counts"].items():
                     total[key] += value
-                for slot, written in report["slots"].items():
+                for slot, kept in report["slots"].items():
                     own = arrangement_name(plan.id, part.name, slot)
-                    runs = tuple(Run(*run) for run in written["runs"])
+                    runs = tuple(Run(*run) for run in kept["runs"])
                     arrangements[own] = {**arrangements.get(own, {}), bucket: runs}
-                    if written["delta"]:
-                        deltas.setdefault(own, {})[bucket] = (Run(*written["delta"]),)
+                    if kept["delta"]:
+                        deltas.setdefault(own, {})[bucket] = (Run(*kept["delta"]),)
             counters[f"{plan.name}/{part.name}"] = total
         added = [run.rows for runs in deltas.get(plan.result, {}).values() for run in runs]
         counters[plan.name] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
-from eddyline.changes import HASH
+from eddyline.changes import BUCKET, HASH
 from eddyline.errors import EngineError
 from eddyline.operators.base import Operator
 from eddyline.source.segments import Segment, read_segment
@@ -23,6 +23,7 @@ from eddyline.storage.files import Files
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 
 PROPERTY = "eddyline.epoch"
+REPORT = ".report.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ class ScanTask:
 class KernelTask:
     """Runs a stateful operator over one bucket and writes what it adds to its arrangements.
 
-    It writes into the attempt's folder: runs, and a report that names them. The same input gives
-    the same bytes, so that a task which Spark runs twice does no harm.
+    It writes into the attempt's folder: runs, and a report that names them. A task that Spark runs
+    twice writes runs of other names and puts its report, which says the same, over the first one.
     """
 
     files: Files
@@ -123,20 +124,32 @@ class KernelTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The operator's output delta."""
         context = EpochContext.current()
-        bucket = TaskContext.get().partitionId()  # type: ignore[union-attr]
-        received = list(batches)
-        delta = pa.Table.from_batches(received) if received else None
-        for table in run_kernel(self, context, bucket, delta):
+        received = [batch for batch in batches if batch.num_rows]
+        bucket, delta = None, None
+        if received:
+            delta = pa.Table.from_batches(received)
+            bucket = delta[BUCKET][0].as_py()
+            delta = delta.drop_columns([BUCKET])
+        task = TaskContext.get()
+        assert task is not None
+        name = f"{task.stageId()}-{task.partitionId()}-{task.taskAttemptId()}"
+        for table in run_kernel(self, context, name, bucket, delta):
             yield from fitted(table, self.schema)
 
 
 def run_kernel(
-    task: KernelTask, context: EpochContext, bucket: int, delta: pa.Table | None
+    task: KernelTask, context: EpochContext, name: str, bucket: int | None, delta: pa.Table | None
 ) -> Iterator[pa.Table]:
-    """One bucket's step: the output, and behind it the runs and the report on disk."""
+    """One bucket's step: the output, and behind it the runs and the report on disk.
+
+    Args:
+        name: of the task, ending in `-` and the number of its attempt.
+        bucket: which one; None for a task that got no rows and so can't know.
+    """
     counts = {"in": 0, "out": 0}
+    prefix = f"{context.folder}/{task.node}.{task.part}."
     slots: dict[str, dict[str, object]] = {}
-    if delta is not None and delta.num_rows:
+    if bucket is not None and delta is not None and delta.num_rows:
         counts["in"] = delta.num_rows
         manifest = _manifest(task.files.root, context.base)
         state = {
@@ -152,14 +165,13 @@ def run_kernel(
             counts["out"] += table.num_rows
             yield table
         for slot, rows in step.appends.items():
-            name = f"{context.folder}/{task.node}.{task.part}.{slot}.{bucket}"
-            runs, added = state[slot].extend(name, rows, task.fan_in)
+            runs, added = state[slot].extend(f"{prefix}{slot}.{name}", rows, task.fan_in)
             slots[slot] = {
                 "runs": [run.as_list() for run in runs],
                 "delta": added.as_list() if added else None,
             }
-    name = f"{context.folder}/{task.node}.{task.part}.{bucket}.report.json"
-    task.files.write_json(name, {"counts": counts, "slots": slots}, durable=False)
+    report = {"bucket": bucket, "counts": counts, "slots": slots}
+    task.files.write_json(f"{prefix}{name.rpartition('-')[0]}{REPORT}", report, durable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,7 @@ class TableTask:
         operations = operations.add_column(0, HASH, pa.array(hashes))
         for bucket in range(self.buckets):
             mine = operations.filter(pa.array(hashes % self.buckets == bucket))
-            for _ in run_kernel(self.kernel, context, bucket, mine):
+            for _ in run_kernel(self.kernel, context, f"driver-{bucket}-0", bucket, mine):
                 pass  # a table's operator has no output but its rows
 
 

@@ -44,10 +44,6 @@ class RedoLog:
             sequence += segment.rows
         self.files.write_json(self._entry(number), numbered)
 
-    def next(self) -> int:
-        """The number of a table's next entry."""
-        return self.end()
-
     def append_table(self, number: int, rows: pa.Table) -> None:
         """Make an entry of rows (`c0..`, and `op` for operations)."""
         name = f"{self.folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"

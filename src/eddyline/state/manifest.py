@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eddyline.errors import StateError
@@ -36,6 +37,23 @@ class Manifest:
     def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
         """The runs of one bucket; none if it never held a row."""
         return self.arrangements.get(arrangement, {}).get(bucket, ())
+
+    def owned(self, nodes: Collection[str]) -> Manifest:
+        """Without the arrangements and positions of anything but these tables, streams, views.
+
+        Others are there when a crash came between a view's first epoch and the catalog that makes
+        the view known, or when something was dropped.
+        """
+
+        def keep(parts: dict[str, Buckets]) -> dict[str, Buckets]:
+            return {name: part for name, part in parts.items() if name.split("/")[0] in nodes}
+
+        return replace(
+            self,
+            positions={name: end for name, end in self.positions.items() if name in nodes},
+            arrangements=keep(self.arrangements),
+            deltas=keep(self.deltas),
+        )
 
     def all_runs(self) -> list[Run]:
         """Every run that the manifest needs."""
@@ -74,8 +92,20 @@ def manifest_name(epoch: int) -> str:
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Commit: from the return of this call on the epoch is there, whatever happens."""
-    files.write_json(manifest_name(manifest.epoch), manifest.as_document())
+    """Commit: from the return of this call on the epoch is there, whatever happens.
+
+    Raises:
+        StateError: the epoch is committed already; what is committed is never written again.
+    """
+    name = manifest_name(manifest.epoch)
+    if files.exists(name):
+        raise StateError(
+            f"epoch {manifest.epoch} is committed already",
+            condition="EPOCH_COMMITTED",
+            file=name,
+            hint="open the storage again; only one engine may write to it",
+        )
+    files.write_json(name, manifest.as_document())
 
 
 def read_manifest(files: Files, epoch: int) -> Manifest:
@@ -109,3 +139,9 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
 def committed_epochs(files: Files) -> list[int]:
     """All retained committed epochs, oldest first."""
     return [int(name.removesuffix(".json")) for name in files.names(FOLDER)]
+
+
+def last_committed(files: Files) -> Manifest:
+    """The manifest of the last committed epoch; that of epoch 0 in a new storage."""
+    epochs = committed_epochs(files)
+    return read_manifest(files, epochs[-1] if epochs else 0)

@@ -75,14 +75,17 @@ def retire(files: Files, retained: int) -> None:
         files.remove(manifest_name(epoch))
         for name in {run.name for run in old.all_runs()} - needed:
             files.remove(name)
-        _remove_if_bare(files, old)
+        _tidy(files, old.epoch, needed)
 
 
-def _remove_if_bare(files: Files, manifest: Manifest) -> None:
-    """Remove the attempt folders of an epoch once they hold reports only."""
-    prefix = f"{manifest.epoch:012d}-"
+def _tidy(files: Files, epoch: int, needed: set[str]) -> None:
+    """Remove what tasks that ran twice have left of an epoch, and its folder if no run is needed."""
     for folder in files.names(EPOCHS):
-        if folder.startswith(prefix):
-            names = files.names(f"{EPOCHS}/{folder}")
-            if not any(name.endswith(".arrow") for name in names):
+        if folder.startswith(f"{epoch:012d}-"):
+            paths = [f"{EPOCHS}/{folder}/{name}" for name in files.names(f"{EPOCHS}/{folder}")]
+            if not needed.intersection(paths):
                 files.remove(f"{EPOCHS}/{folder}")
+                continue
+            for path in paths:
+                if path.endswith(".arrow") and path not in needed:
+                    files.remove(path)

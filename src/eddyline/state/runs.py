@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH
 from eddyline.errors import StateError
-from eddyline.storage.files import Files, checksum
+from eddyline.storage.files import Files, Summing, checksum
 
 OPEN_RUNS_MAX = 2048
 
@@ -31,22 +30,6 @@ class Run:
         return [self.name, self.rows, self.bytes, self.crc]
 
 
-class _Summing:
-    """A stream that keeps the CRC-32 of what goes through it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
-        self.crc = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.crc = zlib.crc32(data, self.crc)
-        return self.stream.write(data)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
 def write_run(files: Files, name: str, table: pa.Table, *, ordered: bool = False) -> Run:
     """Write a table as a run, sorted by key hash unless it has an order of its own."""
     if not ordered:
@@ -57,7 +40,7 @@ def write_run(files: Files, name: str, table: pa.Table, *, ordered: bool = False
 
     def fill(stream: BinaryIO) -> None:
         nonlocal crc
-        summing = _Summing(stream)
+        summing = Summing(stream)
         with pa.ipc.new_file(pa.PythonFile(summing, mode="w"), table.schema) as writer:
             writer.write_table(table.combine_chunks())
         crc = summing.crc
@@ -104,5 +87,5 @@ def _damaged(run: Run, why: str) -> StateError:
         f"a run of the state is damaged: {why}; expected {run.bytes} bytes, CRC {run.crc:08x}",
         condition="DAMAGED_RUN",
         file=run.name,
-        hint="restore the file from a copy; or drop and create again the view it belongs to",
+        hint="restore the file from a copy",
     )

@@ -8,11 +8,14 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 from eddyline.errors import StateError, StorageError
+
+UNFINISHED = ".tmp"
 
 
 class Files:
@@ -43,16 +46,21 @@ class Files:
     def write(self, name: str, fill: Callable[[BinaryIO], Any], *, durable: bool = True) -> int:
         """Make the file `name` out of what `fill` writes; returns its size in bytes."""
         target = self.path(name)
-        temporary = f"{target}.{uuid.uuid4().hex}.tmp"
+        suffix = f".{uuid.uuid4().hex}{UNFINISHED}"
         self.step("write", name)
-        with open(temporary, "wb") as stream:
-            fill(stream)
-            stream.flush()
-            if durable:
-                os.fsync(stream.fileno())
-            size = stream.tell()
-        self.step("rename", name)
-        os.replace(temporary, target)
+        try:
+            with open(target + suffix, "wb") as stream:
+                fill(stream)
+                stream.flush()
+                if durable:
+                    os.fsync(stream.fileno())
+                size = stream.tell()
+            self.step("rename", name)
+            os.replace(target + suffix, target)
+        except BaseException:
+            with suppress(OSError):
+                self.remove(name + suffix)
+            raise
         if durable:
             self.sync_folder(os.path.dirname(name))
         return size
@@ -64,29 +72,34 @@ class Files:
         self.write(name, lambda stream: stream.write(head + body), durable=durable)
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON document; StateError DAMAGED_FILE if its checksum is wrong."""
-        data = Path(self.path(name)).read_bytes()
+        """Read a JSON document; StateError DAMAGED_FILE if it is missing or its checksum is wrong."""
+        try:
+            data = Path(self.path(name)).read_bytes()
+        except FileNotFoundError as error:
+            raise damaged(name, "it is missing") from error
         body = data[9:]
         if data[:9] != f"{zlib.crc32(body):08x} ".encode():
-            raise StateError(
-                "a file of the storage doesn't match its checksum",
-                condition="DAMAGED_FILE",
-                file=name,
-                hint="restore it from a copy, or remove it to go back to the epoch before",
-            )
+            raise damaged(name, "it doesn't match its checksum")
         return json.loads(body)
 
     def sync_folder(self, name: str) -> None:
         """Flush a folder's entries to the disk."""
-        handle = os.open(self.path(name), os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        self.step("sync", name)
+        _sync(self.path(name))
 
     def make_folder(self, name: str) -> None:
-        """Make a folder and those above it; no error if it is there."""
-        os.makedirs(self.path(name), exist_ok=True)
+        """Make a folder and those above it, durably; no error if it is there."""
+        target = os.path.normpath(self.path(name))
+        if os.path.isdir(target):
+            return
+        self.step("make", name)
+        made = []
+        while not os.path.isdir(target):
+            made.append(target)
+            target = os.path.dirname(target)
+        for folder in reversed(made):
+            os.makedirs(folder, exist_ok=True)
+            _sync(os.path.dirname(folder))
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file or folder."""
@@ -98,7 +111,13 @@ class Files:
             found = os.listdir(self.path(folder))
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if not name.endswith(".tmp"))
+        return sorted(name for name in found if not name.endswith(UNFINISHED))
+
+    def remove_unfinished(self, folder: str) -> None:
+        """Remove what writes that never ended have left in a folder."""
+        for name in os.listdir(self.path(folder)):
+            if name.endswith(UNFINISHED):
+                self.remove(os.path.join(folder, name))
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder with all in it; no error if it is missing."""
@@ -110,6 +129,22 @@ class Files:
             Path(target).unlink(missing_ok=True)
 
 
+class Summing:
+    """A stream that keeps the CRC-32 of what is written through it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        self.crc = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return self.stream.write(data)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
 def checksum(path: str) -> int:
     """CRC-32 of a file."""
     value = 0
@@ -117,3 +152,21 @@ def checksum(path: str) -> int:
         while block := stream.read(1 << 20):
             value = zlib.crc32(block, value)
     return value
+
+
+def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateError:
+    """The error that names a file of the storage which is not what was written."""
+    return StateError(
+        f"a file of the storage is damaged: {why}",
+        condition="DAMAGED_FILE",
+        file=name,
+        hint=hint,
+    )
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

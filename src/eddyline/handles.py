@@ -1,0 +1,139 @@
+"""What users hold of an engine's tables, streams and views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from eddyline.catalog import STREAM, TABLE, VIEW
+from eddyline.changes import APPEND, DELETE
+from eddyline.errors import DataError
+from eddyline.runtime.changelog import Difference
+from eddyline.source.rows import Rows
+
+if TYPE_CHECKING:
+    from eddyline.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table fed by DML. What a call wrote is durable when the call returns."""
+
+    engine: Engine
+    name: str
+
+    def insert(self, rows: Rows) -> None:
+        """Append rows; with a primary key, a row takes the place of the one with its key.
+
+        Args:
+            rows: dicts, tuples, a pandas or Spark DataFrame, or a pyarrow Table.
+        """
+        self.engine.write(self.name, [(APPEND, rows)])
+
+    def delete(self, rows: Rows) -> None:
+        """Delete rows: by primary key, or one equal row each; what is not there is passed over."""
+        self.engine.write(self.name, [(DELETE, rows)])
+
+    def upsert(self, rows: Rows) -> None:
+        """Insert rows or replace those of the same primary key."""
+        if not self.engine.catalog.get(self.name, TABLE).key:
+            raise DataError(
+                f"table {self.name} has no primary key",
+                condition="NO_PRIMARY_KEY",
+                hint="give it one when creating it, or use insert and delete",
+            )
+        self.insert(rows)
+
+    def snapshot(self, epoch: int | None = None) -> DataFrame:
+        """The rows as of the last (or an earlier, still retained) committed epoch."""
+        return self.engine.snapshot(self.name, epoch)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns."""
+        return self.engine.catalog.get(self.name, TABLE).columns
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream that views can read."""
+
+    engine: Engine
+    name: str
+
+    @property
+    def schema(self) -> StructType:
+        """The columns."""
+        return self.engine.catalog.get(self.name, STREAM).columns
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A live view."""
+
+    engine: Engine
+    name: str
+
+    @property
+    def schema(self) -> StructType:
+        """The columns."""
+        return self.engine.catalog.get(self.name, VIEW).columns
+
+    @property
+    def query(self) -> str:
+        """The SQL."""
+        return self.engine.catalog.get(self.name, VIEW).query
+
+    def snapshot(self, epoch: int | None = None) -> DataFrame:
+        """The result as of the last (or an earlier, still retained) committed epoch.
+
+        The ORDER BY of the view is honoured.
+        """
+        return self.engine.snapshot(self.name, epoch)
+
+    def changes(self, after: int | None = None, form: str = "retract") -> DataFrame:
+        """The changes of the epochs after `after`, or of all.
+
+        Args:
+            after: an epoch; None for all retained ones: replayed from empty they give the snapshot.
+            form: `retract`: the columns, `op` (append or delete) and `epoch`, a row as often as its
+                multiplicity; `update`: structs `before` and `after` (null for a new or removed
+                row) and `epoch`, paired by the grouping key of the view if it has one.
+        """
+        return self.engine.changes(self.name, after, form)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found; true if all views agree with offline SQL.
+
+    Attributes:
+        epoch: as of which epoch.
+        views: the difference of each view (left: live, right: offline).
+    """
+
+    epoch: int
+    views: dict[str, Difference]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all views agree."""
+        return all(found.equal for found in self.views.values())
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.views), default=4)
+        lines = [f"{'view':{width}}  {'live':>9}  {'offline':>9}  equal"]
+        for name, found in self.views.items():
+            lines.append(
+                f"{name:{width}}  {found.left_rows:9,}  {found.right_rows:9,}  "
+                f"{'yes' if found.equal else 'NO'}"
+            )
+            for side, rows in (("live", found.left_only), ("offline", found.right_only)):
+                lines += [f"  only {side}: {row}" for row in rows]
+        return "\n".join(lines)

@@ -1,0 +1,142 @@
+"""The sources of an engine: their redo logs, and what is connected to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from eddyline.catalog import VIEW, Catalog, Entry
+from eddyline.errors import DataError
+from eddyline.runtime.reader import arrow_schema
+from eddyline.source.log import RedoLog
+from eddyline.source.ndjson import readable
+from eddyline.source.segments import Segment
+from eddyline.source.streams import FileStream, SparkStream
+from eddyline.state.manifest import Manifest
+from eddyline.storage.files import Files
+
+FILES_PER_EPOCH = "maxFilesPerTrigger"
+_VECTORISED_OPTIONS = frozenset(("path", FILES_PER_EPOCH))
+_OWN_SCHEMA = frozenset(("rate", "rate-micro-batch", "kafka"))
+
+
+@dataclass(slots=True)
+class Sources:
+    """Redo logs of tables and streams, by entry; and the streams that are attached."""
+
+    files: Files
+    spark: SparkSession
+    _logs: dict[str, RedoLog] = field(default_factory=dict)
+    _streams: dict[str, SparkStream | FileStream] = field(default_factory=dict)
+
+    def log(self, entry: Entry) -> RedoLog:
+        """The redo log of a table or stream."""
+        log = self._logs.get(entry.id)
+        if log is None:
+            log = self._logs[entry.id] = RedoLog(self.files, entry.id)
+        return log
+
+    def attach(self, entry: Entry, frame: DataFrame | None = None) -> None:
+        """Connect a stream: to a streaming DataFrame, or to what its format and options say."""
+        old = self._streams.pop(entry.id, None)
+        if old is not None:
+            old.stop()
+        if frame is None and self._vectorised(entry):
+            limit = int(entry.options.get(FILES_PER_EPOCH, 1_000_000))
+            self._streams[entry.id] = FileStream(
+                entry.name, entry.options["path"], limit, self.log(entry)
+            )
+            return
+        if frame is None:
+            columns = StructType([*entry.columns])
+            if entry.operation:
+                columns.add(entry.operation, "string")
+            frame = self.open(entry.format, columns, entry.options)
+        self._streams[entry.id] = SparkStream(
+            entry.name,
+            frame,
+            entry.operation or None,
+            bool(entry.key),
+            entry.columns.names,
+            self.files,
+            self.log(entry),
+            f"checkpoints/{entry.id}",
+        )
+
+    def attached(self, entry: Entry) -> bool:
+        """Whether a stream is connected."""
+        return entry.id in self._streams
+
+    def open(
+        self, format: str, columns: StructType | None, options: Mapping[str, str]
+    ) -> DataFrame:
+        """A streaming DataFrame; DataError if Spark can't open it."""
+        reader = self.spark.readStream.format(format).options(**options)
+        if columns is not None and format.lower() not in _OWN_SCHEMA:
+            reader = reader.schema(columns)
+        try:
+            frame = reader.load()
+            return frame if columns is None else frame.select(*columns.names)
+        except Exception as error:  # Spark's own errors, of many classes
+            raise DataError(
+                f"a stream of format {format} can't be opened: {str(error).splitlines()[0]}",
+                condition="BAD_STREAM",
+                hint="check the format and its OPTIONS",
+            ) from error
+
+    def pull(self) -> None:
+        """Take in all that is available now."""
+        for stream in self._streams.values():
+            stream.pull()
+
+    def follow(self, interval_s: float) -> None:
+        """Take in what arrives, in the background."""
+        for stream in self._streams.values():
+            stream.follow(interval_s)
+
+    def stop(self) -> None:
+        """Stop taking in."""
+        for stream in self._streams.values():
+            stream.stop()
+
+    def forget(self, entry: Entry) -> None:
+        """Disconnect a source and remove its log."""
+        self._logs.pop(entry.id, None)
+        stream = self._streams.pop(entry.id, None)
+        if stream is not None:
+            stream.stop()
+        for folder in (f"logs/{entry.id}", f"checkpoints/{entry.id}"):
+            self.files.remove(folder)
+
+    def waiting(self, catalog: Catalog, manifest: Manifest) -> dict[str, int]:
+        """For each source with input that is not committed yet: how far the next epoch goes."""
+        found = {}
+        for entry in catalog.entries:
+            if entry.kind == VIEW:
+                continue
+            position, end = manifest.positions.get(entry.id, 0), self.log(entry).end()
+            if end > position:
+                step = isinstance(self._streams.get(entry.id), FileStream)
+                step = step and FILES_PER_EPOCH in entry.options
+                found[entry.id] = position + 1 if step else end
+        return found
+
+    def between(self, entry: Entry, manifest: Manifest, end: int | None) -> list[Segment]:
+        """What a source's log holds from the committed position to `end`; None for no input."""
+        if end is None:
+            return []
+        return self.log(entry).segments(manifest.positions.get(entry.id, 0), end)
+
+    def _vectorised(self, entry: Entry) -> bool:
+        """Whether our own reader gives what Spark's would."""
+        return (
+            entry.format.lower() == "json"
+            and not entry.arranged
+            and set(entry.options) <= _VECTORISED_OPTIONS
+            and "path" in entry.options
+            and readable(arrow_schema(entry.columns, "UTC"))
+            and self.spark.conf.get("spark.sql.session.timeZone") in ("UTC", "Etc/UTC", "GMT")
+        )
