@@ -443,7 +443,9 @@ class Engine:
             self._writable()
             if logged.num_rows:
                 log = self._sources.log(entry)
-                log.append_table(log.end(), logged)
+                # entries that are committed may be gone from the log: their numbers are not
+                taken = self._manifest.positions.get(entry.id, 0)
+                log.append_table(max(log.end(), taken), logged)
 
     def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
         """The rows of a table or view as of the last, or an earlier committed epoch."""

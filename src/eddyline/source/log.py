@@ -5,13 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import pyarrow as pa
 
-from eddyline.source.segments import LOG, Segment
-from eddyline.storage.files import Files
+from eddyline.errors import StateError
+from eddyline.source.segments import LOG, Segment, verify_segment
+from eddyline.storage.files import Files, Summing
 
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
+NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
+START = "start"
+LOGGED = "file string, rows long, crc long"
 
 
 class RedoLog:
@@ -26,14 +31,19 @@ class RedoLog:
         self.folder = f"logs/{source}"
         files.make_folder(self.folder)
 
+    def start(self) -> int:
+        """The number from which on entries are kept: those before it were forgotten."""
+        name = f"{self.folder}/{START}"
+        return int(self.files.read_json(name)) if self.files.exists(name) else 0
+
     def end(self) -> int:
-        """One more than the number of the last entry; 0 for an empty log."""
-        names = [name for name in self.files.names(self.folder) if name.endswith(".json")]
-        return int(names[-1].removesuffix(".json")) + 1 if names else 0
+        """One more than the number of the last entry; `start()` for an empty log."""
+        numbers = self._numbers()
+        return numbers[-1] + 1 if numbers else self.start()
 
     def has(self, number: int) -> bool:
-        """Whether there is an entry of that number."""
-        return self.files.exists(self._entry(number))
+        """Whether there is, or was, an entry of that number."""
+        return self.files.exists(self._entry(number)) or number < self.start()
 
     def append(self, number: int, segments: Iterable[Segment]) -> None:
         """Make an entry; durable when this returns."""
@@ -44,27 +54,62 @@ class RedoLog:
             sequence += segment.rows
         self.files.write_json(self._entry(number), numbered)
 
-    def append_table(self, number: int, rows: pa.Table) -> None:
-        """Make an entry of rows (`c0..`, and `op` for operations)."""
+    def append_table(self, rows: pa.Table) -> None:
+        """Make the next entry of rows (`c0..`, and `op` for operations)."""
+        number = self.end()
+        self.clear(number)
         name = f"{self.folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"
         self.append(number, [write_rows(self.files, name, rows)])
 
-    def segments(self, first: int, end: int) -> list[Segment]:
-        """All segments of the entries from `first` up to but not including `end`."""
-        found = []
+    def clear(self, number: int) -> None:
+        """Remove the files that an earlier try at this entry, which isn't there yet, has left."""
+        prefix = f"{number:012d}-"
         for name in self.files.names(self.folder):
-            if name.endswith(".json") and first <= int(name.removesuffix(".json")) < end:
-                found += self.files.read_json(f"{self.folder}/{name}")
+            if name.startswith(prefix):
+                self.files.remove(f"{self.folder}/{name}")
+
+    def segments(self, first: int, end: int) -> list[Segment]:
+        """All segments of the entries from `first` up to but not including `end`.
+
+        Raises:
+            StateError: an entry is damaged, or the log was forgotten from `first` on.
+        """
+        if first < end and first < self.start():
+            raise StateError(
+                f"the redo log begins at entry {self.start()}, needed is {first}",
+                condition="LOG_TOO_SHORT",
+                file=self.folder,
+                hint="restore the manifest of a later epoch from a copy",
+            )
+        found = []
+        for number in self._numbers():
+            if first <= number < end:
+                found += self.files.read_json(self._entry(number))
         return [Segment(**segment) for segment in found]
+
+    def verify(self, first: int) -> None:
+        """Whether all from `first` on is there and sound; StateError otherwise."""
+        for segment in self.segments(first, max(self.end(), first + 1)):
+            verify_segment(self.files, segment)
 
     def forget(self, end: int) -> None:
         """Remove the entries before `end`: what they hold is committed elsewhere."""
+        if self.start() < end:
+            self.files.write_json(f"{self.folder}/{START}", end)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what isn't needed: forgotten entries, and files that no entry names."""
+        self.files.remove_unfinished(self.folder)
+        start, entries = self.start(), set(self._numbers())
         for name in self.files.names(self.folder):
-            if int(name[:12]) < end and name.endswith(".json"):
-                for segment in self.files.read_json(f"{self.folder}/{name}"):
-                    if segment["kind"] == LOG:
-                        self.files.remove(segment["file"])
+            number = name[:NUMBER_DIGITS]
+            if number.isdigit() and (int(number) < start or int(number) not in entries):
                 self.files.remove(f"{self.folder}/{name}")
+
+    def _numbers(self) -> list[int]:
+        names = self.files.names(self.folder)
+        return [int(name[:NUMBER_DIGITS]) for name in names if name.endswith(".json")]
 
     def _entry(self, number: int) -> str:
         return f"{self.folder}/{number:012d}.json"
@@ -72,20 +117,24 @@ class RedoLog:
 
 def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
     """Write rows as a file of the log."""
+    crc = 0
 
-    def fill(stream: object) -> None:
-        with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), table.schema) as writer:
+    def fill(stream: BinaryIO) -> None:
+        nonlocal crc
+        summing = Summing(stream)
+        with pa.ipc.new_file(pa.PythonFile(summing, mode="w"), table.schema) as writer:
             writer.write_table(table)
+        crc = summing.crc
 
     files.write(name, fill)
-    return Segment(LOG, name, table.num_rows)
+    return Segment(LOG, name, table.num_rows, crc=crc)
 
 
 @dataclass(frozen=True, slots=True)
 class LogTask:
     """Writes the rows of a micro-batch into files of the redo log, one a task.
 
-    Input: `c0..` and for a stream of operations `op`. Output: one row a file, its segment.
+    Input: `c0..` and for a stream of operations `op`. Output: one row a file: `LOGGED`.
     """
 
     files: Files
@@ -98,6 +147,7 @@ class LogTask:
         if received:
             name = f"{self.folder}/{self.number:012d}-{uuid.uuid4().hex[:8]}.arrow"
             segment = write_rows(self.files, name, pa.Table.from_batches(received))
-            yield pa.RecordBatch.from_pydict(
-                {"file": [segment.file], "rows": pa.array([segment.rows], pa.int64())}
+            numbers = [pa.array([value], pa.int64()) for value in (segment.rows, segment.crc)]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([segment.file]), *numbers], names=["file", "rows", "crc"]
             )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
-from eddyline.errors import StateError
 from eddyline.source.ndjson import read_ndjson
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, checksum, damaged
 
 ROWS_MAX = 1 << 17
 
@@ -30,6 +30,7 @@ class Segment:
         start: the first row (of runs and logs).
         sequence: number of the first row among the operations of a table.
         bytes: the part of an NDJSON file, from byte `start` on; 0 for all of it.
+        crc: CRC-32 of the whole file, of the redo log only.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Segment:
     start: int = 0
     sequence: int = 0
     bytes: int = 0
+    crc: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For a JSON document."""
@@ -56,6 +58,7 @@ def read_segment(
     """
     wanted = [f"c{place}" for place in columns]
     if segment.kind == NDJSON:
+        _check_size(segment)
         fields = [
             pa.field(names[place], schema.field(f"c{i}").type) for i, place in enumerate(columns)
         ]
@@ -93,17 +96,35 @@ def _with_ones(rows: pa.Table, count: int | None = None) -> pa.Table:
 
 
 def _read_arrow(files: Files, segment: Segment) -> pa.Table:
+    verify_segment(files, segment)
     try:
         source = pa.memory_map(files.path(segment.file))
         table = pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowInvalid) as error:
-        raise StateError(
-            f"a file of the redo log or state can't be read: {error}",
-            condition="DAMAGED_FILE",
-            file=segment.file,
-            hint="restore the file from a copy",
-        ) from error
+        raise damaged(segment.file, str(error)) from error
     return table.slice(segment.start, segment.rows)
+
+
+def _check_size(segment: Segment) -> None:
+    size = os.path.getsize(segment.file) if os.path.exists(segment.file) else -1
+    if size < segment.start + segment.bytes:
+        raise damaged(
+            segment.file,
+            "it was changed or removed after the stream had seen it",
+            "restore it from a copy: a stream's files are its redo log",
+        )
+
+
+def verify_segment(files: Files, segment: Segment) -> None:
+    """Compare a file of the redo log with its checksum; StateError if they differ."""
+    if segment.kind != LOG:
+        return
+    try:
+        found = checksum(files.path(segment.file))
+    except OSError as error:
+        raise damaged(segment.file, str(error)) from error
+    if found != segment.crc:
+        raise damaged(segment.file, f"its CRC is {found:08x}, expected is {segment.crc:08x}")
 
 
 def spread(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
@@ -118,11 +139,13 @@ def spread(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
         for start in range(0, segment.rows, most):
             rows = min(most, segment.rows - start)
             pieces.append(
-                Segment(
-                    segment.kind, segment.file, rows, segment.start + start,
-                    segment.sequence + start,
+                replace(
+                    segment,
+                    rows=rows,
+                    start=segment.start + start,
+                    sequence=segment.sequence + start,
                 )
-            )  # fmt: skip
+            )
     dealt: list[list[Segment]] = [[] for _ in range(tasks)]
     loads = [0] * tasks
     for piece in sorted(pieces, key=lambda p: -(p.bytes or p.rows)):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
-from eddyline.errors import EngineError
-from eddyline.source.log import LogTask, RedoLog
+from eddyline.errors import EngineError, StateError
+from eddyline.source.log import LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, NDJSON, Segment
 from eddyline.storage.files import Files
 
@@ -45,7 +47,8 @@ class SparkStream:
         """Take in all that is available now."""
         self.stop()
         query = self._writer().trigger(availableNow=True).start()
-        query.awaitTermination()
+        with suppress(StreamingQueryException):  # told by _check
+            query.awaitTermination()
         self._check(query)
 
     def follow(self, interval_s: float) -> None:
@@ -62,6 +65,14 @@ class SparkStream:
             self.query = None
 
     def _writer(self) -> DataStreamWriter:
+        if self.log.end() and not self.files.exists(f"{self.checkpoint}/offsets"):
+            # Spark would count its batches from 0 again, and those would be taken for repeated ones
+            raise StateError(
+                f"the checkpoint of stream {self.name} is missing, but its redo log is there",
+                condition="MISSING_CHECKPOINT",
+                file=self.checkpoint,
+                hint="restore the folder from a copy, or drop the stream and create it again",
+            )
         return self.frame.writeStream.foreachBatch(self._keep).option(
             "checkpointLocation", self.files.path(self.checkpoint)
         )
@@ -69,12 +80,17 @@ class SparkStream:
     def _keep(self, batch: DataFrame, number: int) -> None:
         if self.log.has(number):
             return
+        self.log.clear(number)
+        # the entry must not outlive a power cut that Spark's note of what is in it does not
+        self.files.sync_tree(self.checkpoint)
         columns = [expr(f"`{name}`").alias(f"c{i}") for i, name in enumerate(self.columns)]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
         task = LogTask(self.files, self.log.folder, number)
-        written = batch.select(*columns).mapInArrow(task, "file string, rows long")  # type: ignore[arg-type]
-        segments = [Segment(LOG, row.file, row.rows) for row in written.collect()]
+        written = batch.select(*columns).mapInArrow(task, LOGGED)  # type: ignore[arg-type]
+        segments = [
+            Segment(LOG, row.file, row.rows, crc=row.crc) for row in written.collect()
+        ]
         if segments:
             self.log.append(number, segments)
 
@@ -133,8 +149,9 @@ class FileStream:
                 for at in range(0, max(size, 1), FILE_PART_BYTES):
                     length = min(FILE_PART_BYTES, size - at)
                     segments.append(Segment(NDJSON, path, 0, at, 0, length))
+            seen, self.seen = self.seen, None  # if this fails, the log itself says what is in it
             self.log.append(self.log.end(), segments)
-            self.seen.update(path for _, path, _ in chosen)
+            self.seen = seen.union(path for _, path, _ in chosen)
 
     def follow(self, interval_s: float) -> None:
         """The same as pull: looking into a folder is cheap."""
