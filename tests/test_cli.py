@@ -6,11 +6,11 @@ import argparse
 import doctest
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from eddyline import cli
+from eddyline import Progress, cli
 from eddyline.errors import EddylineError
 
 
@@ -149,13 +149,12 @@ def test_plugins_bring_their_own_arguments(
 def test_progress_lines_are_aligned() -> None:
     lines = [
         cli.progress_line(
-            SimpleNamespace(
-                epoch=epoch,
-                rows_in=rows,
-                rows_out=rows // 7,
-                seconds={"plan": 0.01, "run": seconds},
-                state_rows=rows * 3,
-                state_bytes=rows * 100,
+            Progress(
+                epoch,
+                {"t": rows - 1, "v": 1} if rows else {},
+                {"v": rows // 7},
+                {"plan": 0.01, "run": seconds},
+                {"v": {"rows": rows * 3, "bytes": rows * 100}},
             )
         )
         for epoch, rows, seconds in [(1, 0, 0.1), (1234, 1_234_567, 123.456)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eddyline.engine import Engine, Report, Stream, Table, View
+from eddyline.engine import Engine
 from eddyline.errors import (
     CatalogError,
     DataError,
@@ -13,6 +13,7 @@ from eddyline.errors import (
     StateError,
     StorageError,
 )
+from eddyline.handles import Report, Stream, Table, View
 from eddyline.options import Options
 from eddyline.runtime.epoch import Progress
 

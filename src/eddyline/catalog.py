@@ -29,6 +29,7 @@ class Entry:
         upstream: names that a view reads.
         format, options: of a stream defined in SQL; empty for one made of a DataFrame.
         operation: the column of a stream that holds +/-.
+        since: the epoch that gave a view its first rows.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Entry:
     format: str = ""
     options: dict[str, str] = field(default_factory=dict)
     operation: str = ""
+    since: int = 0
 
     @property
     def columns(self) -> StructType:
@@ -62,6 +64,11 @@ class Catalog:
     buckets: int
     entries: tuple[Entry, ...] = ()
     next_id: int = 1
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all definitions."""
+        return frozenset(entry.id for entry in self.entries)
 
     def find(self, name: str) -> Entry | None:
         """The definition of a name (letter case doesn't matter, as in Spark)."""
@@ -85,6 +92,11 @@ class Catalog:
         """With one more definition, whose id is made here."""
         numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
         return replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
+
+    def committed(self, entry: Entry, epoch: int) -> Catalog:
+        """With the epoch that gave a view its first rows."""
+        entries = tuple(replace(e, since=epoch) if e is entry else e for e in self.entries)
+        return replace(self, entries=entries)
 
     def drop(self, name: str) -> Catalog:
         """Without a definition; CatalogError if views read it."""

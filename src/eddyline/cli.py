@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eddyline.errors import EddylineError, ScriptError, StorageError
 from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from eddyline.engine import Engine
+    from eddyline.runtime.epoch import Progress
 
 PLUGINS = {
     "demo": ("eddyline.apps.demo", "live web statistics over an access log, checked offline"),
@@ -196,24 +197,16 @@ def _read_script(path: str) -> str:
 # --- text ---
 
 
-class Progress(Protocol):
-    """What is printed of an epoch."""
-
-    epoch: int
-    rows_in: int
-    rows_out: int
-    seconds: Mapping[str, float]
-    state_rows: int
-    state_bytes: int
-
-
 def progress_line(progress: Progress) -> str:
     """One aligned line for one epoch."""
     stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in progress.seconds.items())
+    rows_in, rows_out = sum(progress.rows_in.values()), sum(progress.rows_out.values())
+    state_rows = sum(part["rows"] for part in progress.state.values())
+    state_bytes = sum(part["bytes"] for part in progress.state.values())
     return (
-        f"epoch {progress.epoch:>6}  {progress.rows_in:>11,} in  {progress.rows_out:>9,} out"
-        f"  {sum(progress.seconds.values()):>7.2f} s  state {progress.state_rows:>11,} rows"
-        f" {size(progress.state_bytes):>10}  ({stages})"
+        f"epoch {progress.epoch:>6}  {rows_in:>11,} in  {rows_out:>9,} out"
+        f"  {sum(progress.seconds.values()):>7.2f} s  state {state_rows:>11,} rows"
+        f" {size(state_bytes):>10}  ({stages})"
     )
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from eddyline.catalog import NAME as CATALOG
 from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
 from eddyline.changes import OPERATION
 from eddyline.dml import Dml, wrong_query
@@ -25,16 +26,16 @@ from eddyline.plan.explain import explain_text
 from eddyline.plan.nodes import Leaf
 from eddyline.runtime.changelog import Difference, difference
 from eddyline.runtime.compiler import CompiledPlan, Compiler
-from eddyline.runtime.epoch import EpochRunner, Plan, Progress
+from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.results import Results
 from eddyline.runtime.session import cloned, epoch_session, local_session
 from eddyline.runtime.sources import Sources
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
-from eddyline.state.manifest import Manifest, read_manifest
+from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
 from eddyline.state.recover import open_storage, retire
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 
 RETIRE_EVERY = 16
@@ -74,8 +75,15 @@ class Engine:
         self.files = storage if isinstance(storage, Files) else Files(str(storage))
         self._lock = threading.RLock()
         self._storage_lock = StorageLock(self.files)
-        self.spark = spark or local_session()
-        self.catalog, self._manifest = self._open()
+        try:
+            self.spark = spark or local_session()
+            self.catalog, self._manifest = self._open()
+            self._sources = Sources(self.files, self.spark)
+            if self._storage_lock.held:
+                self._sources.recover(self.catalog, self._manifest)
+        except BaseException:
+            self._storage_lock.release()
+            raise
         session = epoch_session(self.spark, self.catalog.buckets)
         self._compiler = Compiler(
             session,
@@ -87,7 +95,6 @@ class Engine:
         self._runner = EpochRunner(
             self.files, session, self._compiler.catalyst, self.options.scan_tasks
         )
-        self._sources = Sources(self.files, self.spark)
         self._results = Results(self.files, self._sources, self._plan, self.options.scan_tasks)
         self._plans: dict[str, CompiledPlan] = {}
         self._callbacks: list[Callable[[Progress], Any]] = []
@@ -230,9 +237,7 @@ class Engine:
             if entry is None and if_exists:
                 return
             entry = self.catalog.get(name, kind)
-            catalog = self.catalog.drop(name)
-            write_catalog(self.files, catalog)
-            self.catalog = catalog
+            self._save(self.catalog.drop(name))
             self._forget(entry)
 
     def show(self, kind: str) -> DataFrame:
@@ -442,10 +447,7 @@ class Engine:
         with self._lock:
             self._writable()
             if logged.num_rows:
-                log = self._sources.log(entry)
-                # entries that are committed may be gone from the log: their numbers are not
-                taken = self._manifest.positions.get(entry.id, 0)
-                log.append_table(max(log.end(), taken), logged)
+                self._sources.log(entry).append_table(logged)
 
     def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
         """The rows of a table or view as of the last, or an earlier committed epoch."""
@@ -463,13 +465,30 @@ class Engine:
     # -- inside ----------------------------------------------------------------------------
 
     def _open(self) -> tuple[Catalog, Manifest]:
-        manifest = open_storage(self.files, writable=self._storage_lock.held)
-        catalog = read_catalog(self.files)
+        held = self._storage_lock.held
+        catalog = read_catalog(self.files)  # first: a view is in it only once its state is committed
+        manifest = open_storage(self.files, writable=held)
         if catalog is None:
+            if manifest.epoch or self.files.names("logs"):
+                raise damaged(CATALOG, "it is missing")
             catalog = Catalog(self.options.buckets)
-            if self._storage_lock.held:
+            if held:
                 write_catalog(self.files, catalog)
-        return catalog, manifest
+        for entry in catalog.entries:
+            if entry.since > manifest.epoch:
+                raise damaged(
+                    manifest_name(entry.since), f"it is missing, but {entry.name} is made of it"
+                )
+        return catalog, manifest.owned(catalog.ids)
+
+    def _save(self, catalog: Catalog) -> None:
+        try:
+            write_catalog(self.files, catalog)
+        except BaseException:
+            # it may be in place though the call failed behind that
+            self.catalog = read_catalog(self.files) or self.catalog
+            raise
+        self.catalog = catalog
 
     def _writable(self) -> None:
         if not self._storage_lock.held:
@@ -483,8 +502,8 @@ class Engine:
         """The last committed epoch; a reader beside a running engine looks anew."""
         if not self._storage_lock.held:
             with self._lock:
-                self._manifest = open_storage(self.files, writable=False, check=False)
                 self.catalog = read_catalog(self.files) or self.catalog
+                self._manifest = last_committed(self.files)
         return self._manifest
 
     def _define(self, entry: Entry) -> Entry:
@@ -496,10 +515,8 @@ class Engine:
                     raise _taken(present)
                 return present
             self._writable()
-            catalog = self.catalog.add(entry)
-            write_catalog(self.files, catalog)
-            self.catalog = catalog
-            return catalog.get(entry.name)
+            self._save(self.catalog.add(entry))
+            return self.catalog.get(entry.name)
 
     def _append_only(self, entry: Entry) -> bool:
         if entry.kind == STREAM:
@@ -548,13 +565,25 @@ class Engine:
                 return self._sources.between(entry, base, positions.get(entry.id))
             return changed.get(leaf.relation.lower(), [])
 
-        manifest, seconds = self._runner.run(base, plans, positions, inputs)
+        seconds = self._run(plans, positions, inputs)
         seconds["plan"] += compile_s
-        self._committed(manifest, {"ingest": ingest, **seconds})
+        self._committed({"ingest": ingest, **seconds})
         return True
 
-    def _committed(self, manifest: Manifest, seconds: dict[str, float]) -> None:
-        self._manifest = manifest
+    def _run(
+        self, plans: Sequence[Plan], positions: Mapping[str, int], inputs: Inputs
+    ) -> dict[str, float]:
+        """Run an epoch on the last committed one; the seconds of its stages."""
+        try:
+            self._manifest, seconds = self._runner.run(self._manifest, plans, positions, inputs)
+        except BaseException:
+            # the commit may be in place though the call failed behind that
+            self._manifest = last_committed(self.files).owned(self.catalog.ids)
+            raise
+        return seconds
+
+    def _committed(self, seconds: dict[str, float]) -> None:
+        manifest = self._manifest
         rows_in, rows_out, state = {}, {}, {}
         for entry in self.catalog.entries:
             counts = manifest.counters.get(entry.name)
@@ -565,38 +594,43 @@ class Engine:
                 state[entry.name] = {"rows": rows, "bytes": size}
         self._progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state)
         if manifest.epoch % RETIRE_EVERY == 0:
-            retire(self.files, self.options.retain_epochs)
+            before = read_manifest(self.files, manifest.epoch - 1)
             for entry in self.catalog.entries:
                 if entry.arranged:
-                    self._sources.log(entry).forget(manifest.positions.get(entry.id, 0))
+                    # enough stays to run the last epoch anew, should its manifest be lost
+                    self._sources.log(entry).forget(before.positions.get(entry.id, 0))
+            retire(self.files, self.options.retain_epochs)
         for callback in self._callbacks:
             callback(self._progress)
 
     def _backfill(
         self, catalog: Catalog, entry: Entry, compiled: CompiledPlan, replaced: Entry | None
     ) -> None:
-        """Give a new view all that its inputs hold, in an epoch of its own."""
+        """Give a new view all that its inputs hold, in an epoch of its own.
+
+        Its id is spent before anything is written under it, and the catalog makes it known after
+        the commit: a crash between leaves state that belongs to nothing, which the next epoch
+        leaves out. A view that it takes the place of is whole until then.
+        """
+        self._save(dataclasses.replace(self.catalog, next_id=catalog.next_id))
         constants = self._compiler.write_constants(entry, compiled)
         base = self._manifest
-        if replaced is not None:
-            base = _without(base, replaced)
 
-        def inputs(plan: Plan, leaf: Leaf, _: Mapping[str, list[Segment]]) -> list[Segment]:
+        def inputs(_plan: Plan, leaf: Leaf, _: Mapping[str, list[Segment]]) -> list[Segment]:
             if not leaf.relation:
                 return constants[leaf.name]
             return self._results.history(catalog.get(leaf.relation), base)
 
-        manifest, seconds = self._runner.run(base, [compiled.plan], {}, inputs)
-        # the catalog makes the view known; a crash before this line leaves state without an owner
-        write_catalog(self.files, catalog)
-        self.catalog = catalog
+        seconds = self._run([compiled.plan], {}, inputs)
+        self._save(catalog.committed(entry, self._manifest.epoch))
         self._plans[entry.id] = compiled
         if replaced is not None:
             self._forget(replaced)
-        self._committed(manifest, {"ingest": 0.0, **seconds})
+        self._committed({"ingest": 0.0, **seconds})
 
     def _forget(self, entry: Entry) -> None:
         self._plans.pop(entry.id, None)
+        self._manifest = self._manifest.owned(self.catalog.ids)
         self._sources.forget(entry)
 
     def _dml(self, text: str) -> Dml:
@@ -634,15 +668,6 @@ def _state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
         for run in part
     ]
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
-
-
-def _without(manifest: Manifest, entry: Entry) -> Manifest:
-    kept = {
-        name: buckets
-        for name, buckets in manifest.arrangements.items()
-        if not name.startswith(f"{entry.id}/")
-    }
-    return dataclasses.replace(manifest, arrangements=kept)
 
 
 def _schema(schema: str | StructType) -> StructType:

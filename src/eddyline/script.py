@@ -189,7 +189,7 @@ class Explain(Statement):
 
     def run(self, engine: Engine) -> DataFrame:
         text = engine.explain(self.target_text, stage=self.stage)
-        return engine.spark.createDataFrame([(text,)], "plan string")
+        return engine.spark.createDataFrame([(line,) for line in text.splitlines()], "plan string")
 
 
 @dataclass(frozen=True, slots=True)

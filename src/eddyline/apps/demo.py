@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from eddyline.engine import Engine, Table, View
+    from eddyline.engine import Engine
+    from eddyline.handles import Table, View
 
 APPLICATION = "web_statistics"
 INPUT = "log_lines"

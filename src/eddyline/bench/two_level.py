@@ -82,7 +82,9 @@ def run(
                 engine.advance()
             if number >= 5:
                 epochs.append(meter.cost.seconds)
-                for stage, seconds in engine.progress().seconds.items():
+                progress = engine.progress()
+                assert progress is not None
+                for stage, seconds in progress.seconds.items():
                     stages.setdefault(stage, []).append(seconds)
         equal = bool(engine.verify())
     return Result(rows, epochs, stages, equal)

@@ -100,7 +100,7 @@ class Join:
         keys = numbered("k", self.keys)
         hashes = [table[HASH].to_numpy() for table in tables]
         if not keys:
-            distinct, numbers = np.unique(np.concatenate(hashes), return_inverse=True)
+            numbers = np.unique(np.concatenate(hashes), return_inverse=True)[1]
         else:
             frame = pl.concat([identities(table, [HASH, *keys]) for table in tables])
             numbers = (

@@ -68,7 +68,7 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
     )
     if exact and nested_floats:  # their -0.0 and NaN are normalised by Spark's own aggregate only
         return _recomputed(build, node, child, keys, results)
-    return _reduced(build, node, child, keys, results, calls)
+    return _reduced(build, child, keys, results, calls)
 
 
 def _linear_call(
@@ -93,7 +93,6 @@ def _linear_call(
 
 def _reduced(
     build: Build,
-    node: Plan,
     child: Delta,
     keys: list[Expression],
     results: list[Expression],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
@@ -210,14 +211,14 @@ _LISTS_ITS_INPUT = frozenset(
 ) - {"Project"}
 
 
-def text(node: object) -> str:
+def text(node: Any) -> str:
     """A node or expression in short, for people."""
     shown = node.simpleString(FRAGMENT_MAX) if hasattr(node, "children") else str(node)
     line = " ".join(str(shown).split())
     return line if len(line) <= FRAGMENT_MAX else line[: FRAGMENT_MAX - 3] + "..."
 
 
-def texts(nodes: Sequence[object]) -> tuple[str, ...]:
+def texts(nodes: Sequence[Any]) -> tuple[str, ...]:
     """Several in short."""
     return tuple(text(node) for node in nodes)
 

@@ -37,7 +37,7 @@ class Catalyst:
                 hint=f"install PySpark {' or '.join(KNOWN_VERSIONS)}",
             )
         self.session = session
-        self._jvm = session.sparkContext._jvm
+        self._jvm: Any = session.sparkContext._jvm
         self._jsession = session._jsparkSession
         self._classes: dict[str, Any] = {}
 
@@ -299,7 +299,7 @@ class Catalyst:
         return found
 
     def _make(self, name: str, *arguments: Any) -> Any:
-        found = self._classes.get("new " + name)
+        found: Any = self._classes.get("new " + name)
         if found is None:
             found = self._jvm
             for part in name.split("."):

@@ -39,10 +39,8 @@ def dag_text(compiled: Compiled) -> str:
             last = members[-1][1]
             head += f", shuffled by {', '.join(last.keys) or 'row'}"
         lines.append(head)
-        for depth, node in members:
-            lines.append(_line(depth, node))
-    for warning in compiled.build.warnings:
-        lines.append(f"warning: {warning}")
+        lines.extend(_line(depth, node) for depth, node in members)
+    lines.extend(f"warning: {warning}" for warning in compiled.build.warnings)
     return "\n".join(lines)
 
 

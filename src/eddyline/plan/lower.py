@@ -172,10 +172,10 @@ def _constant(build: Build, node: Plan) -> Delta:
     return Delta(plan, others[0], Node("Constant", "stateless", text(node)), append_only=True)
 
 
-def _wire(types: list[object]) -> StructType:
+def _wire(types: list[DataType]) -> StructType:
     schema = StructType()
     for i, data_type in enumerate(types):
-        schema.add(f"c{i}", data_type)  # type: ignore[arg-type]
+        schema.add(f"c{i}", data_type)
     return schema.add("w", LongType())
 
 
@@ -320,10 +320,10 @@ def _refuse(build: Build, analyzed: Plan) -> None:
                 if name in REFUSED_EXPRESSIONS:
                     why, way_out = REFUSED_EXPRESSIONS[name]
                     raise build.refused(f"{expression.sql()}: {why}", way_out, fragment=root)
-                if name in ("PythonUDF", "ScalaUDF", "PythonUDAF"):
-                    if not expression.udfDeterministic():
-                        raise build.refused(
-                            f"{expression.sql()} is not marked deterministic",
-                            "mark it so if it is, or compute it before the row enters the stream",
-                            fragment=root,
-                        )
+                functions = ("PythonUDF", "ScalaUDF", "PythonUDAF")
+                if name in functions and not expression.udfDeterministic():
+                    raise build.refused(
+                        f"{expression.sql()} is not marked deterministic",
+                        "mark it so if it is, or compute it before the row enters the stream",
+                        fragment=root,
+                    )

@@ -50,7 +50,7 @@ def linear(call: Call, append_only: bool) -> Accumulators | None:
         return None
     argument = call.types[0]
     if call.function in ("Sum", "Average"):
-        finish = ("if({m1} = 0, null, {m0})",)
+        finish: tuple[str, ...] = ("if({m1} = 0, null, {m0})",)
         if call.function == "Average":
             finish = ("{m0}", "{m1}")
         if argument in INTEGERS:
@@ -104,7 +104,7 @@ def _double(function: str) -> Accumulators:
         "case when {m1} > 0 or ({m2} > 0 and {m3} > 0) then double('NaN')"
         f" when {{m2}} > 0 then {infinite} when {{m3}} > 0 then -{infinite} else {{m0}} end"
     )
-    buffers = (f"if({{m4}} = 0, null, {total})",)
+    buffers: tuple[str, ...] = (f"if({{m4}} = 0, null, {total})",)
     if function == "Average":
         buffers = (total, "{m4}")
     return Accumulators((Measure.EXACT, *(Measure.SUM,) * 4), contributions, buffers)

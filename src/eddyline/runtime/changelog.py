@@ -49,6 +49,7 @@ def paired(
     weights = rows[WEIGHT].to_numpy()
     gone = repeat(rows.filter(pa.array(weights < 0)), -weights[weights < 0])
     come = repeat(rows.filter(pa.array(weights > 0)), weights[weights > 0])
+    lines: list[tuple[int | None, int | None]]
     if key is None:
         lines = [(i, None) for i in range(gone.num_rows)] + [
             (None, i) for i in range(come.num_rows)

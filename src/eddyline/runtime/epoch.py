@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from eddyline.runtime.task import (
     inputs_name,
 )
 from eddyline.source.segments import RUN, Segment, spread
-from eddyline.state.manifest import Buckets, Manifest, write_manifest
+from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -152,14 +153,11 @@ class EpochRunner:
         return manifest, seconds
 
     def _abandon(self, folder: str, epoch: int) -> None:
-        from eddyline.state.manifest import manifest_name
-
         if self.files.exists(manifest_name(epoch)):
             return  # the commit is there, whatever was raised behind it
-        try:
+        # what can't be removed now is removed when the storage is opened the next time
+        with contextlib.suppress(OSError, EddylineError):
             self.files.remove(folder)
-        except (OSError, EddylineError):
-            pass  # what remains is removed when the storage is opened the next time
 
     def _deal(self, folder: str, plan: Plan, given: Mapping[str, list[Segment]]) -> None:
         document = {

@@ -118,7 +118,7 @@ def snapshot_frame(
     plain = plain_schema(schema)
     zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
     task = SnapshotTask(files, tuple(buckets), len(schema), arrow_schema(plain, zone))
-    frame = numbers(session, len(buckets)).mapInArrow(task, plain)  # type: ignore[arg-type]
+    frame = numbers(session, len(buckets)).mapInArrow(task, plain)
     return frame.toDF(*schema.names)
 
 
@@ -133,7 +133,7 @@ def segments_frame(
     zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
     given = tuple(tuple(segments) for segments in dealt)
     task = SegmentsTask(files, given, tuple(schema.names), arrow_schema(plain, zone))
-    frame = numbers(session, len(given)).mapInArrow(task, plain)  # type: ignore[arg-type]
+    frame = numbers(session, len(given)).mapInArrow(task, plain)
     return frame.toDF(*schema.names)
 
 
@@ -156,7 +156,7 @@ def changes_frame(
         out = plain_schema(schema).add("op", StringType()).add("epoch", LongType())
         final = [*schema.names, "op", "epoch"]
     task = ChangesTask(files, tuple(epochs), len(schema), update, key, arrow_schema(out, zone))
-    frame = numbers(session, len(epochs)).mapInArrow(task, out)  # type: ignore[arg-type]
+    frame = numbers(session, len(epochs)).mapInArrow(task, out)
     return frame.toDF(*final)
 
 

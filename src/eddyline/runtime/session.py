@@ -46,7 +46,8 @@ def local_session() -> SparkSession:
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:
     """A session with the same functions, views and settings, and some settings of its own."""
-    jvm_session = session._jsparkSession.cloneSession()
+    # pyspark has no public way to a session with the same functions and settings
+    jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
     twin = SparkSession(session.sparkContext, jvm_session)
     for name, value in settings.items():
         twin.conf.set(name, value)

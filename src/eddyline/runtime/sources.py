@@ -111,6 +111,23 @@ class Sources:
         for folder in (f"logs/{entry.id}", f"checkpoints/{entry.id}"):
             self.files.remove(folder)
 
+    def recover(self, catalog: Catalog, manifest: Manifest) -> None:
+        """Remove what crashes have left, and check what waits in the logs.
+
+        Raises:
+            StateError: a log is damaged, or doesn't hold all that the manifest lacks.
+        """
+        ids = catalog.ids
+        for folder in ("logs", "checkpoints"):
+            for name in self.files.names(folder):
+                if name not in ids:
+                    self.files.remove(f"{folder}/{name}")
+        for entry in catalog.entries:
+            if entry.kind != VIEW:
+                log = self.log(entry)
+                log.tidy()
+                log.verify(manifest.positions.get(entry.id, 0))
+
     def waiting(self, catalog: Catalog, manifest: Manifest) -> dict[str, int]:
         """For each source with input that is not committed yet: how far the next epoch goes."""
         found = {}

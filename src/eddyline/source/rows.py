@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
 import pandas as pd
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
 
-Rows = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
+Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
 
 def as_arrow(

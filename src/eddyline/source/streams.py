@@ -10,7 +10,8 @@ from glob import glob
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
 from eddyline.errors import EngineError, StateError
@@ -81,18 +82,26 @@ class SparkStream:
         if self.log.has(number):
             return
         self.log.clear(number)
-        # the entry must not outlive a power cut that Spark's note of what is in it does not
-        self.files.sync_tree(self.checkpoint)
+        self._make_durable(number)
         columns = [expr(f"`{name}`").alias(f"c{i}") for i, name in enumerate(self.columns)]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
         task = LogTask(self.files, self.log.folder, number)
-        written = batch.select(*columns).mapInArrow(task, LOGGED)  # type: ignore[arg-type]
-        segments = [
-            Segment(LOG, row.file, row.rows, crc=row.crc) for row in written.collect()
-        ]
+        written = batch.select(*columns).mapInArrow(task, LOGGED)
+        segments = [Segment(LOG, row.file, row.rows, crc=row.crc) for row in written.collect()]
         if segments:
             self.log.append(number, segments)
+
+    def _make_durable(self, number: int) -> None:
+        """Flush Spark's notes on a batch: the log's entry must not outlive them in a power cut."""
+        root = self.files.path(self.checkpoint)
+        notes = ["", "metadata", "offsets", f"offsets/{number}"]
+        for pattern in ("sources", "sources/*", f"sources/*/{number}*"):
+            notes += glob(pattern, root_dir=root)
+        for name in ("", os.path.dirname(self.checkpoint)):
+            self.files.sync(name)
+        for name in notes:
+            self.files.sync(os.path.join(self.checkpoint, name))
 
     def _check(self, query: StreamingQuery) -> None:
         error = query.exception()
@@ -149,9 +158,12 @@ class FileStream:
                 for at in range(0, max(size, 1), FILE_PART_BYTES):
                     length = min(FILE_PART_BYTES, size - at)
                     segments.append(Segment(NDJSON, path, 0, at, 0, length))
-            seen, self.seen = self.seen, None  # if this fails, the log itself says what is in it
-            self.log.append(self.log.end(), segments)
-            self.seen = seen.union(path for _, path, _ in chosen)
+            try:
+                self.log.append(self.log.end(), segments)
+            except BaseException:
+                self.seen = None  # the entry may be in place: the log itself says what is in it
+                raise
+            self.seen.update(path for _, path, _ in chosen)
 
     def follow(self, interval_s: float) -> None:
         """The same as pull: looking into a folder is cheap."""

@@ -257,12 +257,14 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     if total == 0:
         return np.empty(0, np.int64)
     offsets = np.repeat(starts - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    return np.arange(total) + offsets
+    places: np.ndarray = np.arange(total) + offsets
+    return places
 
 
 def hashes_of(table: pa.Table) -> np.ndarray:
     """The sorted distinct key hashes of a table."""
-    return np.unique(table[HASH].to_numpy())
+    found: np.ndarray = np.unique(table[HASH].to_numpy())
+    return found
 
 
 def repeat(table: pa.Table, weights: np.ndarray) -> pa.Table:

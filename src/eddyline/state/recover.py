@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eddyline.state.manifest import (
@@ -12,9 +14,10 @@ from eddyline.state.manifest import (
     read_manifest,
 )
 from eddyline.state.runs import verify_run
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, damaged
 
 EPOCHS = "epochs"
+CONSTANTS = "constants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,15 @@ class Recovery:
     Attributes:
         epoch: the last committed epoch; 0 to start empty.
         stale: attempt folders that were never committed.
+        missing: epochs between the oldest and the last whose manifests are lost.
     """
 
     epoch: int
-    stale: tuple[str, ...]
+    stale: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
-def decide(epochs: list[int], attempts: list[str]) -> Recovery:
+def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
     """The last committed epoch, and the attempts behind it. Pure.
 
     Args:
@@ -39,53 +44,72 @@ def decide(epochs: list[int], attempts: list[str]) -> Recovery:
 
     Example:
         >>> decide([1, 2], ["000000000002-ab", "000000000003-cd"])
-        Recovery(epoch=2, stale=('000000000003-cd',))
+        Recovery(epoch=2, stale=('000000000003-cd',), missing=())
     """
     last = epochs[-1] if epochs else 0
-    stale = tuple(name for name in attempts if int(name.split("-")[0]) > last)
-    return Recovery(last, stale)
+    present = set(epochs)
+    return Recovery(
+        last,
+        tuple(name for name in attempts if _epoch_of(name) > last),
+        tuple(epoch for epoch in range(min(present, default=1), last) if epoch not in present),
+    )
 
 
-def open_storage(files: Files, *, writable: bool, check: bool = True) -> Manifest:
-    """The last committed manifest, its runs checked byte by byte; remains of attempts removed.
+def open_storage(files: Files, *, writable: bool) -> Manifest:
+    """The last committed manifest, its runs checked byte by byte; what crashes left is removed.
 
     Raises:
-        StateError: the manifest or a run is damaged.
+        StateError: a manifest or a run is damaged or missing.
     """
     if writable:
         for folder in (FOLDER, EPOCHS):
             files.make_folder(folder)
-    recovery = decide(committed_epochs(files), files.names(EPOCHS))
+    epochs = committed_epochs(files)
+    recovery = decide(epochs, files.names(EPOCHS))
+    if recovery.missing:
+        raise damaged(manifest_name(recovery.missing[0]), "it is missing")
     manifest = read_manifest(files, recovery.epoch)
+    for run in {run.name: run for run in manifest.all_runs()}.values():
+        verify_run(files, run)
     if writable:
+        for folder in ("", FOLDER):
+            files.remove_unfinished(folder)
+        if files.exists(CONSTANTS):
+            files.remove(CONSTANTS)
         for name in recovery.stale:
             files.remove(f"{EPOCHS}/{name}")
-    if check:
-        for run in {run.name: run for run in manifest.all_runs()}.values():
-            verify_run(files, run)
+        if epochs:
+            sweep(files, read_manifest(files, epochs[0]))
     return manifest
 
 
 def retire(files: Files, retained: int) -> None:
     """Remove manifests beyond the newest `retained`, and the runs that only they need."""
     epochs = committed_epochs(files)
-    for epoch, following in zip(epochs[:-retained], epochs[1:], strict=False):
-        old, new = read_manifest(files, epoch), read_manifest(files, following)
-        needed = {run.name for run in new.all_runs()}
+    for epoch in epochs[:-retained]:
         files.remove(manifest_name(epoch))
-        for name in {run.name for run in old.all_runs()} - needed:
-            files.remove(name)
-        _tidy(files, old.epoch, needed)
+    sweep(files, read_manifest(files, epochs[-retained:][0]))
 
 
-def _tidy(files: Files, epoch: int, needed: set[str]) -> None:
-    """Remove what tasks that ran twice have left of an epoch, and its folder if no run is needed."""
-    for folder in files.names(EPOCHS):
-        if folder.startswith(f"{epoch:012d}-"):
-            paths = [f"{EPOCHS}/{folder}/{name}" for name in files.names(f"{EPOCHS}/{folder}")]
-            if not needed.intersection(paths):
-                files.remove(f"{EPOCHS}/{folder}")
-                continue
-            for path in paths:
-                if path.endswith(".arrow") and path not in needed:
-                    files.remove(path)
+def sweep(files: Files, oldest: Manifest) -> None:
+    """Remove what was written for earlier epochs than `oldest` and is not in its state.
+
+    What a later manifest needs of that time is in this one too.
+    """
+    needed = {run.name for run in oldest.all_runs()}
+    for attempt in files.names(EPOCHS):
+        if _epoch_of(attempt) >= oldest.epoch:
+            break
+        folder = f"{EPOCHS}/{attempt}"
+        found = [f"{folder}/{name}" for name in files.names(folder)]
+        if needed.isdisjoint(found):
+            files.remove(folder)
+            continue
+        files.remove_unfinished(folder)
+        for name in found:
+            if name not in needed:
+                files.remove(name)
+
+
+def _epoch_of(attempt: str) -> int:
+    return int(attempt.split("-")[0])

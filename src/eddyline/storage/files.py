@@ -62,7 +62,7 @@ class Files:
                 self.remove(name + suffix)
             raise
         if durable:
-            self.sync_folder(os.path.dirname(name))
+            self.sync(os.path.dirname(name))
         return size
 
     def write_json(self, name: str, value: object, *, durable: bool = True) -> None:
@@ -82,8 +82,8 @@ class Files:
             raise damaged(name, "it doesn't match its checksum")
         return json.loads(body)
 
-    def sync_folder(self, name: str) -> None:
-        """Flush a folder's entries to the disk."""
+    def sync(self, name: str) -> None:
+        """Flush a file, or the entries of a folder, to the disk."""
         self.step("sync", name)
         _sync(self.path(name))
 
@@ -115,7 +115,8 @@ class Files:
 
     def remove_unfinished(self, folder: str) -> None:
         """Remove what writes that never ended have left in a folder."""
-        for name in os.listdir(self.path(folder)):
+        target = self.path(folder)
+        for name in os.listdir(target) if os.path.isdir(target) else ():
             if name.endswith(UNFINISHED):
                 self.remove(os.path.join(folder, name))
 

@@ -1,0 +1,319 @@
+"""The catalogue of query shapes: every operator, and stackings of them, over a few small tables.
+
+Each result is determined by the tables' rows alone: orders are total, sums of doubles are exact
+(multiples of a quarter), and where SQL leaves a choice the query takes it away. A later shape may
+read an earlier one by its name: a view on a view.
+"""
+
+from __future__ import annotations
+
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "t": (
+        "id INT, k STRING, g INT, b BIGINT, x DOUBLE, d DECIMAL(10,2), day DATE, ts TIMESTAMP,"
+        " a ARRAY<INT>, s STRUCT<p: INT, q: STRING>, m MAP<STRING, INT>, f BOOLEAN",
+        (),
+    ),
+    "u": ("id INT, k STRING, v INT, y DOUBLE", ()),
+    "p": ("id INT, k STRING, v INT", ("id",)),
+}
+STREAM = "e"  # append-only
+STREAM_COLUMNS = "k STRING, v INT, n BIGINT, ts TIMESTAMP"
+
+STATELESS = {
+    "filter": "SELECT id, k, x FROM t WHERE g > 1 AND k IS NOT NULL",
+    "project": "SELECT id + 1 AS i, upper(k) AS k, x * 2 AS x, d / 3 AS d, ts + INTERVAL 1 DAY AS ts FROM t",
+    "case": "SELECT id, CASE WHEN g = 1 THEN 'one' WHEN x > 1 THEN 'big' END AS c,"
+    " coalesce(k, '-') AS k FROM t",
+    "nested_types": "SELECT id, a, s, m, s.p AS p, a[0] AS a0, m['a'] AS ma,"
+    " struct(x, d) AS z, array(x, -0.0D) AS y, map('k', x) AS w FROM t",
+    "explode": "SELECT id, explode(a) AS one FROM t",
+    "posexplode": "SELECT id, place, one FROM t LATERAL VIEW posexplode(a) z AS place, one",
+    "lateral_outer": "SELECT id, k, one FROM t LATERAL VIEW OUTER explode(a) z AS one",
+    "explode_map": "SELECT id, key, value FROM t LATERAL VIEW explode(m) z",
+    "inline": "SELECT id, p, q FROM t LATERAL VIEW inline(array(s, struct(g AS p, k AS q))) z AS p, q",
+    "stack": "SELECT id, n, z FROM t LATERAL VIEW stack(2, 1, k, 2, s.q) z AS n, z",
+    "union_all": "SELECT id, k FROM t UNION ALL SELECT id, k FROM u UNION ALL SELECT v, k FROM u",
+    "union_distinct": "SELECT g AS a, k FROM t UNION SELECT v, k FROM u",
+    "union_same_twice": "SELECT g, x FROM t WHERE g = 1 UNION ALL SELECT g, x FROM t WHERE x > 0",
+    "constant": "SELECT 1 AS one, 'a' AS a, CAST(NULL AS INT) AS n",
+    "values": "SELECT * FROM VALUES (1, 'a'), (2, NULL), (2, NULL) AS z(n, s)",
+    "range": "SELECT id FROM range(5)",
+    "union_constant": "SELECT k, g FROM t UNION ALL VALUES ('z', 0), ('z', 0)",
+    "nothing": "SELECT id, k FROM t WHERE 1 = 0",
+    "empty_columns": "SELECT 7 AS seven FROM t WHERE g = 1",
+}
+
+AGGREGATES = {
+    "count_sum_avg": "SELECT g, count(*) AS n, count(x) AS nx, sum(b) AS sb, avg(b) AS ab, sum(x) AS sx,"
+    " avg(x) AS ax, sum(d) AS sd, avg(d) AS ad, sum(id) AS si, avg(id) AS ai FROM t GROUP BY g",
+    "aggregate_filter": "SELECT k, count(*) FILTER (WHERE g > 1) AS n, sum(x) FILTER (WHERE f) AS sx,"
+    " sum(d) FILTER (WHERE id > 2) AS sd FROM t GROUP BY k",
+    "group_by_two": "SELECT k, g, count(*) AS n, sum(b) AS sb FROM t GROUP BY k, g",
+    "group_by_double": "SELECT x, count(*) AS n, sum(b) AS s FROM t GROUP BY x",
+    "group_by_double_exact": "SELECT x, sum(x) AS s FROM t GROUP BY x",
+    "group_by_expression": "SELECT g % 2 AS odd, length(k) AS l, count(*) + 1 AS n FROM t"
+    " GROUP BY g % 2, length(k)",
+    "group_by_struct": "SELECT s, sum(id) AS n FROM t GROUP BY s",
+    "group_by_struct_double": "SELECT struct(x, k) AS xk, sum(x) AS n, count(*) AS c FROM t"
+    " GROUP BY struct(x, k)",
+    "group_by_array": "SELECT a, count(*) AS n FROM t GROUP BY a",
+    "group_by_temporal": "SELECT day, date_trunc('hour', ts) AS hour, count(*) AS n FROM t GROUP BY 1, 2",
+    "group_by_decimal": "SELECT d, count(*) AS n, max(k) AS k FROM t GROUP BY d",
+    "group_by_boolean": "SELECT f, x > 0 AS pos, sum(b) AS s FROM t GROUP BY f, x > 0",
+    "no_group_columns": "SELECT count(*) AS n FROM t GROUP BY k",
+    "having": "SELECT k, sum(b) AS s FROM t GROUP BY k HAVING count(*) > 1 AND sum(b) > 0",
+    "distinct": "SELECT DISTINCT k, g FROM t",
+    "distinct_double": "SELECT DISTINCT x FROM t",
+    "distinct_nested": "SELECT DISTINCT a, s FROM t",
+    "count_distinct": "SELECT g, count(DISTINCT k) AS nk FROM t GROUP BY g",
+    "count_distinct_two": "SELECT g, count(DISTINCT k, b) AS nkb FROM t GROUP BY g",
+    "distinct_mixed": "SELECT g, count(DISTINCT k) AS nk, sum(DISTINCT b) AS sb, avg(DISTINCT x) AS ax,"
+    " count(*) AS n, sum(x) AS sx FROM t GROUP BY g",
+    "distinct_filter": "SELECT k, count(DISTINCT g) FILTER (WHERE f) AS n,"
+    " count(DISTINCT g) FILTER (WHERE NOT f) AS m, count(DISTINCT g) AS a FROM t GROUP BY k",
+    "distinct_global": "SELECT count(DISTINCT k) AS nk, count(DISTINCT x) AS nx, sum(b) AS s FROM t",
+    "min_max": "SELECT g, min(b) AS mb, max(x) AS mx, min(x) AS nx, max(d) AS md, min(k) AS mk,"
+    " max(ts) AS mt, min(day) AS dd, max(s) AS ms FROM t GROUP BY g",
+    "min_max_append": "SELECT k, min(v) AS lo, max(v) AS hi, max(ts) AS ts, count(*) AS n FROM e GROUP BY k",
+    "min_max_append_global": "SELECT min(v) AS lo, max(n) AS hi, min(k) AS k FROM e",
+    "append_counts": "SELECT k, date_trunc('day', ts) AS day, count(*) AS c, sum(n) AS s, avg(v) AS a"
+    " FROM e GROUP BY k, date_trunc('day', ts)",
+    "collect_list": "SELECT g, sort_array(collect_list(b)) AS l, sort_array(collect_set(k)) AS s"
+    " FROM t GROUP BY g",
+    "collect_structs": "SELECT k, sort_array(collect_list(struct(id, b, d))) AS l FROM t GROUP BY k",
+    "percentile": "SELECT g, percentile(b, 0.5) AS m, percentile(x, array(0.25, 0.75)) AS q,"
+    " percentile_approx(b, 0.5) AS pa, median(id) AS md FROM t GROUP BY g",
+    "approx_distinct": "SELECT k, approx_count_distinct(b) AS n FROM t GROUP BY k",
+    "first_last": "SELECT g, first(g) AS a, last(g) AS b, any_value(g) AS c FROM t GROUP BY g",
+    "max_by": "SELECT g, max_by(id, struct(b, id)) AS hi, min_by(k, struct(id, k)) AS lo FROM t GROUP BY g",
+    "mode": "SELECT k, mode(g, true) AS m FROM t GROUP BY k",
+    "variance": "SELECT g, variance(b) AS v, stddev(b) AS s, var_pop(id) AS vp, stddev_pop(d) AS sp,"
+    " skewness(b) AS sk, kurtosis(id) AS ku FROM t WHERE b < 1000 GROUP BY g",
+    "correlation": "SELECT k, corr(id, g) AS c, covar_pop(id, g) AS cp, covar_samp(id, g) AS cs,"
+    " regr_count(id, g) AS rc, regr_slope(id, g) AS rs FROM t GROUP BY k",
+    "booleans": "SELECT g, bool_and(f) AS ba, bool_or(f) AS bo, every(f) AS ev, some(f) AS so,"
+    " count_if(f) AS ci FROM t GROUP BY g",
+    "bits": "SELECT g, bit_xor(b) AS x, bit_and(b) AS a, bit_or(b) AS o, bit_xor(id) AS xi FROM t GROUP BY g",
+    "product_text": "SELECT g, listagg(k, ',') WITHIN GROUP (ORDER BY k) AS l, histogram_numeric(id, 3) AS h"
+    " FROM t GROUP BY g",
+    "map_aggregate": "SELECT g, max_by(m, struct(id, b, d, x, k, day, ts)) IS NULL AS l,"
+    " map_from_entries(array_sort(collect_set(struct(k AS key, 1 AS value)))) AS z"
+    " FROM t WHERE k IS NOT NULL GROUP BY g",
+    "global_linear": "SELECT count(*) AS n, sum(b) AS s, avg(x) AS a, sum(d) AS d FROM t",
+    "global_empty": "SELECT count(*) AS n, sum(b) AS s, max(x) AS m, collect_list(g) AS l FROM t WHERE g > 99",
+    "global_empty_linear": "SELECT count(*) AS n, sum(b) AS s, avg(x) AS a FROM t WHERE g > 99",
+    "global_generic": "SELECT max(b) AS m, count(*) AS n, sort_array(collect_list(g)) AS l, 7 AS c FROM t",
+    "global_having": "SELECT sum(id) AS s FROM u HAVING count(*) > 3",
+    "rollup": "SELECT k, g, count(*) AS n, sum(x) AS sx FROM t GROUP BY ROLLUP (k, g)",
+    "cube": "SELECT k, f, sum(b) AS s, grouping(k) AS gk, grouping_id() AS gi FROM t GROUP BY CUBE (k, f)",
+    "grouping_sets": "SELECT g, k, f, max(b) AS m FROM t GROUP BY GROUPING SETS ((g), (k, f), ())",
+    "rollup_distinct": "SELECT g, count(DISTINCT k) AS n FROM t GROUP BY ROLLUP (g)",
+    "pivot": "SELECT * FROM (SELECT k, g, b FROM t) PIVOT (sum(b) AS s FOR g IN (1 AS one, 2 AS two))",
+    "unpivot": "SELECT * FROM (SELECT id, g, CAST(v AS INT) AS v FROM (SELECT id, g, b AS v FROM t))"
+    " UNPIVOT (val FOR name IN (g, v))",
+    "except": "SELECT k, g FROM t EXCEPT SELECT k, v FROM u",
+    "except_all": "SELECT k, g FROM t EXCEPT ALL SELECT k, v FROM u",
+    "intersect": "SELECT k, g FROM t INTERSECT SELECT k, v FROM u",
+    "intersect_all": "SELECT k, g FROM t INTERSECT ALL SELECT k, v FROM u",
+    "except_doubles": "SELECT x FROM t EXCEPT SELECT y FROM u",
+    "intersect_doubles": "SELECT x, k FROM t INTERSECT ALL SELECT y, k FROM u",
+    "two_level": "SELECT n, count(*) AS c FROM (SELECT k, count(*) AS n FROM t GROUP BY k) GROUP BY n",
+    "three_level": "SELECT c, count(*) AS z, max(n) AS m FROM (SELECT n, count(*) AS c FROM"
+    " (SELECT k, g, count(*) AS n FROM t GROUP BY k, g) GROUP BY n) GROUP BY c",
+    "sum_of_max": "SELECT sum(m) AS s, avg(x) AS a FROM (SELECT g, max(b) AS m, min(x) AS x FROM t GROUP BY g)",
+    "aggregate_of_explode": "SELECT one, count(*) AS n, sum(g) AS s FROM t LATERAL VIEW explode(a) z AS one"
+    " GROUP BY one",
+    "avg_of_global": "SELECT n + 1 AS n, m IS NULL AS z FROM (SELECT count(*) AS n, max(x) AS m FROM t)",
+}
+
+JOINS = {
+    "inner": "SELECT t.id, u.id AS uid, t.k, v FROM t JOIN u ON t.k = u.k",
+    "inner_two_keys": "SELECT t.id, u.v, y FROM t JOIN u ON t.k = u.k AND t.g = u.v",
+    "inner_residual": "SELECT t.id, u.v FROM t JOIN u ON t.k = u.k AND t.g < u.v",
+    "inner_double": "SELECT t.id, t.x, u.y FROM t JOIN u ON t.x = u.y",
+    "inner_expression": "SELECT t.id, u.id AS uid FROM t JOIN u ON t.g + 1 = u.v AND upper(t.k) = upper(u.k)",
+    "left": "SELECT t.id, t.k, u.v, u.y FROM t LEFT JOIN u ON t.k = u.k",
+    "right": "SELECT t.id, u.k, u.v FROM t RIGHT JOIN u ON t.k = u.k",
+    "full": "SELECT t.id, t.k, u.k AS uk, u.v FROM t FULL JOIN u ON t.k = u.k",
+    "full_using": "SELECT k, t.g, u.v FROM t FULL JOIN u USING (k)",
+    "full_double": "SELECT t.id, t.x, u.y FROM t FULL JOIN u ON t.x = u.y",
+    "left_residual": "SELECT t.id, t.g, u.v FROM t LEFT JOIN u ON t.k = u.k AND t.g < u.v",
+    "left_own_condition": "SELECT t.id, t.g, u.v FROM t LEFT JOIN u ON t.k = u.k AND t.g > 1 AND u.v > 1",
+    "right_residual": "SELECT t.id, t.g, u.v, u.y FROM t RIGHT JOIN u ON t.k = u.k AND t.g < u.v",
+    "full_residual": "SELECT t.id, t.g, u.id AS uid, u.v FROM t FULL JOIN u ON t.k = u.k AND t.g < u.v",
+    "full_one_sided": "SELECT t.id, u.id AS uid FROM t FULL JOIN u ON t.k = u.k AND t.g = 1",
+    "left_theta": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.g < u.v AND u.y > 1",
+    "full_theta": "SELECT t.id, u.v FROM t FULL JOIN u ON t.g > u.v + 2",
+    "left_nested": "SELECT t.id, t.m, t.a, u.v FROM t LEFT JOIN u ON t.k = u.k AND t.g <> u.v",
+    "semi": "SELECT id, k, x FROM t LEFT SEMI JOIN u ON t.k = u.k",
+    "anti": "SELECT id, k, x FROM t LEFT ANTI JOIN u ON t.k = u.k",
+    "semi_residual": "SELECT id, k FROM t LEFT SEMI JOIN u ON t.k = u.k AND t.g < u.v",
+    "anti_residual": "SELECT id, k, m FROM t LEFT ANTI JOIN u ON t.k = u.k AND t.g < u.v",
+    "anti_theta": "SELECT id, g FROM t LEFT ANTI JOIN u ON t.g < u.v",
+    "cross": "SELECT t.g, u.v FROM t CROSS JOIN u",
+    "theta": "SELECT t.id, u.id AS uid FROM t JOIN u ON t.g < u.v",
+    "null_safe": "SELECT t.id, u.v FROM t JOIN u ON t.k <=> u.k",
+    "null_safe_left": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.k <=> u.k AND t.x <=> u.y",
+    "null_safe_anti": "SELECT t.id, t.k FROM t LEFT ANTI JOIN u ON t.k <=> u.k",
+    "mixed_types": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.b = u.v AND t.d = u.y",
+    "self_join": "SELECT a.id, b.id AS bid FROM t a JOIN t b ON a.k = b.k AND a.id < b.id",
+    "self_left": "SELECT a.id, b.g FROM u c JOIN t a ON c.k = a.k LEFT JOIN t b ON a.g = b.id",
+    "three_tables": "SELECT t.id, u.v, p.v AS pv FROM t JOIN u ON t.k = u.k LEFT JOIN p ON u.id = p.id",
+    "left_left": "SELECT t.id, u.v, p.v AS pv FROM t LEFT JOIN u ON t.k = u.k LEFT JOIN p ON u.v = p.id",
+    "struct_key": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.s = struct(u.id, u.k)",
+    "diamond": "WITH c AS (SELECT k, sum(b) AS s, count(*) AS n FROM t GROUP BY k)"
+    " SELECT a.k, a.s, b.n FROM c a JOIN c b ON a.n = b.n AND a.k <> b.k",
+    "diamond_total": "WITH c AS (SELECT k, count(*) AS n FROM t GROUP BY k)"
+    " SELECT k, n, n / (SELECT sum(n) FROM c) AS share FROM c",
+    "aggregate_of_join": "SELECT u.v, count(*) AS n, sum(t.b) AS s, max(t.x) AS m FROM t JOIN u ON t.k = u.k"
+    " GROUP BY u.v",
+    "aggregate_of_left": "SELECT t.g, count(u.v) AS n, count(*) AS c, sum(u.y) AS s FROM t"
+    " LEFT JOIN u ON t.k = u.k GROUP BY t.g",
+    "join_of_aggregates": "SELECT a.k, a.n, b.s FROM (SELECT k, count(*) AS n FROM t GROUP BY k) a"
+    " FULL JOIN (SELECT k, sum(v) AS s FROM u GROUP BY k) b ON a.k = b.k",
+    "join_of_distinct": "SELECT a.k, b.v FROM (SELECT DISTINCT k FROM t) a LEFT JOIN"
+    " (SELECT DISTINCT k, v FROM u) b ON a.k = b.k",
+    "lateral_join": "SELECT t.id, z.s FROM t, LATERAL (SELECT sum(v) AS s FROM u WHERE u.k = t.k) z",
+    "stream_join": "SELECT e.v, t.g FROM e JOIN t ON e.k = t.k",
+    "stream_left": "SELECT e.v, e.n, p.v AS pv FROM e LEFT JOIN p ON e.v = p.id",
+    "constant_join": "SELECT t.id, z.name FROM t LEFT JOIN VALUES (1, 'one'), (2, 'two') z(g, name)"
+    " ON t.g = z.g",
+}
+
+SUBQUERIES = {
+    "in": "SELECT id, k FROM t WHERE k IN (SELECT k FROM u WHERE v > 1)",
+    "not_in": "SELECT id, k FROM t WHERE g NOT IN (SELECT v FROM u WHERE v IS NOT NULL)",
+    "not_in_null": "SELECT id, k FROM t WHERE g NOT IN (SELECT v FROM u WHERE y > 0)",
+    "exists": "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.k = t.k AND u.v >= t.g)",
+    "not_exists": "SELECT id, k FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.k = t.k)",
+    "exists_uncorrelated": "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u WHERE v > 3)",
+    "not_exists_uncorrelated": "SELECT id FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE v > 3)",
+    "exists_or": "SELECT id, g FROM t WHERE g = 1 OR EXISTS (SELECT 1 FROM u WHERE u.k = t.k)",
+    "in_or": "SELECT id FROM t WHERE x > 1 OR k IN (SELECT k FROM u)",
+    "exists_select": "SELECT id, k IN (SELECT k FROM u WHERE k IS NOT NULL) AS known FROM t",
+    "scalar_select": "SELECT id, (SELECT max(v) FROM u) AS m FROM t",
+    "scalar_where": "SELECT id, b FROM t WHERE b > (SELECT avg(v) FROM u)",
+    "scalar_having": "SELECT k, count(*) AS n FROM t GROUP BY k HAVING count(*) >= (SELECT count(*) / 4 FROM u)",
+    "scalar_two": "SELECT id FROM t WHERE b BETWEEN (SELECT min(v) FROM u) AND (SELECT max(v) + 1 FROM u)",
+    "scalar_in_aggregate": "SELECT g, sum(b + (SELECT count(*) FROM u)) AS s FROM t GROUP BY g",
+    "scalar_top": "SELECT id, (SELECT v FROM u ORDER BY v DESC NULLS LAST, id LIMIT 1) AS m FROM t",
+    "scalar_case": "SELECT id, CASE WHEN g > (SELECT avg(v) FROM u) THEN 'hi' ELSE 'lo' END AS c FROM t",
+    "scalar_join_condition": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.k = u.k"
+    " AND u.v > (SELECT avg(v) FROM u)",
+    "correlated": "SELECT id, (SELECT sum(v) FROM u WHERE u.k = t.k) AS s FROM t",
+    "correlated_count": "SELECT id, (SELECT count(*) FROM u WHERE u.k = t.k) AS n FROM t",
+    "correlated_where": "SELECT id, b FROM t WHERE b >= (SELECT avg(v) FROM u WHERE u.k = t.k)",
+    "correlated_self": "SELECT id, b FROM t o WHERE b = (SELECT max(b) FROM t i WHERE i.k = o.k)",
+    "in_aggregate": "SELECT id FROM t WHERE k IN (SELECT k FROM u GROUP BY k HAVING count(*) > 1)",
+}
+
+WINDOWS = {
+    "row_number": "SELECT g, b, id, row_number() OVER (PARTITION BY g ORDER BY b, id) AS r FROM t",
+    "ranks": "SELECT g, b, rank() OVER w AS r, dense_rank() OVER w AS d, percent_rank() OVER w AS p,"
+    " cume_dist() OVER w AS c FROM t WINDOW w AS (PARTITION BY g ORDER BY b DESC)",
+    "ntile": "SELECT g, id, b, ntile(3) OVER (PARTITION BY g ORDER BY id, b) AS n FROM t",
+    "lag_lead": "SELECT k, id, b, lag(b) OVER w AS a, lead(b, 2, -1) OVER w AS z FROM t"
+    " WINDOW w AS (PARTITION BY k ORDER BY id, b)",
+    "first_last_nth": "SELECT k, id, first_value(id) OVER w AS f, last_value(id) OVER w AS l,"
+    " nth_value(id, 2) OVER w AS n FROM t WINDOW w AS (PARTITION BY k ORDER BY id"
+    " ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)",
+    "running_sum": "SELECT k, id, b, sum(b) OVER (PARTITION BY k ORDER BY id) AS s FROM t",
+    "running_rows": "SELECT k, id, b, sum(b) OVER (PARTITION BY k ORDER BY id, b ROWS UNBOUNDED PRECEDING) AS s"
+    " FROM t",
+    "sliding_rows": "SELECT k, id, b, avg(b) OVER (PARTITION BY k ORDER BY id, b"
+    " ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS a FROM t",
+    "sliding_range": "SELECT k, id, count(*) OVER (PARTITION BY k ORDER BY id"
+    " RANGE BETWEEN 2 PRECEDING AND 1 FOLLOWING) AS n FROM t",
+    "range_time": "SELECT k, ts, sum(b) OVER (PARTITION BY k ORDER BY ts"
+    " RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) AS s FROM t",
+    "whole_partition": "SELECT g, b, b - avg(b) OVER (PARTITION BY g) AS off, max(x) OVER (PARTITION BY g) AS m"
+    " FROM t",
+    "no_partition": "SELECT id, b, row_number() OVER (ORDER BY id, b) AS r FROM t",
+    "whole_table": "SELECT id, count(*) OVER () AS n FROM t",
+    "two_windows": "SELECT k, g, id, b, rank() OVER (PARTITION BY k ORDER BY b) AS rk,"
+    " rank() OVER (PARTITION BY g ORDER BY b) AS rg FROM t",
+    "two_orders": "SELECT k, id, b, rank() OVER (PARTITION BY k ORDER BY b) AS up,"
+    " rank() OVER (PARTITION BY k ORDER BY b DESC) AS down FROM t",
+    "top_of_group": "SELECT g, b, id FROM (SELECT g, b, id, row_number() OVER (PARTITION BY g"
+    " ORDER BY b DESC, id) AS r FROM t) WHERE r <= 2",
+    "rank_filter": "SELECT g, b FROM (SELECT g, b, rank() OVER (PARTITION BY g ORDER BY b) AS r FROM t)"
+    " WHERE r <= 2",
+    "dense_rank_filter": "SELECT g, b FROM (SELECT g, b, dense_rank() OVER (PARTITION BY g ORDER BY b) AS r"
+    " FROM t) WHERE r < 3",
+    "latest_of_key": "SELECT k, id, b FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY ts DESC, id, b)"
+    " AS r FROM t) WHERE r = 1",
+    "qualify": "SELECT k, id, b FROM t QUALIFY row_number() OVER (PARTITION BY k ORDER BY id DESC, b) = 1",
+    "window_of_aggregate": "SELECT k, n, rank() OVER (ORDER BY n DESC) AS r FROM"
+    " (SELECT k, count(*) AS n FROM t GROUP BY k)",
+    "share_of_total": "SELECT k, sum(b) AS s, sum(sum(b)) OVER () AS total FROM t GROUP BY k",
+    "aggregate_of_window": "SELECT r, count(*) AS n, sum(b) AS s FROM (SELECT b, rank() OVER"
+    " (PARTITION BY g ORDER BY b) AS r FROM t) GROUP BY r",
+    "window_of_join": "SELECT t.k, u.v, sum(t.b) OVER (PARTITION BY u.v ORDER BY t.id) AS s, t.id"
+    " FROM t JOIN u ON t.k = u.k",
+    "window_double": "SELECT x, id, count(*) OVER (PARTITION BY x) AS n FROM t",
+    "window_collect": "SELECT g, id, sort_array(collect_set(k) OVER (PARTITION BY g)) AS ks FROM t",
+    "join_of_window": "SELECT t.id, z.r FROM t JOIN (SELECT id, rank() OVER (ORDER BY v) AS r FROM u) z"
+    " ON t.id = z.id",
+    "gaps_islands": "SELECT k, min(id) AS lo, max(id) AS hi, count(*) AS n FROM (SELECT k, id, id -"
+    " dense_rank() OVER (PARTITION BY k ORDER BY id) AS island FROM t) GROUP BY k, island",
+}
+
+LIMITS = {
+    "order_by": "SELECT id, k, x FROM t ORDER BY x DESC NULLS LAST, id",
+    "order_limit": "SELECT id, b FROM t ORDER BY b DESC, id LIMIT 3",
+    "order_limit_offset": "SELECT id, b FROM t ORDER BY b, id LIMIT 3 OFFSET 2",
+    "order_offset": "SELECT id, b FROM t ORDER BY b, id OFFSET 4",
+    "order_hidden": "SELECT k FROM t ORDER BY k NULLS LAST, id DESC LIMIT 4",
+    "order_double": "SELECT x FROM t ORDER BY x DESC LIMIT 4",
+    "order_decimal": "SELECT d, k FROM t ORDER BY d NULLS LAST, k DESC LIMIT 4",
+    "order_time": "SELECT ts, day FROM t ORDER BY ts DESC, day LIMIT 3",
+    "order_expression": "SELECT id, b FROM t ORDER BY b % 3, -b, id LIMIT 4",
+    "limit_all": "SELECT k FROM t ORDER BY k LIMIT 1000",
+    "limit_zero": "SELECT k FROM t ORDER BY k LIMIT 0",
+    "limit_equal_rows": "SELECT 1 AS one FROM t LIMIT 3",
+    "limit_of_aggregate": "SELECT k, count(*) AS n FROM t GROUP BY k ORDER BY n DESC, k LIMIT 2",
+    "aggregate_of_limit": "SELECT count(*) AS n, sum(b) AS s FROM (SELECT b FROM t ORDER BY b LIMIT 3)",
+    "limit_of_join": "SELECT t.id, u.v FROM t JOIN u ON t.k = u.k ORDER BY u.v DESC, t.id LIMIT 3",
+    "join_of_limit": "SELECT t.id, z.v FROM t JOIN (SELECT k, v FROM u ORDER BY v, k LIMIT 2) z ON t.k = z.k",
+    "limit_of_limit": "SELECT b FROM (SELECT b FROM t ORDER BY b DESC LIMIT 5) ORDER BY b LIMIT 2",
+    "union_of_limits": "(SELECT id, b FROM t ORDER BY b, id LIMIT 2) UNION ALL"
+    " (SELECT id, b FROM t ORDER BY b DESC, id LIMIT 2)",
+    "limit_of_distinct": "SELECT DISTINCT k FROM t ORDER BY k DESC LIMIT 2",
+    "limit_of_window": "SELECT k, id, s FROM (SELECT k, id, sum(b) OVER (PARTITION BY k ORDER BY id) AS s"
+    " FROM t) ORDER BY s DESC, k, id LIMIT 4",
+    "order_struct_out": "SELECT id, a, m, s FROM t ORDER BY id, b, x, d, k, g, ts, day, f LIMIT 100",
+}
+
+VIEWS_ON_VIEWS = {
+    "v_base": "SELECT k, g, count(*) AS n, sum(b) AS s, avg(x) AS ax FROM t GROUP BY k, g",
+    "v_second": "SELECT k, max(n) AS most, sum(s) AS s FROM v_base GROUP BY k",
+    "v_third": "SELECT a.k, a.most, b.v FROM v_second a LEFT JOIN u b ON a.k = b.k",
+    "v_ranked": "SELECT k, v, rank() OVER (ORDER BY most DESC) AS r FROM v_third",
+    "v_self": "SELECT a.k, b.g FROM v_second a JOIN v_base b ON a.k = b.k AND a.most = b.n",
+    "v_limited": "SELECT id, b FROM order_limit WHERE b > 0",
+    "v_of_stream": "SELECT hi - lo AS d, count(*) AS n FROM min_max_append GROUP BY hi - lo",
+    "v_filter": "SELECT k, v FROM e WHERE v > 0",
+    "v_append_max": "SELECT k, max(v) AS m FROM v_filter GROUP BY k",
+    "v_nested": "SELECT id, explode(a) AS one, m FROM nested_types",
+}
+
+KEYED = {
+    "keyed_count": "SELECT k, count(*) AS n, sum(v) AS s FROM p GROUP BY k",
+    "keyed_join": "SELECT p.id, p.v, u.y FROM p LEFT JOIN u ON p.id = u.id",
+    "keyed_max": "SELECT k, max(v) AS m FROM p GROUP BY k",
+    "keyed_rank": "SELECT id, v, rank() OVER (ORDER BY v DESC) AS r FROM p",
+}
+
+FAMILIES = {
+    "stateless": STATELESS,
+    "aggregates": AGGREGATES,
+    "joins": JOINS,
+    "subqueries": SUBQUERIES,
+    "windows": WINDOWS,
+    "limits": LIMITS,
+    "keyed": KEYED,
+    "views": VIEWS_ON_VIEWS,
+}
+SHAPES: dict[str, str] = {
+    name: query for family in FAMILIES.values() for name, query in family.items()
+}
