@@ -466,7 +466,8 @@ class Engine:
 
     def _open(self) -> tuple[Catalog, Manifest]:
         held = self._storage_lock.held
-        catalog = read_catalog(self.files)  # first: a view is in it only once its state is committed
+        # the catalog first: a view is in it only once its state is committed
+        catalog = read_catalog(self.files)
         manifest = open_storage(self.files, writable=held)
         if catalog is None:
             if manifest.epoch or self.files.names("logs"):

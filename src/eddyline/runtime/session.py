@@ -28,6 +28,8 @@ _EPOCHS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
+    "spark.sql.exchange.reuse": "false",
 }
 
 

@@ -17,7 +17,7 @@ from eddyline.operators.base import Operator
 from eddyline.source.segments import Segment, read_segment
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.kernels import key_hashes
-from eddyline.state.manifest import Manifest, read_manifest
+from eddyline.state.manifest import Manifest, manifest_name, read_manifest
 from eddyline.storage.files import Files
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
@@ -56,8 +56,16 @@ class EpochContext:
         return cls(*json.loads(text))
 
 
-@functools.lru_cache(maxsize=8)
 def _manifest(root: str, epoch: int) -> Manifest:
+    if epoch == 0:
+        return read_manifest(Files(root), epoch)
+    # another storage may have come to the same path
+    status = os.stat(Files(root).path(manifest_name(epoch)))
+    return _cached_manifest(root, epoch, (status.st_ino, status.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=8)
+def _cached_manifest(root: str, epoch: int, _version: tuple[int, int]) -> Manifest:
     return read_manifest(Files(root), epoch)
 
 
