@@ -1,17 +1,23 @@
-"""For tests of programs that use Eddyline: what offline Spark makes of the same changes."""
+"""For tests of programs that use Eddyline: the offline truth, and faults of the disk at will."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.runtime.changelog import Difference, difference
 from eddyline.runtime.session import cloned
+from eddyline.storage.files import Files
 
 Row = tuple[Any, ...]
 
@@ -112,3 +118,76 @@ def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:
         else:
             raise AssertionError(f"{tuple(values)} is retracted, but not there")
     return [row for rows in held.values() for row in rows]
+
+
+class Crash(OSError):  # noqa: N818  # it is what happened, as a test would say it
+    """An effect on the disk that `FaultyFiles` refused."""
+
+
+def kill() -> None:
+    """End this process as a power cut would: no handler runs, nothing is flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FaultyFiles(Files):
+    """Files of a storage that fail at the n-th effect on the disk, in whichever process it happens.
+
+    Effects are counted over the driver and Spark's Python workers, in a file outside the storage.
+
+    Args:
+        root: the storage folder.
+        fail_at: number of the effect, from 1; 0 only counts.
+        kind: `fail`: that effect raises Crash; `crash`: so do all behind it, as if the process had
+            died; `kill`: the process that makes it gets SIGKILL.
+        within: `driver` or `worker` counts the effects there only; `any` all.
+
+    Example:
+        >>> files = FaultyFiles(tempfile.mkdtemp(), fail_at=2)
+        >>> files.write("a", lambda stream: stream.write(b"1"))
+        Traceback (most recent call last):
+        eddyline.errors.StorageError: [WRITE_FAILED] the storage can't be written: ...
+        >>> files.effects()
+        ['write a', 'rename a']
+    """
+
+    def __init__(
+        self, root: str, fail_at: int = 0, kind: str = "fail", within: str = "any"
+    ) -> None:
+        super().__init__(root)
+        handle, self.control = tempfile.mkstemp(prefix="eddyline-faults-")
+        os.close(handle)
+        self.arm(fail_at, kind, within)
+
+    def arm(self, fail_at: int, kind: str = "fail", within: str = "any") -> None:
+        """Count from 1 again, towards another fault."""
+        with open(self.control, "r+", encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.truncate()
+            stream.write(f"{fail_at} {kind} {within}\n")
+
+    def effects(self) -> list[str]:
+        """What was done, or refused, since the count began."""
+        with open(self.control, encoding="utf-8") as stream:
+            return stream.read().splitlines()[1:]
+
+    def hit(self) -> bool:
+        """Whether the fault has happened."""
+        with open(self.control, encoding="utf-8") as stream:
+            fail_at = int(stream.readline().split()[0])
+            return 0 < fail_at <= len(stream.readlines())
+
+    def step(self, what: str, name: str) -> None:
+        """Count the effect, and fail if it is the one."""
+        with open(self.control, "r+", encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            order, *made = stream.read().splitlines()
+            fail_at, kind, within = order.split()
+            if within not in ("any", "driver" if TaskContext.get() is None else "worker"):
+                return
+            stream.write(f"{what} {name}\n")
+        behind = len(made) + 1 - int(fail_at)
+        if fail_at == "0" or behind < 0 or (behind and kind != "crash"):
+            return
+        if kind == "kill":
+            kill()
+        raise Crash(f"effect {fail_at} on the disk fails: {what} {name}")

@@ -14,7 +14,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.reader import changes_frame, segments_frame, snapshot_frame
 from eddyline.runtime.sources import Sources
 from eddyline.source.segments import RUN, Segment, spread
-from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, unbroken
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -79,7 +79,8 @@ class Results:
             )
         compiled = self.plan_of(entry)
         name = compiled.plan.result
-        retained = [epoch for epoch in committed_epochs(self.files) if epoch <= manifest.epoch]
+        known_epochs = unbroken(committed_epochs(self.files))
+        retained = [epoch for epoch in known_epochs if epoch <= manifest.epoch]
         epochs: list[tuple[int, tuple[Run, ...]]] = []
         for epoch in retained:
             if after is not None and epoch <= after:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
@@ -28,6 +29,8 @@ _DIRECT = {
     pa.float32(): pl.Float64,
     pa.float64(): pl.Float64,
 }
+_DECODER = json.JSONDecoder()
+_BLANKS = " \t\r\n"
 _LIMITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
 
@@ -73,6 +76,8 @@ def _fast(block: bytes, schema: pa.Schema) -> pa.Table | None:
                 column = pc.assume_timezone(column.cast(pa.timestamp("us")), "UTC")
             columns.append(column.cast(field.type))
             continue
+        if field.type == pa.string() and series.str.contains(r"^[{\[]").any():
+            return None  # polars writes nested values anew, Spark keeps their text
         try:
             columns.append(series.to_arrow().cast(field.type))
         except pa.ArrowInvalid:
@@ -98,20 +103,47 @@ def _exact(block: bytes, schema: pa.Schema) -> pa.Table:
         if not line.strip():
             continue
         try:
-            document = json.loads(line)
+            members = _members(line.decode())
         except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            document = {}
-        rows.append({field.name: _value(document.get(field.name), field.type) for field in schema})
+            members = {}
+        rows.append({f.name: _value(*members.get(f.name, (None, "")), f.type) for f in schema})
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
+def _members(line: str) -> dict[str, tuple[Any, str]]:
+    """The members of the object in a line: value and text; ValueError if there is no object."""
+    found: dict[str, tuple[Any, str]] = {}
+    at = _skip(line, 0)
+    if line[at : at + 1] != "{":
+        raise ValueError
+    at = _skip(line, at + 1)
+    while line[at : at + 1] != "}":
+        name, at = _DECODER.raw_decode(line, at)
+        at = _skip(line, at)
+        if not isinstance(name, str) or line[at : at + 1] != ":":
+            raise ValueError
+        start = _skip(line, at + 1)
+        value, end = _DECODER.raw_decode(line, start)
+        found[name] = (value, line[start:end])
+        at = _skip(line, end)
+        if line[at : at + 1] == ",":
+            at = _skip(line, at + 1)
+        elif line[at : at + 1] != "}":
+            raise ValueError
+    return found
+
+
+def _skip(line: str, at: int) -> int:
+    while line[at : at + 1] in _BLANKS and at < len(line):
+        at += 1
+    return at
+
+
+def _value(value: Any, text: str, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if kind == pa.string():
-        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        return value if isinstance(value, str) else text
     if kind == pa.bool_():
         return value if isinstance(value, bool) else None
     if kind in _LIMITS:
@@ -127,8 +159,6 @@ def _value(value: Any, kind: pa.DataType) -> Any:
 
 
 def _timestamp(value: Any) -> Any:
-    from datetime import UTC, datetime
-
     if isinstance(value, int) and not isinstance(value, bool):
         return datetime.fromtimestamp(value, UTC)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,6 +139,19 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
 def committed_epochs(files: Files) -> list[int]:
     """All retained committed epochs, oldest first."""
     return [int(name.removesuffix(".json")) for name in files.names(FOLDER)]
+
+
+def unbroken(epochs: Sequence[int]) -> list[int]:
+    """The last epochs without a gap: whose changes, one after the other, lead to the last one.
+
+    Example:
+        >>> unbroken([1, 2, 4, 5])
+        [4, 5]
+    """
+    start = len(epochs)
+    while start and (start == len(epochs) or epochs[start - 1] + 1 == epochs[start]):
+        start -= 1
+    return list(epochs[start:])
 
 
 def last_committed(files: Files) -> Manifest:

@@ -13,7 +13,7 @@ from eddyline.state.manifest import (
     read_manifest,
 )
 from eddyline.state.runs import verify_run
-from eddyline.storage.files import Files, damaged
+from eddyline.storage.files import Files
 
 EPOCHS = "epochs"
 CONSTANTS = "constants"
@@ -26,12 +26,10 @@ class Recovery:
     Attributes:
         epoch: the last committed epoch; 0 to start empty.
         stale: attempt folders that were never committed.
-        missing: epochs between the oldest and the last whose manifests are lost.
     """
 
     epoch: int
     stale: tuple[str, ...] = ()
-    missing: tuple[int, ...] = ()
 
 
 def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
@@ -43,15 +41,10 @@ def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
 
     Example:
         >>> decide([1, 2], ["000000000002-ab", "000000000003-cd"])
-        Recovery(epoch=2, stale=('000000000003-cd',), missing=())
+        Recovery(epoch=2, stale=('000000000003-cd',))
     """
     last = epochs[-1] if epochs else 0
-    present = set(epochs)
-    return Recovery(
-        last,
-        tuple(name for name in attempts if _epoch_of(name) > last),
-        tuple(epoch for epoch in range(min(present, default=1), last) if epoch not in present),
-    )
+    return Recovery(last, tuple(name for name in attempts if _epoch_of(name) > last))
 
 
 def open_storage(files: Files, *, writable: bool) -> Manifest:
@@ -65,8 +58,6 @@ def open_storage(files: Files, *, writable: bool) -> Manifest:
             files.make_folder(folder)
     epochs = committed_epochs(files)
     recovery = decide(epochs, files.names(EPOCHS))
-    if recovery.missing:
-        raise damaged(manifest_name(recovery.missing[0]), "it is missing")
     manifest = read_manifest(files, recovery.epoch)
     for run in {run.name: run for run in manifest.all_runs()}.values():
         verify_run(files, run)

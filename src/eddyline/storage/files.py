@@ -7,8 +7,8 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
@@ -47,18 +47,19 @@ class Files:
         """Make the file `name` out of what `fill` writes; returns its size in bytes."""
         target = self.path(name)
         suffix = f".{uuid.uuid4().hex}{UNFINISHED}"
-        self.step("write", name)
         try:
-            with open(target + suffix, "wb") as stream:
-                fill(stream)
-                stream.flush()
-                if durable:
-                    os.fsync(stream.fileno())
-                size = stream.tell()
-            self.step("rename", name)
-            os.replace(target + suffix, target)
+            with _told(name):
+                self.step("write", name)
+                with open(target + suffix, "wb") as stream:
+                    fill(stream)
+                    stream.flush()
+                    if durable:
+                        os.fsync(stream.fileno())
+                    size = stream.tell()
+                self.step("rename", name)
+                os.replace(target + suffix, target)
         except BaseException:
-            with suppress(OSError):
+            with suppress(StorageError):
                 self.remove(name + suffix)
             raise
         if durable:
@@ -84,22 +85,24 @@ class Files:
 
     def sync(self, name: str) -> None:
         """Flush a file, or the entries of a folder, to the disk."""
-        self.step("sync", name)
-        _sync(self.path(name))
+        with _told(name):
+            self.step("sync", name)
+            _sync(self.path(name))
 
     def make_folder(self, name: str) -> None:
         """Make a folder and those above it, durably; no error if it is there."""
         target = os.path.normpath(self.path(name))
         if os.path.isdir(target):
             return
-        self.step("make", name)
         made = []
         while not os.path.isdir(target):
             made.append(target)
             target = os.path.dirname(target)
-        for folder in reversed(made):
-            os.makedirs(folder, exist_ok=True)
-            _sync(os.path.dirname(folder))
+        with _told(name):
+            self.step("make", name)
+            for folder in reversed(made):
+                os.makedirs(folder, exist_ok=True)
+                _sync(os.path.dirname(folder))
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file or folder."""
@@ -122,12 +125,13 @@ class Files:
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder with all in it; no error if it is missing."""
-        self.step("remove", name)
         target = self.path(name)
-        if os.path.isdir(target):
-            shutil.rmtree(target, ignore_errors=True)
-        else:
-            Path(target).unlink(missing_ok=True)
+        with _told(name):
+            self.step("remove", name)
+            if os.path.isdir(target):
+                shutil.rmtree(target, ignore_errors=True)
+            else:
+                Path(target).unlink(missing_ok=True)
 
 
 class Summing:
@@ -163,6 +167,20 @@ def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateE
         file=name,
         hint=hint,
     )
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """What the system says about a file becomes an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the storage can't be written: {error}",
+            condition="WRITE_FAILED",
+            file=name,
+            hint="mend the cause and make the same call again: nothing is half written",
+        ) from error
 
 
 def _sync(path: str) -> None:

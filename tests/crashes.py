@@ -1,0 +1,202 @@
+"""A storage under load that may be broken anywhere: numbered steps, and what must come of them.
+
+The steps are a fixed sequence. Who runs them remembers only how many were acknowledged: all of
+these must be in the result once, the one behind them may be, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from eddyline import Engine, Options
+from eddyline.storage.files import Files
+from eddyline.testing import Offline, PlainTable, Row, replayed
+
+OPTIONS = Options(retain_epochs=3, compaction_fan_in=2)
+RETIRE_EVERY = 2  # for `eddyline.engine`, so that retiring is part of the load
+
+ITEMS = "id BIGINT, grp STRING, price BIGINT"
+ORDERS = "n BIGINT, item BIGINT, qty BIGINT"
+CLICKS = "item BIGINT, qty BIGINT"
+STOCK = "id BIGINT, held BIGINT"
+
+TOTALS = """
+    SELECT i.grp, count(*) AS n, sum(o.qty * i.price) AS amount, max(o.qty) AS most
+    FROM (SELECT item, qty FROM orders UNION ALL SELECT item, qty FROM clicks) o
+    JOIN items i ON o.item = i.id GROUP BY i.grp
+"""
+BEST = "SELECT grp, amount FROM totals ORDER BY amount DESC, grp LIMIT {limit}"
+HELD = "SELECT held, count(*) AS n FROM stock GROUP BY held"
+
+STEPS = ("upsert", "insert", "files", "delete", "advance", "replace")
+LENGTH = len(STEPS)
+
+
+def new_items(cycle: int) -> list[Row]:
+    return [
+        ((cycle * 3 + i) % 7, "abcd"[(cycle + i) % 4], (cycle + i // 3) % 5 + 1) for i in range(5)
+    ]
+
+
+def new_orders(cycle: int) -> list[Row]:
+    rows: list[Row] = [(cycle * 10 + i, (cycle + i) % 7, i % 3 + 1) for i in range(6)]
+    return [*rows, rows[0], rows[0]]
+
+
+def new_clicks(cycle: int) -> list[Row]:
+    return [((cycle + i) % 8, i) for i in range(3)]
+
+
+def new_stock(cycle: int) -> list[Row]:
+    return [((cycle * 2 + i) % 9, (cycle + i) % 3) for i in range(3)]
+
+
+@dataclass(slots=True)
+class Load:
+    """An engine, the steps that it has acknowledged, and the tables that they amount to.
+
+    Attributes:
+        root: folder of the storage and of the streams' files.
+        operations: whether there is a stream of operations too, which Spark reads.
+        done: how many steps are acknowledged.
+    """
+
+    root: Path
+    spark: SparkSession
+    files: Files
+    operations: bool = False
+    done: int = 0
+    plain: dict[str, PlainTable] = field(init=False)
+    _engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        self.plain = {
+            "items": PlainTable(ITEMS, (0,)),
+            "orders": PlainTable(ORDERS),
+            "clicks": PlainTable(CLICKS),
+            "stock": PlainTable(STOCK, (0,)),
+        }
+        for step in range(self.done):
+            self._apply(step)
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def open(self) -> None:
+        """Open the storage, again or for the first time, and define what isn't there yet."""
+        self.close()
+        engine = self._engine = Engine(self.files, self.spark, OPTIONS)
+        engine.table("items", ITEMS, ["id"])
+        engine.table("orders", ORDERS)
+        engine.create_stream("clicks", CLICKS, "json", {"path": self._folder("clicks")})
+        engine.view("totals", TOTALS)
+        if engine.catalog.find("best") is None:
+            engine.view("best", BEST.format(limit=1))
+        if self.operations:
+            engine.create_stream(
+                "stock", f"{STOCK}, op STRING", "csv", {"path": self._folder("stock")}, "op", ["id"]
+            )
+            engine.view("held", HELD)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
+
+    def run(self, end: int | None = None) -> None:
+        """Run the steps up to `end`; None: up to the end of the cycle, or of a whole one."""
+        end = self.done + LENGTH - self.done % LENGTH if end is None else end
+        while self.done < end:
+            self.step()
+
+    def step(self) -> None:
+        """Run one step and count it as acknowledged."""
+        name, cycle = STEPS[self.done % LENGTH], self.done // LENGTH
+        if name == "upsert":
+            gone = [(cycle % 7, None, None)]
+            self.engine.write("items", [("delete", gone), ("append", new_items(cycle))])
+        elif name == "insert":
+            self.engine.write("orders", [("append", new_orders(cycle))])
+        elif name == "files":
+            lines = [f'{{"item": {item}, "qty": {qty}}}' for item, qty in new_clicks(cycle)]
+            self._write("clicks", cycle, lines)
+            lines = [f"{key},{held},+" for key, held in new_stock(cycle)]
+            self._write("stock", cycle, [*lines, f"{cycle % 9},,-"])
+        elif name == "delete":
+            self.engine.write("orders", [("delete", new_orders(cycle - 2))])
+        elif name == "advance":
+            self.engine.advance()
+        else:
+            self.engine.view("best", BEST.format(limit=1 + cycle % 3), replace=True)
+        self._acknowledged()
+
+    def resume(self) -> None:
+        """Take in all that is durable; find out whether the step behind the last one is."""
+        self.engine.advance()
+        # the other steps do no harm when they are done twice
+        if STEPS[self.done % LENGTH] == "insert":
+            marker = new_orders(self.done // LENGTH)[0][0]
+            if self.engine.snapshot("orders").where(f"n = {marker}").count():
+                self._acknowledged()
+
+    def check(self) -> None:
+        """Everything equals offline Spark on the acknowledged rows; call it at a cycle's end."""
+        offline = Offline(self.spark, self.plain)
+        offline.view("totals", TOTALS)
+        offline.view("best", BEST.format(limit=1 + (self.done // LENGTH - 1) % 3))
+        if self.operations:
+            offline.view("held", HELD)
+        offline.load()
+        for name in ("items", "orders"):
+            rows = [tuple(row) for row in self.engine.snapshot(name).collect()]
+            assert sorted(rows) == sorted(self.plain[name].rows), name
+        for name in offline.views:
+            live = self.engine.snapshot(name).toArrow()
+            found = offline.compared(name, live)
+            assert found.equal, (name, found)
+            changes = [tuple(row) for row in self.engine.changes(name, None, "retract").collect()]
+            rows = [tuple(row.values()) for row in live.to_pylist()]
+            assert sorted(replayed(changes)) == sorted(rows), name
+        paths = Path(self.files.root).rglob("*.tmp")
+        assert not [path for path in paths if "checkpoints" not in path.parts]
+
+    def manifests(self) -> dict[str, bytes]:
+        """The committed epochs, byte by byte."""
+        paths = Path(self.files.root, "manifests").glob("*.json")
+        return {path.name: path.read_bytes() for path in paths}
+
+    def _acknowledged(self) -> None:
+        self._apply(self.done)
+        self.done += 1
+
+    def _apply(self, step: int) -> None:
+        """What a step does to the tables."""
+        name, cycle = STEPS[step % LENGTH], step // LENGTH
+        if name == "upsert":
+            self.plain["items"].delete([(cycle % 7,)])
+            self.plain["items"].insert(new_items(cycle))
+        elif name == "insert":
+            self.plain["orders"].insert(new_orders(cycle))
+        elif name == "files":
+            self.plain["clicks"].insert(new_clicks(cycle))
+            self.plain["stock"].insert(new_stock(cycle))
+            self.plain["stock"].delete([(cycle % 9,)])
+        elif name == "delete":
+            self.plain["orders"].delete(new_orders(cycle - 2))
+
+    def _folder(self, name: str) -> str:
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        return str(folder)
+
+    def _write(self, folder: str, cycle: int, lines: list[str]) -> None:
+        path = Path(self._folder(folder), f"{cycle:06d}")
+        if not path.exists():
+            unfinished = path.with_name(f".{path.name}")
+            unfinished.write_text("".join(f"{line}\n" for line in lines))
+            os.replace(unfinished, path)

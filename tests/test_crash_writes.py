@@ -1,0 +1,171 @@
+"""A fault at every effect on the disk: nothing lost, nothing doubled, no committed epoch run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crashes import RETIRE_EVERY, Load
+from pyspark.sql import SparkSession
+
+import eddyline.engine
+from eddyline.errors import EddylineError
+from eddyline.runtime.session import local_session
+from eddyline.testing import FaultyFiles
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+KINDS = [
+    ("crash", "any", 18),  # the process is as good as dead: the storage is opened again
+    ("fail", "any", 14),  # a passing fault: the same engine goes on
+    ("kill", "worker", 8),  # one of Spark's Python workers dies: the same engine goes on
+]
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture(autouse=True)
+def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eddyline.engine, "RETIRE_EVERY", RETIRE_EVERY)
+
+
+@pytest.fixture
+def load(tmp_path: Path, spark: SparkSession) -> Iterator[Load]:
+    load = new_load(tmp_path, spark)
+    yield load
+    load.close()
+
+
+def new_load(root: Path, spark: SparkSession, *, operations: bool = False) -> Load:
+    return Load(root, spark, FaultyFiles(str(root / "storage")), operations)
+
+
+def faulty(load: Load) -> FaultyFiles:
+    assert isinstance(load.files, FaultyFiles)
+    return load.files
+
+
+def broken_cycle(load: Load, fail_at: int, kind: str, within: str) -> bool:
+    """One cycle with a fault in it, and the way back; whether the fault came."""
+    files = faulty(load)
+    end = load.done + 6
+    files.arm(fail_at, kind, within)
+    try:
+        load.run(end)
+    except EddylineError:
+        assert files.hit()
+    hit, effects = files.hit(), files.effects()
+    files.arm(0)
+    with_where = f"{kind} at {within} effect {fail_at}: {effects[fail_at - 1 : fail_at]}"
+    committed = load.manifests()
+    try:
+        if kind == "crash":
+            load.open()
+        if load.done < end:
+            load.resume()
+            load.run(end)
+        load.check()
+        kept = {name: data for name, data in load.manifests().items() if name in committed}
+        assert kept.items() <= committed.items(), "a committed epoch was run again"
+    except Exception as error:
+        raise AssertionError(f"wrong after a {with_where}") from error
+    return hit
+
+
+def effects_of_a_cycle(load: Load, within: str) -> int:
+    """How many effects a cycle has at most; what comes only now and then is in it too."""
+    counts = []
+    for _ in range(4):
+        faulty(load).arm(0, within=within)
+        load.run()
+        counts.append(len(faulty(load).effects()))
+    return max(counts[2:])
+
+
+def sample(count: int, wanted: int) -> list[int]:
+    """Numbers from 1 to `count`, evenly spread."""
+    return sorted({1 + i * (count - 1) // (wanted - 1) for i in range(wanted)})
+
+
+@pytest.mark.parametrize(("kind", "within", "wanted"), KINDS)
+def test_a_fault_in_a_cycle(load: Load, kind: str, within: str, wanted: int) -> None:
+    load.open()
+    count = effects_of_a_cycle(load, within)
+    hits = [broken_cycle(load, n, kind, within) for n in sample(count, wanted)]
+    assert sum(hits) >= len(hits) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize(("kind", "within", "wanted"), KINDS)
+def test_a_fault_at_every_effect_of_a_cycle(
+    load: Load, kind: str, within: str, wanted: int
+) -> None:
+    load.open()
+    load.run()
+    n, missed = 0, 0
+    while missed < 3:
+        n += 1
+        missed = 0 if broken_cycle(load, n, kind, within) else missed + 1
+    assert n > 100
+
+
+def broken_start(root: Path, spark: SparkSession, fail_at: int) -> int:
+    """A fault while a storage is made; how many effects that has."""
+    root.mkdir()
+    load = new_load(root, spark)
+    faulty(load).arm(fail_at, "crash")
+    try:
+        load.open()
+    except EddylineError:
+        assert faulty(load).hit()
+    count = len(faulty(load).effects())
+    faulty(load).arm(0)
+    try:
+        load.open()
+        load.run()
+        load.check()
+    except Exception as error:
+        raise AssertionError(f"wrong after a crash at effect {fail_at}") from error
+    load.close()
+    return count
+
+
+def test_a_fault_while_the_storage_is_made(tmp_path: Path, spark: SparkSession) -> None:
+    count = broken_start(tmp_path / "0", spark, 0)
+    for n in sample(count, 8):
+        broken_start(tmp_path / str(n), spark, n)
+
+
+@pytest.mark.slow
+def test_a_fault_at_every_effect_while_the_storage_is_made(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    for n in range(broken_start(tmp_path / "0", spark, 0)):
+        broken_start(tmp_path / str(n + 1), spark, n + 1)
+
+
+@pytest.mark.parametrize(
+    "wanted", [6, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)])]
+)
+def test_a_fault_in_a_stream_that_spark_reads(
+    tmp_path: Path, spark: SparkSession, wanted: int
+) -> None:
+    load = new_load(tmp_path, spark, operations=True)
+    load.open()
+    load.run()
+    faulty(load).arm(0)
+    load.run()
+    entry = load.engine.catalog.get("stock").id
+    folders = (f"logs/{entry}", f"checkpoints/{entry}")
+    effects = enumerate(faulty(load).effects(), 1)
+    places = [place for place, effect in effects if any(name in effect for name in folders)]
+    assert len(places) > 10
+    for i in sample(len(places), min(wanted, len(places))):
+        for kind in ("crash", "fail"):
+            broken_cycle(load, places[i - 1], kind, "any")
+    load.close()

@@ -1,0 +1,385 @@
+"""The public object by itself: tables, streams, views, DML, reading, reopening."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    from eddyline.runtime.session import local_session
+
+    return local_session()
+
+
+@pytest.fixture
+def engine(tmp_path, spark):
+    with el.Engine(str(tmp_path / "storage"), spark=spark) as made:
+        yield made
+
+
+def rows(frame):
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def test_the_two_level_example_in_both_forms(engine):
+    """Level 1 counts by a, level 2 counts groups by that count."""
+    records = engine.table("records", "a STRING")
+    first = engine.view("first", "SELECT a, count(*) AS n FROM records GROUP BY a")
+    second = engine.view("second", "SELECT n, count(*) AS groups FROM first GROUP BY n")
+    whole = engine.view(
+        "whole",
+        "SELECT n, count(*) AS groups FROM (SELECT a, count(*) AS n FROM records GROUP BY a) GROUP BY n",
+    )
+    records.insert([("a",)])
+    one = engine.advance()
+    records.insert([("a",)])
+    two = engine.advance()
+    assert two == one + 1
+    assert [tuple(r) for r in first.changes().orderBy("epoch").collect()] == [
+        ("a", 1, "append", one),
+        ("a", 1, "delete", two),
+        ("a", 2, "append", two),
+    ]
+    updates = first.changes(form="update").orderBy("epoch").collect()
+    assert [(r.before and tuple(r.before), r.after and tuple(r.after)) for r in updates] == [
+        (None, ("a", 1)),
+        (("a", 1), ("a", 2)),
+    ]
+    for view in (second, whole):
+        assert [tuple(r) for r in view.changes().orderBy("epoch").collect()] == [
+            (1, 1, "append", one),
+            (1, 1, "delete", two),
+            (2, 1, "append", two),
+        ]
+        assert rows(view.snapshot(one)) == [(1, 1)]
+        assert rows(view.snapshot()) == [(2, 1)]
+    assert rows(first.changes(after=one)) == [("a", 1, "delete", two), ("a", 2, "append", two)]
+    plan = engine.explain("whole")
+    assert plan.count("class 2, stateful; rule: linear") == 2
+    assert "part 3, level 3" in plan
+
+
+def test_a_table_takes_rows_of_every_kind(engine, spark):
+    table = engine.table("t", "id BIGINT, name STRING")
+    table.insert([{"id": 1, "name": "a"}, {"id": 2}])
+    table.insert([(3, "c")])
+    table.insert(pd.DataFrame({"id": [4], "name": ["d"]}))
+    table.insert(pa.table({"name": ["e"], "id": [5]}))
+    table.insert(spark.createDataFrame([(6, "f")], "id BIGINT, name STRING"))
+    engine.advance()
+    expected = [(1, "a"), (2, None), (3, "c"), (4, "d"), (5, "e"), (6, "f")]
+    assert rows(table.snapshot()) == expected
+
+
+def test_every_type_comes_back_as_it_went_in(engine):
+    schema = (
+        "b BOOLEAN, y TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, n DECIMAL(20,5), "
+        "t STRING, x BINARY, day DATE, ts TIMESTAMP, tn TIMESTAMP_NTZ, a ARRAY<STRUCT<p INT, q STRING>>, "
+        "m MAP<STRING, DOUBLE>, u STRUCT<v ARRAY<INT>, w MAP<INT, STRING>>"
+    )
+    moment = dt.datetime(2026, 3, 29, 1, 30, 0, 123456)
+    full = (
+        True, 1, 2, 3, 4, 0.5, -0.0, Decimal("1.50000"), "ü", b"\x00\xff", dt.date(2026, 1, 1),
+        moment.replace(tzinfo=dt.UTC), moment, [{"p": 1, "q": None}, None], {"k": math.inf},
+        {"v": [1, None], "w": {1: "x"}},
+    )  # fmt: skip
+    table = engine.table("t", schema)
+    view = engine.view("v", "SELECT * FROM t")
+    table.insert([full, (None,) * len(full), full])
+    engine.advance()
+    assert view.snapshot().count() == 3
+    got = next(row for row in view.snapshot().collect() if row.b)
+    assert got.n == Decimal("1.50000")
+    assert got.x == b"\x00\xff"
+    assert math.copysign(1, got.d) == -1
+    assert got.a[0].asDict() == {"p": 1, "q": None}
+    assert got.m == {"k": math.inf}
+    assert got.u.w == {1: "x"}
+    table.delete([full])
+    engine.advance()
+    assert view.snapshot().count() == 2
+    assert engine.verify()
+
+
+def test_a_primary_key_keeps_the_latest_row(engine):
+    table = engine.table("t", "id BIGINT, v INT", primary_key=["id"])
+    total = engine.view("total", "SELECT sum(v) AS s, count(*) AS n FROM t")
+    assert rows(total.snapshot()) == [(None, 0)]
+    table.insert([(1, 1), (2, 2), (1, 10)])
+    engine.advance()
+    assert rows(total.snapshot()) == [(12, 2)]
+    table.upsert([{"id": 2, "v": 5}])
+    table.delete([{"id": 1}, {"id": 99}])
+    engine.advance()
+    assert rows(table.snapshot()) == [(2, 5)]
+    assert rows(total.snapshot()) == [(5, 1)]
+    with pytest.raises(el.DataError) as error:
+        table.insert([(None, 1)])
+    assert error.value.condition == "NULL_KEY"
+
+
+def test_a_multiset_counts_its_rows(engine):
+    table = engine.table("t", "v INT")
+    view = engine.view("v", "SELECT v FROM t")
+    table.insert([(1,), (1,), (2,)])
+    table.delete([(1,), (3,)])
+    table.insert([(3,)])
+    engine.advance()
+    assert rows(view.snapshot()) == [(1,), (2,), (3,)]
+    table.delete([(1,), (1,), (1,)])
+    table.insert([(1,)])
+    engine.advance()
+    assert rows(view.snapshot()) == [(1,), (2,), (3,)]
+    with pytest.raises(el.DataError) as error:
+        table.upsert([(1,)])
+    assert error.value.condition == "NO_PRIMARY_KEY"
+
+
+@pytest.mark.parametrize(
+    ("bad", "condition"),
+    [
+        ([(1,)], "WRONG_WIDTH"),
+        ([{"id": 1, "oops": 2}], "UNKNOWN_COLUMN"),
+        ([("x", 1)], "WRONG_TYPE"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(engine, bad, condition):
+    table = engine.table("t", "id BIGINT, v INT")
+    with pytest.raises(el.DataError) as error:
+        table.insert(bad)
+    assert error.value.condition == condition
+    assert "Way out" in str(error.value)
+    before = engine.advance()
+    assert engine.advance() == before
+    assert rows(table.snapshot()) == []
+
+
+def test_sql_dml_sees_what_waits_in_the_redo_log(engine):
+    engine.execute(
+        """
+        CREATE TABLE t (id BIGINT, v INT, PRIMARY KEY (id));
+        CREATE TABLE bag (v INT);
+        INSERT INTO t VALUES (1, 2), (2, 5), (3, 9);
+        DELETE FROM t WHERE v > 8;
+        UPDATE t SET v = v + 1 WHERE id = 1;
+        INSERT INTO bag SELECT v FROM t;
+        INSERT INTO bag SELECT v FROM t;
+        UPDATE bag SET v = 0 WHERE v = 5;
+        """
+    )
+    engine.advance()
+    assert rows(engine.execute("SELECT * FROM t")) == [(1, 3), (2, 5)]
+    assert rows(engine.sql("SELECT * FROM bag")) == [(0,), (0,), (3,), (3,)]
+    engine.execute("DELETE FROM bag")
+    engine.advance()
+    assert rows(engine.sql("SELECT count(*) AS n FROM bag")) == [(0,)]
+
+
+def test_order_by_is_honoured_with_hidden_keys_and_ties(engine):
+    table = engine.table("t", "a STRING, b INT")
+    ordered = engine.view("ordered", "SELECT a FROM t ORDER BY b DESC NULLS LAST, a")
+    top = engine.view("top", "SELECT a FROM t ORDER BY b DESC NULLS LAST, a LIMIT 2 OFFSET 1")
+    table.insert([("x", 1), ("y", None), ("z", 3), ("w", 3), ("v", 2)])
+    engine.advance()
+    assert [r.a for r in ordered.snapshot().collect()] == ["w", "z", "v", "x", "y"]
+    assert [r.a for r in top.snapshot().collect()] == ["z", "v"]
+    table.delete([("w", 3)])
+    engine.advance()
+    assert [r.a for r in top.snapshot().collect()] == ["v", "x"]
+
+
+def test_a_view_on_an_engine_with_data_starts_from_all_of_it(engine, tmp_path, spark):
+    table = engine.table("t", "k INT, v INT")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "1.json").write_text("\n".join(json.dumps({"k": i % 2, "x": i}) for i in range(6)))
+    engine.execute(f"CREATE STREAM s (k INT, x BIGINT) USING json OPTIONS (path '{folder}')")
+    table.insert([(0, 1), (1, 2)])
+    engine.advance()
+    sums = engine.view("sums", "SELECT k, sum(v) AS v FROM t GROUP BY k")
+    joined = engine.view(
+        "joined", "SELECT s.k, sum(x + v) AS n FROM s JOIN sums ON s.k = sums.k GROUP BY s.k"
+    )
+    assert rows(sums.snapshot()) == [(0, 1), (1, 2)]
+    assert rows(joined.snapshot()) == [(0, 9), (1, 15)]
+    table.insert([(0, 10)])
+    (folder / "2.json").write_text(json.dumps({"k": 1, "x": 100}))
+    engine.advance()
+    assert rows(joined.snapshot()) == [(0, 39), (1, 117)]
+    assert engine.verify()
+
+
+def test_a_stream_of_operations(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "1.csv").write_text("1,a,+\n2,b,+\n1,a,-\n3,c,?\n")
+    frame = spark.readStream.schema("id INT, v STRING, op STRING").csv(str(folder))
+    engine.stream("plain", frame, op="op")
+    engine.stream("keyed", frame, op="op", primary_key=["id"])
+    plain = engine.view("plain_rows", "SELECT * FROM plain")
+    keyed = engine.view("keyed_rows", "SELECT * FROM keyed")
+    engine.advance()
+    assert rows(plain.snapshot()) == [(2, "b")]
+    (folder / "2.csv").write_text("2,z,u\n5,e,c\n")
+    engine.advance()
+    assert rows(plain.snapshot()) == [(2, "b"), (5, "e")]  # an update needs a key
+    assert rows(keyed.snapshot()) == [(2, "z"), (5, "e")]
+    with pytest.raises(el.DataError) as error:
+        engine.stream("static", spark.range(1))
+    assert error.value.condition == "NOT_STREAMING"
+
+
+def test_a_batch_of_json_with_odd_lines_is_read_as_spark_reads_it(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = [
+        '{"s": "a", "i": 1, "d": 0.5, "t": "2026-01-01T00:00:00Z", "b": true}',
+        '{"s": 5, "i": "7", "d": 1, "t": "2026-01-01T00:00:00.25Z"}',
+        '{"s": {"x": 1}, "i": 99999999999, "b": null}',
+        "",
+        '{"s": "cut',
+        "[1]",
+    ]
+    (folder / "1.json").write_text("\n".join(lines))
+    schema = "s STRING, i INT, d DOUBLE, t TIMESTAMP, b BOOLEAN"
+    engine.execute(f"CREATE STREAM s ({schema}) USING json OPTIONS (path '{folder}')")
+    view = engine.view("v", "SELECT * FROM s")
+    engine.advance()
+    offline = spark.read.schema(schema).json(str(folder))
+    assert rows(view.snapshot()) == rows(offline)
+
+
+def test_reopened_it_goes_on(tmp_path, spark):
+    path = str(tmp_path / "storage")
+    with el.Engine(path, spark=spark) as engine:
+        table = engine.table("t", "a STRING, v INT")
+        engine.view("v", "SELECT a, sum(v) AS s FROM t GROUP BY a")
+        table.insert([("x", 1), ("y", 2)])
+        committed = engine.advance()
+        table.insert([("x", 5)])  # in the redo log only
+    with el.Engine(path, spark=spark) as engine:
+        assert engine.status()["epoch"] == committed
+        assert rows(engine.sql("SELECT * FROM v")) == [("x", 1), ("y", 2)]
+        assert engine.advance() == committed + 1
+        assert rows(engine.sql("SELECT * FROM v")) == [("x", 6), ("y", 2)]
+        assert engine.table("t", "a STRING, v INT").schema.names == ["a", "v"]
+        with pytest.raises(el.CatalogError) as error:
+            engine.table("t", "a STRING")
+        assert error.value.condition == "NAME_TAKEN"
+
+
+def test_a_second_engine_reads_and_the_first_gives_way(tmp_path, spark):
+    path = str(tmp_path / "storage")
+    first = el.Engine(path, spark=spark)
+    table = first.table("t", "v INT")
+    second = el.Engine(path, spark=spark)
+    with pytest.raises(el.EngineError) as error:
+        table.insert([(1,)])
+    assert error.value.condition == "STORAGE_IN_USE"
+    second.table("t", "v INT").insert([(1,)])
+    second.advance()
+    assert rows(first.sql("SELECT * FROM t")) == [(1,)]
+    second.stop()
+    first.stop()
+
+
+def test_two_engines_share_a_session(tmp_path, spark):
+    with (
+        el.Engine(str(tmp_path / "a"), spark=spark) as a,
+        el.Engine(str(tmp_path / "b"), spark=spark) as b,
+    ):
+        for engine, value in ((a, 1), (b, 2)):
+            engine.table("t", "v INT").insert([(value,)])
+            engine.view("v", "SELECT v FROM t")
+            engine.advance()
+        assert rows(a.sql("SELECT * FROM v")) == [(1,)]
+        assert rows(b.sql("SELECT * FROM v")) == [(2,)]
+
+
+def test_replace_and_drop(engine):
+    table = engine.table("t", "v INT")
+    table.insert([(1,), (2,)])
+    engine.advance()
+    engine.view("v", "SELECT v FROM t")
+    with pytest.raises(el.CatalogError):
+        engine.view("v", "SELECT v + 1 AS v FROM t")
+    replaced = engine.view("v", "SELECT v + 1 AS v FROM t", replace=True)
+    assert rows(replaced.snapshot()) == [(2,), (3,)]
+    with pytest.raises(el.CatalogError) as error:
+        engine.drop("table", "t")
+    assert error.value.condition == "STILL_READ"
+    engine.execute("DROP VIEW v; DROP TABLE t")
+    assert engine.execute("SHOW TABLES").count() == 0
+    with pytest.raises(el.EddylineError):
+        engine.sql("SELECT * FROM v")
+
+
+def test_in_the_background(engine):
+    seen = []
+    engine.on_progress(seen.append)
+    table = engine.table("t", "v INT")
+    view = engine.view("v", "SELECT sum(v) AS s FROM t")
+    engine.start(0.05)
+    table.insert([(1,), (2,)])
+    until = time.monotonic() + 60
+    while rows(view.snapshot()) != [(3,)]:
+        assert time.monotonic() < until
+        engine.await_termination(0.05)
+    engine.stop()
+    assert engine.await_termination(1)
+    last = seen[-1]
+    assert last.rows_out["v"] == 2
+    assert set(last.seconds) == {"ingest", "plan", "run", "commit"}
+    assert last.state["v"]["rows"] > 0
+
+
+def test_an_error_in_the_data_names_the_view_and_commits_nothing(engine):
+    table = engine.table("t", "a INT, b INT")
+    engine.view("v", "SELECT a / b AS q FROM t")
+    before = engine.advance()
+    table.insert([(1, 0)])
+    with pytest.raises(el.EngineError) as error:
+        engine.advance()
+    assert error.value.condition == "EPOCH_FAILED"
+    assert "DIVIDE_BY_ZERO" in str(error.value)
+    assert "view v" in str(error.value)
+    assert engine.status()["epoch"] == before
+    table.delete([(1, 0)])
+    engine.advance()
+    assert engine.verify()
+
+
+def test_old_epochs_retire(tmp_path, spark):
+    options = el.Options(retain_epochs=4, compaction_fan_in=2)
+    with el.Engine(str(tmp_path / "storage"), spark=spark, options=options) as engine:
+        table = engine.table("t", "v INT")
+        view = engine.view("v", "SELECT v, count(*) AS n FROM t GROUP BY v")
+        for number in range(40):
+            table.insert([(number % 3,)])
+            last = engine.advance()
+        assert rows(view.snapshot()) == [(0, 14), (1, 13), (2, 13)]
+        with pytest.raises(el.StateError) as error:
+            view.snapshot(2)
+        assert error.value.condition == "NO_SUCH_EPOCH"
+        replayed: dict[tuple, int] = {}
+        for change in view.changes().orderBy("epoch").collect():
+            key = (change.v, change.n)
+            replayed[key] = replayed.get(key, 0) + (1 if change.op == "append" else -1)
+        assert sorted(k for k, n in replayed.items() if n) == [(0, 14), (1, 13), (2, 13)]
+        assert rows(view.snapshot(last - 1)) != rows(view.snapshot())
+        assert len(list(Path(tmp_path / "storage/manifests").iterdir())) <= 4 + 16
