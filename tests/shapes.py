@@ -24,7 +24,7 @@ STATELESS = {
     "project": "SELECT id + 1 AS i, upper(k) AS k, x * 2 AS x, d / 3 AS d, ts + INTERVAL 1 DAY AS ts FROM t",
     "case": "SELECT id, CASE WHEN g = 1 THEN 'one' WHEN x > 1 THEN 'big' END AS c,"
     " coalesce(k, '-') AS k FROM t",
-    "nested_types": "SELECT id, a, s, m, s.p AS p, a[0] AS a0, m['a'] AS ma,"
+    "nested_types": "SELECT id, a, s, m, s.p AS p, get(a, 0) AS a0, try_element_at(m, 'a') AS ma,"
     " struct(x, d) AS z, array(x, -0.0D) AS y, map('k', x) AS w FROM t",
     "explode": "SELECT id, explode(a) AS one FROM t",
     "posexplode": "SELECT id, place, one FROM t LATERAL VIEW posexplode(a) z AS place, one",

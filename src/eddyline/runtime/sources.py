@@ -13,12 +13,13 @@ from eddyline.errors import DataError
 from eddyline.runtime.reader import arrow_schema
 from eddyline.source.log import RedoLog
 from eddyline.source.ndjson import readable
-from eddyline.source.segments import Segment
+from eddyline.source.segments import NDJSON, PARQUET, Segment
 from eddyline.source.streams import FileStream, SparkStream
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
 FILES_PER_EPOCH = "maxFilesPerTrigger"
+_VECTORISED_FORMATS = {"json": NDJSON, "parquet": PARQUET}
 _VECTORISED_OPTIONS = frozenset(("path", FILES_PER_EPOCH))
 _OWN_SCHEMA = frozenset(("rate", "rate-micro-batch", "kafka"))
 
@@ -47,7 +48,11 @@ class Sources:
         if frame is None and self._vectorised(entry):
             limit = int(entry.options.get(FILES_PER_EPOCH, 1_000_000))
             self._streams[entry.id] = FileStream(
-                entry.name, entry.options["path"], limit, self.log(entry)
+                entry.name,
+                _VECTORISED_FORMATS[entry.format.lower()],
+                entry.options["path"],
+                limit,
+                self.log(entry),
             )
             return
         if frame is None:
@@ -149,11 +154,12 @@ class Sources:
 
     def _vectorised(self, entry: Entry) -> bool:
         """Whether our own reader gives what Spark's would."""
-        return (
-            entry.format.lower() == "json"
-            and not entry.arranged
-            and set(entry.options) <= _VECTORISED_OPTIONS
-            and "path" in entry.options
-            and readable(arrow_schema(entry.columns, "UTC"))
-            and self.spark.conf.get("spark.sql.session.timeZone") in ("UTC", "Etc/UTC", "GMT")
+        kind = _VECTORISED_FORMATS.get(entry.format.lower())
+        if kind is None or entry.arranged or "path" not in entry.options:
+            return False
+        if not set(entry.options) <= _VECTORISED_OPTIONS:
+            return False
+        zone = self.spark.conf.get("spark.sql.session.timeZone")
+        return kind == PARQUET or (
+            readable(arrow_schema(entry.columns, "UTC")) and zone in ("UTC", "Etc/UTC", "GMT")
         )

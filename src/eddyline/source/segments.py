@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.source.ndjson import read_ndjson
+from eddyline.source.parquet import read_parquet
 from eddyline.storage.files import Files, checksum, damaged
 
 ROWS_MAX = 1 << 17
 
-RUN, LOG, NDJSON = "run", "log", "ndjson"
+RUN, LOG, NDJSON, PARQUET = "run", "log", "ndjson", "parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Segment:
     """Rows of one file.
 
     Attributes:
-        kind: `run` (state, with weights), `log` (redo log, with operations) or `ndjson`.
+        kind: `run` (state, with weights), `log` (redo log, with operations), `ndjson` or `parquet`.
         file: name below the storage folder; a full path for files outside of it.
         rows: how many; 0 where that isn't known before reading.
         start: the first row (of runs and logs).
@@ -57,14 +58,18 @@ def read_segment(
         schema: what to give: the types of the wanted columns, then the weight.
     """
     wanted = [f"c{place}" for place in columns]
-    if segment.kind == NDJSON:
+    if segment.kind in (NDJSON, PARQUET):
         _check_size(segment)
         fields = [
             pa.field(names[place], schema.field(f"c{i}").type) for i, place in enumerate(columns)
         ]
-        for table in read_ndjson(segment.file, pa.schema(fields), segment.start, segment.bytes):
+        if segment.kind == NDJSON:
+            tables = read_ndjson(segment.file, pa.schema(fields), segment.start, segment.bytes)
+        else:
+            tables = read_parquet(segment.file, pa.schema(fields), ROWS_MAX)
+        for table in tables:
             renamed = table.rename_columns([f"c{i}" for i in range(len(columns))])
-            yield _with_ones(renamed)
+            yield _with_ones(renamed, table.num_rows)
         return
     table = _read_arrow(files, segment)
     for start in range(0, table.num_rows, ROWS_MAX):
@@ -133,7 +138,7 @@ def spread(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
     most = max(ROWS_MAX, -(-total // tasks))
     pieces: list[Segment] = []
     for segment in segments:
-        if segment.kind == NDJSON or segment.rows <= most:
+        if segment.kind in (NDJSON, PARQUET) or segment.rows <= most:
             pieces.append(segment)
             continue
         for start in range(0, segment.rows, most):

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
 from eddyline.errors import EngineError, StateError
 from eddyline.source.log import LOGGED, LogTask, RedoLog
-from eddyline.source.segments import LOG, NDJSON, Segment
+from eddyline.source.segments import LOG, NDJSON, PARQUET, Segment
 from eddyline.storage.files import Files
 
 APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
@@ -134,6 +134,7 @@ class FileStream:
     """
 
     name: str
+    kind: str
     path: str
     files_per_epoch: int
     log: RedoLog
@@ -155,6 +156,9 @@ class FileStream:
             chosen = found[start : start + self.files_per_epoch]
             segments = []
             for _, path, size in chosen:
+                if self.kind == PARQUET:
+                    segments.append(Segment(PARQUET, path, 0, 0, 0, size))
+                    continue
                 for at in range(0, max(size, 1), FILE_PART_BYTES):
                     length = min(FILE_PART_BYTES, size - at)
                     segments.append(Segment(NDJSON, path, 0, at, 0, length))

@@ -1,0 +1,69 @@
+"""A process that runs the load of `crashes.py` until someone kills it. Run by test_crash_kill.py.
+
+It reopens the storage, takes in what is durable, ends the cycle that was broken off, checks
+everything, says `ready`, and goes on, cycle by cycle. What is acknowledged is counted in a journal
+that is on the disk before the next step begins.
+
+Arguments: folder, number of cycles to run after `ready` (0: for ever), and, to kill itself at an
+effect on the disk: the number of that effect.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from crashes import RETIRE_EVERY, Load
+
+import eddyline.engine
+from eddyline.runtime.session import local_session
+from eddyline.testing import FaultyFiles
+
+
+class Journal:
+    """The number of acknowledged steps, one byte each."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self.done = os.fstat(self.handle).st_size
+
+    def keep(self, done: int) -> None:
+        """Note that so many steps are acknowledged; durable when this returns."""
+        os.write(self.handle, b"." * (done - self.done))
+        os.fsync(self.handle)
+        self.done = done
+
+
+def main(folder: str, cycles: int, fail_at: int) -> None:
+    eddyline.engine.RETIRE_EVERY = RETIRE_EVERY
+    root = Path(folder)
+    journal = Journal(root / "journal")
+    files = FaultyFiles(str(root / "storage"))
+    load = Load(root, local_session(), files, operations=True, done=journal.done)
+
+    def cycle() -> None:
+        end = load.done + 6 - load.done % 6
+        while load.done < end:
+            load.step()
+            journal.keep(load.done)
+
+    load.open()
+    load.resume()
+    journal.keep(load.done)
+    cycle()
+    load.check()
+    assert load.engine.verify()
+    print("ready", flush=True)
+    files.arm(fail_at, "kill")
+    left = cycles or sys.maxsize
+    while left:
+        cycle()
+        left -= 1
+    load.check()
+    load.close()
+    print("fine", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
