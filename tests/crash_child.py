@@ -14,9 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-from crashes import RETIRE_EVERY, Load
-
 import eddyline.engine
+from crashes import RETIRE_EVERY, Load
 from eddyline.runtime.session import local_session
 from eddyline.testing import FaultyFiles
 

@@ -146,7 +146,7 @@ class FaultyFiles(Files):
         >>> files.write("a", lambda stream: stream.write(b"1"))
         Traceback (most recent call last):
         eddyline.errors.StorageError: [WRITE_FAILED] the storage can't be written: ...
-        >>> files.effects()
+        >>> files.effects()[:2]
         ['write a', 'rename a']
     """
 

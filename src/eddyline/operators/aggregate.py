@@ -112,13 +112,10 @@ class Reduce:
         for prefix, present, weight in (("old_", was_there, -1), ("new_", is_there, 1)):
             chosen = groups.filter(pl.Series(present & ~unchanged))
             rows = _rows(both, chosen, numbered("k", self.keys))
-            for name, measure in zip(names, self.measures, strict=True):
+            for name in names:
                 column = chosen[prefix + name]
-                if measure is Measure.EXACT:
-                    rows = rows.append_column(name, column.struct.field("hi").to_arrow())
-                else:
-                    kind = both.schema.field(name).type
-                    rows = rows.append_column(name, column.to_arrow().cast(kind))
+                kind = both.schema.field(name).type
+                rows = rows.append_column(name, column.to_arrow().cast(kind))
             weights = pa.array(np.full(len(chosen), weight, np.int64))
             parts.append(rows.append_column(WEIGHT, weights))
         return pa.concat_tables(parts)

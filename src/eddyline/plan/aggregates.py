@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
-from pyspark.sql.types import DoubleType, StructField
 
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import numbered
@@ -122,10 +121,7 @@ def _reduced(
     united = _united(branches, names, calls)
     single = not keys
     rows = _preaggregated(build, united, names, measures, child.single)
-    out = [rows.schema[name] for name in names]
-    for i, measure in enumerate(measures):
-        kept = rows.schema[f"m{i}"]
-        out.append(StructField(kept.name, DoubleType()) if measure is Measure.EXACT else kept)
+    out = [rows.schema[name] for name in (*names, *numbered("m", len(measures)))]
     reduced = build.run(rows, Reduce(len(keys), measures), out, single=single)
 
     buffers, start = [], 0

@@ -8,6 +8,7 @@ from eddyline.state.kernels import Measure
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
+_VARIANCES = ("VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ def linear(call: Call, append_only: bool) -> Accumulators | None:
         if argument in FLOATS:
             return _double(call.function)
         return None
+    if call.function in _VARIANCES and argument == "double":
+        return _variance()
     if call.function == "BitXorAgg":
         odd = "if({on} and w % 2 <> 0, {v}, cast(0 as " + argument + "))"
         return Accumulators((Measure.XOR, Measure.SUM), (odd, count), ("if({m1} = 0, null, {m0})",))
@@ -102,12 +105,55 @@ def _double(function: str) -> Accumulators:
     )
     total = (
         "case when {m1} > 0 or ({m2} > 0 and {m3} > 0) then double('NaN')"
-        f" when {{m2}} > 0 then {infinite} when {{m3}} > 0 then -{infinite} else {{m0}} end"
+        f" when {{m2}} > 0 then {infinite} when {{m3}} > 0 then -{infinite} else {{m0}}.hi end"
     )
     buffers: tuple[str, ...] = (f"if({{m4}} = 0, null, {total})",)
     if function == "Average":
         buffers = (total, "{m4}")
     return Accumulators((Measure.EXACT, *(Measure.SUM,) * 4), contributions, buffers)
+
+
+def _variance() -> Accumulators:
+    """Sums of values and squares, exact; n * m2 = n * sum of squares - square of the sum.
+
+    The difference loses nothing to cancellation, because both products come with their rounding
+    errors (Dekker's splitting, see `two_product`), here as expressions of Spark.
+    """
+    finite = "{on} and not isnan({v}) and abs({v}) <> double('Infinity')"
+    weight = f"if({finite}, cast(w as double), 0D)"
+    contributions = tuple(
+        f"named_struct('hi', if({finite}, {value}, 0D), 'lo', {weight})"
+        for value in ("{v}", "{v} * {v}", _product_error("{v}", "{v}"))
+    )
+    sums, squares, errors, odd, count = (f"{{m{i}}}" for i in range(5))
+    n = f"cast({count} as double)"
+    less = f"({squares}.lo + {errors}.hi)"
+    square = f"{sums}.hi * {sums}.hi"
+    square_error = f"({_product_error(f'{sums}.hi', f'{sums}.hi')} + 2D * {sums}.hi * {sums}.lo)"
+    scaled_error = f"({_product_error(n, f'{squares}.hi')} + {n} * {less})"
+    scaled = f"({n} * {squares}.hi - {square}) + ({scaled_error} - {square_error})"
+    moment = f"if({odd} > 0, double('NaN'), if({count} = 0, 0D, greatest(0D, ({scaled}) / {n})))"
+    mean = f"if({odd} > 0, double('NaN'), if({count} = 0, 0D, {sums}.hi / {n}))"
+    return Accumulators(
+        (Measure.EXACT, Measure.EXACT, Measure.EXACT, Measure.SUM, Measure.SUM),
+        (*contributions, f"if({{on}} and not ({finite}), w, 0L)", "if({on}, w, 0L)"),
+        (n, mean, moment),
+    )
+
+
+def _product_error(a: str, b: str) -> str:
+    """SQL: what a * b loses to rounding."""
+
+    def high(x: str) -> str:
+        return f"(134217729D * {x} - (134217729D * {x} - {x}))"
+
+    def low(x: str) -> str:
+        return f"({x} - {high(x)})"
+
+    return (
+        f"((({high(a)} * {high(b)} - {a} * {b}) + {high(a)} * {low(b)} + {low(a)} * {high(b)})"
+        f" + {low(a)} * {low(b)})"
+    )
 
 
 def _ordered_in_polars(name: str) -> bool:
