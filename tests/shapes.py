@@ -109,8 +109,7 @@ AGGREGATES = {
     "grouping_sets": "SELECT g, k, f, max(b) AS m FROM t GROUP BY GROUPING SETS ((g), (k, f), ())",
     "rollup_distinct": "SELECT g, count(DISTINCT k) AS n FROM t GROUP BY ROLLUP (g)",
     "pivot": "SELECT * FROM (SELECT k, g, b FROM t) PIVOT (sum(b) AS s FOR g IN (1 AS one, 2 AS two))",
-    "unpivot": "SELECT * FROM (SELECT id, g, CAST(v AS INT) AS v FROM (SELECT id, g, b AS v FROM t))"
-    " UNPIVOT (val FOR name IN (g, v))",
+    "unpivot": "SELECT * FROM (SELECT id, g, length(k) AS v FROM t) UNPIVOT (val FOR name IN (g, v))",
     "except": "SELECT k, g FROM t EXCEPT SELECT k, v FROM u",
     "except_all": "SELECT k, g FROM t EXCEPT ALL SELECT k, v FROM u",
     "intersect": "SELECT k, g FROM t INTERSECT SELECT k, v FROM u",

@@ -190,6 +190,12 @@ def _filter(build: Build, node: Plan) -> Delta:
     return child.through(build.catalyst.with_child(node, child.plan), "Filter", text(node))
 
 
+def _python_function(build: Build, node: Plan) -> Delta:
+    child = lower(build, node.child())
+    plan = build.catalyst.with_child(node, child.plan)
+    return child.through(plan, "Python function", text(node))
+
+
 def _generate(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
     # the node names unneeded columns by their place: the weight goes behind them all
@@ -246,6 +252,8 @@ LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {
     "Range": _constant,
     "Project": _project,
     "Filter": _filter,
+    "ArrowEvalPython": _python_function,
+    "BatchEvalPython": _python_function,
     "Generate": _generate,
     "Expand": _expand,
     "Union": _union,

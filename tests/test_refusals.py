@@ -1,0 +1,116 @@
+"""What can't be kept live is refused when the view is created; the error says why and the way out."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.functions import udf
+
+import eddyline as el
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    from eddyline.runtime.session import local_session
+
+    spark = local_session()
+    with el.Engine(str(tmp_path_factory.mktemp("refusals")), spark=spark) as made:
+        made.table("t", "id BIGINT, v INT, s STRING, ts TIMESTAMP")
+        made.table("u", "id BIGINT, v INT")
+        yield made
+
+
+REFUSED = {
+    "rand": ("SELECT id, rand() AS r FROM t", "NOT_LIVE", "rand"),
+    "rand with a seed": ("SELECT * FROM t WHERE rand(1) < 0.5", "NOT_LIVE", "rand"),
+    "uuid": ("SELECT uuid() AS u FROM t", "NOT_LIVE", "uuid"),
+    "shuffle": ("SELECT shuffle(array(id, v)) AS a FROM t", "NOT_LIVE", "shuffle"),
+    "now": ("SELECT * FROM t WHERE ts > now() - INTERVAL 1 HOUR", "NOT_LIVE", "now"),
+    "current_timestamp": (
+        "SELECT current_timestamp() AS c FROM t",
+        "NOT_LIVE",
+        "current_timestamp",
+    ),
+    "current_date": ("SELECT current_date() AS c FROM t", "NOT_LIVE", "current_date"),
+    "in a subquery": (
+        "SELECT * FROM t WHERE id IN (SELECT id FROM u WHERE v > rand() * 10)",
+        "NOT_LIVE",
+        "rand",
+    ),
+    "monotonic id": ("SELECT monotonically_increasing_id() AS i FROM t", "NOT_LIVE", "monoton"),
+    "sample": ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "NOT_LIVE", "TABLESAMPLE"),
+    "recursion": (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 5) SELECT * FROM r",
+        "NOT_LIVE",
+        "recursive",
+    ),
+    "doubled column": ("SELECT id, id FROM t", "DUPLICATE_COLUMN", "id"),
+    "months": (
+        "SELECT make_ym_interval(1, v) AS m FROM t",
+        "UNSUPPORTED_TYPE",
+        "interval",
+    ),
+    "many rows as a scalar": ("SELECT id, (SELECT v FROM u) AS v FROM t", "NOT_LIVE", "one row"),
+    "unknown column": ("SELECT nope FROM t", "INVALID_QUERY", "nope"),
+    "unknown relation": ("SELECT * FROM nowhere", "INVALID_QUERY", "nowhere"),
+    "syntax": ("SELEC * FROM t", "INVALID_QUERY", "SELEC"),
+    "types that don't fit": ("SELECT array(1) + 1 AS a FROM t", "INVALID_QUERY", "DATATYPE"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_reason_fragment_and_way_out(engine, case):
+    query, condition, named = REFUSED[case]
+    with pytest.raises(el.QueryError) as error:
+        engine.view("refused", query)
+    message = str(error.value)
+    assert error.value.condition == condition
+    assert named.lower() in message.lower()
+    assert "view refused" in message
+    assert "Way out: " in message
+    assert "JVM" not in message
+    assert [row.name for row in engine.show("view").collect()] == []
+
+
+def test_a_function_not_marked_deterministic(engine):
+    engine.spark.udf.register("noise", udf(lambda v: v, "int").asNondeterministic())
+    engine.spark.udf.register("plus_one", udf(lambda v: None if v is None else v + 1, "int"))
+    with pytest.raises(el.QueryError) as error:
+        engine.view("refused", "SELECT noise(v) AS n FROM t")
+    assert "noise" in str(error.value)
+    assert "deterministic" in str(error.value)
+    view = engine.view("accepted", "SELECT plus_one(v) AS n FROM u")
+    engine.execute("INSERT INTO u VALUES (1, 41)")
+    engine.advance()
+    assert [row.n for row in view.snapshot().collect()] == [42]
+    engine.drop("view", "accepted")
+
+
+def test_names(engine):
+    with pytest.raises(el.CatalogError) as error:
+        engine.view("t", "SELECT 1 AS one")
+    assert error.value.condition == "NAME_TAKEN"
+    with pytest.raises(el.CatalogError) as error:
+        engine.drop("view", "nowhere")
+    assert error.value.condition == "NOT_FOUND"
+    with pytest.raises(el.CatalogError) as error:
+        engine.table("w", "id BIGINT", primary_key=["nope"])
+    assert error.value.condition == "UNKNOWN_COLUMN"
+    with pytest.raises(el.EngineError) as error:
+        el.Options(buckets=0)
+    assert error.value.condition == "BAD_OPTION"
+
+
+def test_a_join_without_an_equality_is_warned_of(engine):
+    assert "warning: a join without an equality" in engine.explain(
+        "SELECT t.id, u.v FROM t JOIN u ON t.v < u.v"
+    )
+
+
+def test_after_all_that_the_engine_works(engine):
+    view = engine.view("fine", "SELECT count(*) AS n FROM t")
+    engine.execute("INSERT INTO t VALUES (1, 1, 'x', TIMESTAMP '2026-01-01 00:00:00')")
+    engine.advance()
+    assert [row.n for row in view.snapshot().collect()] == [1]
+    engine.drop("view", "fine")
