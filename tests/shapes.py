@@ -15,6 +15,12 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "u": ("id INT, k STRING, v INT, y DOUBLE", ()),
     "p": ("id INT, k STRING, v INT", ("id",)),
+    # rarer types, under names that the engine uses inside
+    "odd": (
+        "w FLOAT, h TINYINT, c0 SMALLINT, bucket BINARY, seq TIMESTAMP_NTZ, side DECIMAL(38,10),"
+        " `a b` CHAR(3), `Mixed.Case` VARCHAR(5)",
+        (),
+    ),
 }
 STREAM = "e"  # append-only
 STREAM_COLUMNS = "k STRING, v INT, n BIGINT, ts TIMESTAMP"
@@ -94,8 +100,7 @@ AGGREGATES = {
     "booleans": "SELECT g, bool_and(f) AS ba, bool_or(f) AS bo, every(f) AS ev, some(f) AS so,"
     " count_if(f) AS ci FROM t GROUP BY g",
     "bits": "SELECT g, bit_xor(b) AS x, bit_and(b) AS a, bit_or(b) AS o, bit_xor(id) AS xi FROM t GROUP BY g",
-    "product_text": "SELECT g, listagg(k, ',') WITHIN GROUP (ORDER BY k) AS l, histogram_numeric(id, 3) AS h"
-    " FROM t GROUP BY g",
+    "product_text": "SELECT g, listagg(k, ',') WITHIN GROUP (ORDER BY k) AS l FROM t GROUP BY g",
     "map_aggregate": "SELECT g, max_by(m, struct(id, b, d, x, k, day, ts)) IS NULL AS l,"
     " map_from_entries(array_sort(collect_set(struct(k AS key, 1 AS value)))) AS z"
     " FROM t WHERE k IS NOT NULL GROUP BY g",
@@ -303,6 +308,69 @@ KEYED = {
     "keyed_rank": "SELECT id, v, rank() OVER (ORDER BY v DESC) AS r FROM p",
 }
 
+TYPES = {
+    "types_rows": "SELECT *, w + h AS s, length(bucket) AS l FROM odd",
+    "types_sums": "SELECT h, sum(w) AS w, avg(w) AS aw, sum(c0) AS c, avg(h) AS ah, sum(side) AS s,"
+    " avg(side) AS sa, count(DISTINCT w) AS n FROM odd GROUP BY h",
+    "types_extremes": "SELECT c0, max(bucket) AS b, min(seq) AS q, max(side) AS s, min(w) AS w,"
+    " max(`a b`) AS ab, min(`Mixed.Case`) AS mc, bit_xor(c0) AS x FROM odd GROUP BY c0",
+    "types_group_float": "SELECT w, count(*) AS n, sum(h) AS s FROM odd GROUP BY w",
+    "types_group_bytes": "SELECT bucket, count(*) AS n, sum(w) AS s FROM odd GROUP BY bucket",
+    "types_group_time": "SELECT seq, side, count(*) AS op, sum(h) AS epoch FROM odd GROUP BY seq, side",
+    "types_group_text": "SELECT `a b`, `Mixed.Case` AS `x.y`, count(*) AS `the ``count``` FROM odd GROUP BY ALL",
+    "types_join": "SELECT a.w AS w, b.h AS h, a.side AS side FROM odd a FULL JOIN odd b ON a.w = b.w AND a.c0 = b.h",
+    "types_join_bytes": "SELECT a.h AS h, b.seq AS seq FROM odd a LEFT JOIN odd b ON a.bucket = b.bucket AND a.h < b.h",
+    "types_distinct": "SELECT DISTINCT bucket, seq, w FROM odd",
+    "types_top": "SELECT side, bucket, w, `a b` FROM odd ORDER BY side DESC, bucket, w DESC, `a b` LIMIT 3",
+    "types_top_text": "SELECT `Mixed.Case`, seq, h FROM odd ORDER BY `Mixed.Case` DESC, seq, h LIMIT 3 OFFSET 1",
+    "types_window": "SELECT w, h, sum(h) OVER (PARTITION BY w ORDER BY c0) AS s, c0 FROM odd",
+    "types_dictionary": "SELECT h, map_from_entries(array_agg(struct(c0 AS k, 1 AS v))) IS NULL AS m,"
+    " collect_set(1) AS s FROM (SELECT DISTINCT h, c0 FROM odd WHERE c0 IS NOT NULL) GROUP BY h",
+    "types_view": "SELECT `x.y`, sum(`the ``count```) AS n FROM types_group_text GROUP BY `x.y`",
+}
+
+MORE = {
+    "pipe": "FROM t |> WHERE g > 1 |> AGGREGATE count(*) AS n GROUP BY k |> ORDER BY n, k |> LIMIT 2",
+    "group_by_all": "SELECT k, f, count(*) AS n, sum(x) AS s FROM t GROUP BY ALL",
+    "subquery_in_join": "SELECT t.id, u.v FROM t JOIN u ON t.k = u.k AND t.b + u.v > (SELECT min(v) FROM u)",
+    "subquery_in_outer": "SELECT t.id, u.v FROM t FULL JOIN u ON t.k = u.k AND t.g + u.v > (SELECT avg(v) FROM u)",
+    "exists_case": "SELECT id, CASE WHEN EXISTS (SELECT 1 FROM u WHERE u.k = t.k) THEN 1 ELSE 0 END AS e FROM t",
+    "not_in_or": "SELECT id, g FROM t WHERE g NOT IN (SELECT v FROM u) OR k = 'a'",
+    "in_pair": "SELECT id FROM t WHERE (k, g) IN (SELECT k, v FROM u)",
+    "not_in_pair": "SELECT id FROM t WHERE (k, g) NOT IN (SELECT k, v FROM u WHERE k IS NOT NULL)",
+    "distinct_of_join": "SELECT DISTINCT t.k, u.v FROM t LEFT JOIN u ON t.k = u.k",
+    "distinct_over_distinct": "SELECT count(DISTINCT n) AS c FROM (SELECT count(DISTINCT g) AS n FROM t GROUP BY k)",
+    "union_of_aggregates": "SELECT 'k' AS what, k AS name, count(*) AS n FROM t GROUP BY k UNION ALL"
+    " SELECT 'g', CAST(g AS STRING), count(*) FROM t GROUP BY g",
+    "aggregate_of_union": "SELECT k, count(*) AS n, sum(z) AS s FROM (SELECT k, x AS z FROM t UNION ALL"
+    " SELECT k, y FROM u) GROUP BY k",
+    "join_of_unions": "SELECT a.k, b.k AS bk FROM (SELECT k FROM t UNION SELECT k FROM u) a FULL JOIN"
+    " (SELECT k FROM p UNION ALL SELECT k FROM u) b ON a.k = b.k",
+    "outer_of_aggregate_of_outer": "SELECT p.id, z.n FROM p LEFT JOIN (SELECT u.v, count(t.id) AS n FROM u"
+    " LEFT JOIN t ON u.k = t.k GROUP BY u.v) z ON p.v = z.v",
+    "window_over_window": "SELECT k, r, count(*) OVER (PARTITION BY r) AS n FROM (SELECT k, rank() OVER"
+    " (PARTITION BY g ORDER BY b) AS r FROM t)",
+    "limit_then_window": "SELECT id, rank() OVER (ORDER BY b) AS r FROM"
+    " (SELECT id, b FROM t ORDER BY b DESC, id LIMIT 4)",
+    "max_of_running_sum": "SELECT k, max(s) AS m FROM (SELECT k, sum(b) OVER (PARTITION BY k ORDER BY id, b"
+    " ROWS UNBOUNDED PRECEDING) AS s FROM t) GROUP BY k",
+    "semi_of_anti": "SELECT id FROM t WHERE k IN (SELECT k FROM u) AND NOT EXISTS"
+    " (SELECT 1 FROM p WHERE p.id = t.id)",
+    "correlated_limit": "SELECT id, (SELECT max(v) FROM u WHERE u.k = t.k AND u.v > 1) AS m FROM t"
+    " WHERE (SELECT count(*) FROM u WHERE u.k = t.k) < 3",
+    "rollup_of_join": "SELECT t.k, u.v, sum(t.b) AS s, count(DISTINCT t.g) AS n FROM t JOIN u ON t.k = u.k"
+    " GROUP BY ROLLUP (t.k, u.v)",
+    "variance_mixed": "SELECT k, stddev(x) AS s, var_pop(y) AS v, count(DISTINCT v) AS n FROM"
+    " (SELECT u.k, x, y, u.v FROM t JOIN u ON t.k = u.k WHERE NOT isnan(x) AND NOT isnan(y)) GROUP BY k",
+    "except_of_join": "SELECT id FROM t EXCEPT SELECT t.id FROM t JOIN u ON t.k = u.k",
+    "cube_of_union": "SELECT k, v, count(*) AS n FROM (SELECT k, v FROM u UNION ALL SELECT k, v FROM p)"
+    " GROUP BY CUBE (k, v)",
+    "explode_of_collect": "SELECT k, one FROM (SELECT k, collect_set(g) AS gs FROM t GROUP BY k)"
+    " LATERAL VIEW explode(gs) z AS one",
+    "global_of_empty_group": "SELECT count(*) AS n, max(c) AS m FROM (SELECT k, count(*) AS c FROM t WHERE g > 99"
+    " GROUP BY k)",
+}
+
 FAMILIES = {
     "stateless": STATELESS,
     "aggregates": AGGREGATES,
@@ -311,6 +379,8 @@ FAMILIES = {
     "windows": WINDOWS,
     "limits": LIMITS,
     "keyed": KEYED,
+    "types": TYPES,
+    "more": MORE,
     "views": VIEWS_ON_VIEWS,
 }
 SHAPES: dict[str, str] = {

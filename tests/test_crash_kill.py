@@ -18,7 +18,8 @@ from eddyline.storage.files import Files
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 CHILD = Path(__file__).with_name("crash_child.py")
-PATIENCE_S = 300
+PATIENCE_S = 600
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # a JVM that starts soon
 
 
 def start(root: Path, cycles: int = 0, fail_at: int = 0) -> subprocess.Popen[str]:
@@ -29,7 +30,7 @@ def start(root: Path, cycles: int = 0, fail_at: int = 0) -> subprocess.Popen[str
         stderr=open(root / "stderr", "ab"),
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
     )
 
 

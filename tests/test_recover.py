@@ -310,7 +310,8 @@ def test_a_run_that_is_cut_is_named_when_read(files: FaultyFiles) -> None:
 def history(files: Files, epochs: int) -> list[Manifest]:
     """Epochs of which every third one merges all runs before it into one."""
     open_storage(files, writable=True)
-    made, kept = [], ()
+    made: list[Manifest] = []
+    kept: tuple[Run, ...] = ()
     for epoch in range(1, epochs + 1):
         made.append(commit(files, epoch, kept))
         kept = runs(made[-1]) if epoch % 3 else runs(made[-1])[-1:]

@@ -150,8 +150,21 @@ def difference(left: pa.Table, right: pa.Table) -> Difference:
 
 
 def _sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    rows = [tuple(row.values()) for row in table.to_pylist()]
+    rows = [tuple(_in_order(value) for value in row.values()) for row in table.to_pylist()]
     return sorted(rows, key=lambda row: (repr(_coarse(row)), _floats(row)))
+
+
+def _in_order(value: Any) -> Any:
+    """The value with the entries of its maps, which have no order, sorted."""
+    if isinstance(value, dict):
+        return {key: _in_order(part) for key, part in value.items()}
+    if isinstance(value, list):
+        parts = [_in_order(part) for part in value]
+        is_map = all(isinstance(part, tuple) for part in parts)
+        return sorted(parts, key=repr) if is_map else parts
+    if isinstance(value, tuple):
+        return tuple(_in_order(part) for part in value)
+    return value
 
 
 def _coarse(value: Any) -> Any:

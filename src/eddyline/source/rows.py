@@ -91,6 +91,8 @@ def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.T
                 v.replace(tzinfo=local) if isinstance(v, datetime) and v.tzinfo is None else v
                 for v in column
             ]
+        if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
+            column = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in column]
         try:
             columns.append(pa.array(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
