@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.catalog import NAME as CATALOG
@@ -685,12 +687,10 @@ def _schema(schema: str | StructType) -> StructType:
 
 
 def _nullable(schema: StructType) -> StructType:
-    return StructType().fromJson(
-        {
-            **schema.jsonValue(),
-            "fields": [{**f, "nullable": True} for f in schema.jsonValue()["fields"]],
-        }
-    )
+    """The schema as Spark's plans know it: all columns nullable, CHAR and VARCHAR as STRING."""
+    document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
+    plain = StructType.fromJson(json.loads(document))
+    return StructType([StructField(field.name, field.dataType, True) for field in plain])
 
 
 def _key(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def compile_view(build: Build, query: str) -> Compiled:
     analyzed = catalyst.analyzed(query)
     _refuse(build, analyzed)
     names = [attribute.name() for attribute in items(analyzed.output())]
-    doubled = sorted({name for name in names if names.count(name) > 1})
+    folded = [name.lower() for name in names]
+    doubled = sorted({name for name in names if folded.count(name.lower()) > 1})
     if doubled:
         raise build.refused(
             f"the result has several columns named {', '.join(doubled)}",
@@ -105,7 +106,9 @@ def _row_key(plan: Plan) -> tuple[int, ...] | None:
     if kind(below) != "Aggregate":
         return None
     keys = [
-        key.exprId().id() for key in items(below.groupingExpressions()) if hasattr(key, "exprId")
+        key.exprId().id()
+        for key in items(below.groupingExpressions())
+        if kind(key) == "AttributeReference"
     ]
     return tuple(output.index(key) for key in keys) if set(keys) <= set(output) else None
 
