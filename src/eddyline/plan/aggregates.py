@@ -282,7 +282,8 @@ def _preaggregated(
     sums.append(expr("coalesce(sum(w), 0L) as w"))
     if not keys:
         return hashed.agg(*sums).selectExpr("42L as h", *columns, "w")
-    return hashed.groupBy("h", *keys).agg(*sums)
+    # by place: Spark groups maps by their sorted form, under another name
+    return hashed.groupBy("h", *keys).agg(*sums).toDF("h", *columns, "w")
 
 
 _TOTALS = {

@@ -1,0 +1,64 @@
+"""The load of `crashes.py` on a Spark cluster. Run by test_cluster.py.
+
+For each line that comes in, one cycle: it says `running` and the file in which the effects of
+Spark's workers are counted, runs the cycle, compares everything with offline SQL, and says `equal`
+and how often an epoch had to be called again. At the end of the input it says `fine`.
+
+Arguments: folder, address of the master.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from crashes import LENGTH, Load
+from eddyline.errors import EddylineError
+from eddyline.testing import FaultyFiles
+
+SETTINGS = {
+    "spark.cores.max": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def main(folder: str, master: str) -> None:
+    builder = SparkSession.builder.appName("eddyline cluster").master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    root = Path(folder)
+    files = FaultyFiles(str(root / "storage"))
+    load = Load(root, builder.getOrCreate(), files, operations=True)
+    load.open()
+    load.run(2 * LENGTH)
+    load.check()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        files.arm(0, within="worker")
+        print("running", files.control, flush=True)
+        again, end = 0, load.done + LENGTH
+        while load.done < end:
+            try:
+                load.step()
+            except EddylineError as error:
+                again += 1
+                print(error, file=sys.stderr)
+                assert again < 5, "no epoch commits any more"
+        load.check()
+        print("equal", again, flush=True)
+    load.close()
+    print("fine", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
