@@ -25,6 +25,7 @@ SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
     "spark.log.level": "ERROR",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
@@ -42,6 +43,8 @@ def main(folder: str, master: str) -> None:
     load.open()
     load.run(2 * LENGTH)
     load.check()
+    executors = load.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+    assert executors == 2, executors
     print("ready", flush=True)
     for _ in sys.stdin:
         files.arm(0, within="worker")
