@@ -135,7 +135,10 @@ def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "ro
         ours: list[float] = []
         for number in range(repeat + 1):
             write_batch(
-                source / f"{number:05d}.parquet", keys if number else WARM_UP_KEYS, rows, number
+                source / f"{number:05d}.parquet",
+                keys if number else min(keys, WARM_UP_KEYS),
+                rows,
+                number,
             )
             query.processAllAvailable()
             theirs.append(batch_seconds(query, number))
