@@ -315,6 +315,7 @@ def test_visits_and_visitors(offline):
 # --- live ---
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("log", LOGS)
 def test_real_log_gives_its_known_figures_live(log, tmp_path):
