@@ -65,7 +65,9 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
         and type_of(key).simpleString() not in ("float", "double")
         for key in keys
     )
-    if exact and nested_floats:  # their -0.0 and NaN are normalised by Spark's own aggregate only
+    maps = any(contains_type(type_of(key), ("map",)) for key in keys)
+    # -0.0 and NaN within them are normalised by Spark's own aggregate only
+    if (exact or maps) and nested_floats:
         return _recomputed(build, node, child, keys, results)
     return _reduced(build, child, keys, results, calls)
 
@@ -261,29 +263,27 @@ def _preaggregated(
 ) -> DataFrame:
     """Contributions by group, in their buckets; summed before the shuffle where that loses nothing.
 
-    The shuffle is that of Spark's own aggregate, by the grouping columns, the hash among them: the
-    same group always comes to the same task, whose number so is the bucket.
+    The shuffle is that of Spark's own aggregate, by the grouping columns: the same group always
+    comes to the same task, whose number so is the bucket.
     """
     columns = [*keys, *(f"m{i}" for i in range(len(measures)))]
-    if Measure.EXACT in measures:  # each double must reach the exact sum by itself
+    maps = any(contains_type(frame.schema[name].dataType, ("map",)) for name in keys)
+    # each double must reach the exact sum by itself; maps Spark groups by another name
+    if Measure.EXACT in measures or maps:
         plain = [_normalised(name, column_type(frame, name)) for name in keys]
         frame = frame.selectExpr(*plain, *columns[len(keys) :], "w")
         return build.shuffled(build.hashed(frame, keys, columns), single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
         frame = frame.repartition(build.buckets)
-    hashed = build.hashed(frame, keys, columns)
     sums = []
     for i, measure in enumerate(measures):
-        name, kept = f"m{i}", column_type(hashed, f"m{i}")
+        name, kept = f"m{i}", column_type(frame, f"m{i}")
         total = _TOTALS[measure].format(name)
         if measure in (Measure.SUM, Measure.XOR):
             total = f"coalesce({total}, cast(0 as {kept}))"
         sums.append(expr(f"cast({total} as {kept}) as {name}"))
     sums.append(expr("coalesce(sum(w), 0L) as w"))
-    if not keys:
-        return hashed.agg(*sums).selectExpr("42L as h", *columns, "w")
-    # by place: Spark groups maps by their sorted form, under another name
-    return hashed.groupBy("h", *keys).agg(*sums).toDF("h", *columns, "w")
+    return build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)
 
 
 _TOTALS = {
@@ -307,7 +307,7 @@ def _recomputed(
 ) -> Delta:
     """Spark aggregates the old and the new rows of the touched groups; the difference is the delta."""
     catalyst = build.catalyst
-    results = [catalyst.unmark(result) for result in results]
+    results = [catalyst.shown_distinct(result) for result in results]
     used = {
         reference.exprId().id()
         for expression in [*keys, *results]

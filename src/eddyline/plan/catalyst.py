@@ -40,6 +40,7 @@ class Catalyst:
         self._jvm: Any = session.sparkContext._jvm
         self._jsession = session._jsparkSession
         self._classes: dict[str, Any] = {}
+        self._hidden: set[int] = set()
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -185,37 +186,30 @@ class Catalyst:
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
 
     def hide_distinct(self, plan: Plan) -> Plan:
-        """Mark the arguments of DISTINCT aggregates instead of the aggregates themselves.
+        """Make the DISTINCT aggregates look like plain ones to the optimiser, and remember them.
 
         The optimiser rewrites several DISTINCT aggregates into a form whose second level is not
-        linear; marked ones it leaves as they are. `distinct_arguments` reads the mark.
+        linear. `distinct_arguments` tells the hidden ones again by their result's id.
         """
-        marked = plan
+        hidden = plan
         if kind(plan) == "Aggregate":
-            marked = self.map_expressions(plan, self._mark_distinct)
-        children = [self.hide_distinct(child) for child in items(marked.children())]
-        return marked.withNewChildren(self.seq(children)) if children else marked
+            hidden = self.map_expressions(plan, self._hide_distinct)
+        children = [self.hide_distinct(child) for child in items(hidden.children())]
+        return hidden.withNewChildren(self.seq(children)) if children else hidden
 
     def distinct_arguments(self, call: Expression) -> list[Expression] | None:
-        """The arguments of a marked DISTINCT aggregate; None for any other."""
-        arguments = items(call.aggregateFunction().children())
-        if call.isDistinct():
-            return arguments
-        if not arguments or not all(self._is_marked(argument) for argument in arguments):
-            return None
-        return [argument.child().child() for argument in arguments]
+        """The arguments of a DISTINCT aggregate, hidden or not; None for any other."""
+        if call.isDistinct() or call.resultId().id() in self._hidden:
+            return items(call.aggregateFunction().children())
+        return None
 
-    def unmark(self, root: Expression) -> Expression:
-        """The expression with marked DISTINCT aggregates turned back into real ones."""
+    def shown_distinct(self, root: Expression) -> Expression:
+        """The expression with hidden DISTINCT aggregates turned back into real ones."""
 
         def change(node: Expression) -> Expression | None:
-            if kind(node) != "AggregateExpression":
+            if kind(node) != "AggregateExpression" or self.distinct_arguments(node) is None:
                 return None
-            arguments = self.distinct_arguments(node)
-            if arguments is None or node.isDistinct():
-                return None
-            function = node.aggregateFunction().withNewChildren(self.seq(arguments))
-            return self._call(node, function, True, node.filter())
+            return self._call(node, node.aggregateFunction(), True, node.filter())
 
         return self.rewrite(root, change)
 
@@ -272,19 +266,17 @@ class Catalyst:
             call.resultId(),
         )
 
-    def _mark_distinct(self, node: Expression) -> Expression | None:
+    def _hide_distinct(self, node: Expression) -> Expression | None:
         if kind(node) != "AggregateExpression" or not node.isDistinct():
             return None
         function = node.aggregateFunction()
-        mark = f"{_EXPRESSIONS}.KnownFloatingPointNormalized"
-        arguments = [
-            self._make(mark, self._make(mark, part)) for part in items(function.children())
-        ]
+        if kind(function) not in ("Count", "Sum", "Average"):  # the others aren't linear anyway
+            return None
+        self._hidden.add(node.resultId().id())
+        # as if they could be null: for others the optimiser turns count(x) into count(1)
+        name = f"{_EXPRESSIONS}.KnownNullable"
+        arguments = [self._make(name, argument) for argument in items(function.children())]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
-
-    def _is_marked(self, argument: Expression) -> bool:
-        name = "KnownFloatingPointNormalized"
-        return kind(argument) == name and kind(argument.child()) == name
 
     def _object(self, name: str) -> Any:
         """A Scala singleton object."""
@@ -345,11 +337,15 @@ def schema_of(attributes: Sequence[Expression]) -> StructType:
 
 
 def contains_type(data_type: DataType, names: Sequence[str]) -> bool:
-    """Whether a type is or contains one of the named types, as in its JSON form."""
+    """Whether a type is or contains one of the named types, as in its JSON form.
+
+    A name that ends in a space stands for all types that begin so.
+    """
+    starts = tuple(name if name.endswith(" ") else f"{name}(" for name in names)
 
     def search(document: Any) -> bool:
         if isinstance(document, str):
-            return any(document == name or document.startswith(name + "(") for name in names)
+            return document in names or document.startswith(starts)
         if isinstance(document, dict):
             parts = [
                 v

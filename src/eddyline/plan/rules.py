@@ -207,4 +207,6 @@ REFUSED_TYPES: dict[str, str] = {
     "interval year": "cast it to a number of months",
     "interval month": "cast it to a number of months",
     "interval year to month": "cast it to a number of months",
+    # kernels compare bytes, a collation doesn't
+    "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
 }

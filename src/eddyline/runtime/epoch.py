@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from eddyline.errors import EddylineError, EngineError
+from eddyline.errors import EddylineError, EngineError, StateError
 from eddyline.operators.collect import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.nodes import Leaf, StatefulPart
@@ -237,8 +238,14 @@ class EpochRunner:
         }
 
 
-def _failed(plan: Plan, error: Exception) -> EngineError:
+_STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")
+
+
+def _failed(plan: Plan, error: Exception) -> EddylineError:
     text = str(error)
+    told = _STATE_ERROR.search(text)
+    if told is not None:  # raised by a kernel, and come through Spark as text
+        return StateError(told[2], condition=told[1], view=plan.name)
     named = [
         line.strip()
         for line in text.splitlines()

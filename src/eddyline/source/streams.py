@@ -83,7 +83,8 @@ class SparkStream:
             return
         self.log.clear(number)
         self._make_durable(number)
-        columns = [expr(f"`{name}`").alias(f"c{i}") for i, name in enumerate(self.columns)]
+        quoted = [f"`{name.replace('`', '``')}`" for name in self.columns]
+        columns = [expr(name).alias(f"c{i}") for i, name in enumerate(quoted)]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
         task = LogTask(self.files, self.log.folder, number)
