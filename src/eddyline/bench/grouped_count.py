@@ -79,7 +79,7 @@ class Result:
 def run(
     *,
     rows: int = 2_000_000,
-    repeat: int = 3,
+    repeat: int = 5,
     cores: int = 2,
     epochs: int = 4,
     store: str = "default",

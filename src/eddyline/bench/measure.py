@@ -88,6 +88,7 @@ def bench_session(cores: int) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", cores)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "3g")
+        .config("spark.python.unix.domain.socket.enabled", True)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", False)
