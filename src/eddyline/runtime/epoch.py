@@ -63,7 +63,7 @@ class Progress:
 
     Attributes:
         epoch: its number.
-        rows_in: rows read by the leaves' first operators, by name of table or view.
+        rows_in: rows read, by name of table or view; twice what is read twice, as in a self-join.
         rows_out: changes written, by name of table or view.
         seconds: by stage: `ingest` (sources), `plan` (inputs dealt), `run` (Spark), `commit`.
         state: for each stateful operator (name of view / operator) its rows and bytes on disk.
@@ -205,11 +205,16 @@ class EpochRunner:
         counters: dict[str, dict[str, int]],
     ) -> None:
         """Every task of every stateful operator must have reported."""
-        names = self.files.names(folder)
+        names = [name for name in self.files.names(folder) if name.endswith(REPORT)]
+
+        def reports(piece: Leaf | StatefulPart) -> list[dict[str, Any]]:
+            own = [name for name in names if name.startswith(f"{plan.id}.{piece.name}.")]
+            return [self.files.read_json(f"{folder}/{name}") for name in own]
+
+        read = sum(report["read"] for leaf in plan.leaves for report in reports(leaf))
         for part in plan.parts:
             total = {"in": 0, "out": 0}
-            prefix = f"{plan.id}.{part.name}."
-            written = [n for n in names if n.startswith(prefix) and n.endswith(REPORT)]
+            written = reports(part)
             if len(written) < part.buckets:
                 raise EngineError(
                     f"{len(written)} of {part.buckets} tasks of operator {part.name} reported",
@@ -217,10 +222,9 @@ class EpochRunner:
                     view=plan.name,
                     hint="call advance() again; if it stays, this is a bug",
                 )
-            reports = [self.files.read_json(f"{folder}/{name}") for name in written]
             # a branch of the plan that ran twice reported each bucket twice, and the same
             for bucket, report in {
-                r["bucket"]: r for r in reports if r["bucket"] is not None
+                r["bucket"]: r for r in written if r["bucket"] is not None
             }.items():
                 for key, value in report["counts"].items():
                     total[key] += value
@@ -231,11 +235,10 @@ class EpochRunner:
                     if kept["delta"]:
                         deltas.setdefault(own, {})[bucket] = (Run(*kept["delta"]),)
             counters[f"{plan.name}/{part.name}"] = total
+            if isinstance(plan.physical, TableTask):  # no leaf of its own
+                read = total["in"]
         added = [run.rows for runs in deltas.get(plan.result, {}).values() for run in runs]
-        counters[plan.name] = {
-            "in": counters[f"{plan.name}/{plan.parts[0].name}"]["in"],
-            "out": sum(added),
-        }
+        counters[plan.name] = {"in": read, "out": sum(added)}
 
 
 _STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")

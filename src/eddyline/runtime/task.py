@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
-from eddyline.changes import BUCKET, HASH
+from eddyline.changes import BUCKET, HASH, SEQUENCE
 from eddyline.errors import EngineError
 from eddyline.operators.base import Operator
 from eddyline.source.segments import Segment, read_segment
 from eddyline.state.arrangement import Arrangement
-from eddyline.state.kernels import key_hashes
+from eddyline.state.kernels import condensed, key_hashes
 from eddyline.state.manifest import Manifest, manifest_name, read_manifest
 from eddyline.storage.files import Files
 
@@ -54,6 +55,16 @@ class EpochContext:
                 hint="read results with view.snapshot(), not through the compiled plan",
             )
         return cls(*json.loads(text))
+
+
+@functools.cache
+def _settle() -> None:
+    """Let the collector pass over what this worker has loaded.
+
+    PySpark's worker collects garbage after each task; the modules alone take it 60 ms each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _manifest(root: str, epoch: int) -> Manifest:
@@ -102,16 +113,27 @@ class ScanTask:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The segments' rows, whatever the input (one number a task)."""
+        """The segments' rows, and behind them a report of how many were read.
+
+        The input says which of the parts that the epoch deals: one number a task.
+        """
+        _settle()
         context = EpochContext.current()
         dealt = _inputs(self.files.root, inputs_name(context.folder, self.node)).get(self.leaf, [])
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for segment in dealt[number] if number < len(dealt) else ():
+                segments = dealt[number] if number < len(dealt) else []
+                read = 0
+                for segment in segments:
                     for table in read_segment(
                         self.files, segment, self.names, self.columns, self.schema
                     ):
-                        yield from fitted(table, self.schema)
+                        read += table.num_rows
+                        rows = table if SEQUENCE in table.column_names else condensed(table)
+                        yield from fitted(rows, self.schema)
+                if segments:
+                    name = f"{context.folder}/{self.node}.{self.leaf}.{number}{REPORT}"
+                    self.files.write_json(name, {"read": read}, durable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +153,7 @@ class KernelTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The operator's output delta."""
+        _settle()
         context = EpochContext.current()
         received = [batch for batch in batches if batch.num_rows]
         bucket, delta = None, None

@@ -16,7 +16,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.changes import HASH
+from eddyline.changes import HASH, WEIGHT
+
+SAMPLE_ROWS = 4096
 
 
 class Measure(StrEnum):
@@ -117,6 +119,24 @@ def consolidate(
     kept = grouped.filter(any_nonzero(measures))
     rows = table.select(columns).take(pa.array(kept["__row"].to_numpy()))
     return with_measures(rows, kept, measures, table.schema)
+
+
+def condensed(rows: pa.Table) -> pa.Table:
+    """Equal rows with weights brought together, where a sample says that this is worth its time."""
+    columns = [name for name in rows.column_names if name != WEIGHT]
+    if any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
+        return rows
+    if not columns:
+        return pa.table({WEIGHT: [pc.sum(rows[WEIGHT])]}, schema=rows.schema)
+    sample = rows.slice(0, SAMPLE_ROWS)
+    if identities(sample, columns).n_unique() > sample.num_rows * 3 // 4:
+        return rows
+    frame = identities(rows, columns).with_row_index("__row")
+    frame = frame.with_columns(measure_series(rows, [(WEIGHT, Measure.SUM)]))
+    grouped = frame.group_by(columns).agg(pl.col("__row").first(), pl.col(WEIGHT).sum())
+    kept = grouped.filter(pl.col(WEIGHT) != 0)
+    firsts = rows.select(columns).take(pa.array(kept["__row"].to_numpy()))
+    return firsts.append_column(rows.schema.field(WEIGHT), pa.array(kept[WEIGHT].to_numpy()))
 
 
 def measure_series(table: pa.Table, measures: Sequence[tuple[str, Measure]]) -> list[pl.Series]:
