@@ -187,7 +187,7 @@ def twins(request, factory, spark, names, options=None) -> Iterator[Twins]:
 
 @pytest.fixture(scope="module")
 def sample(request, tmp_path_factory, spark):
-    yield from twins(request, tmp_path_factory, spark, every(4))
+    yield from twins(request, tmp_path_factory, spark, [*every(4), "subquery_in_outer"])
 
 
 @pytest.fixture(scope="module")

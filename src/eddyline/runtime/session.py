@@ -26,10 +26,12 @@ _LOCAL = {
 _EPOCHS = {
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
-    "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
     "spark.sql.exchange.reuse": "false",
+    # equal global aggregates would become one subquery, whose first result a copy of the plan keeps
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.execution.planmerging.MergeSubplans,"
+    "org.apache.spark.sql.catalyst.optimizer.MergeScalarSubqueries",
 }
 
 
