@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from eddyline.changes import APPEND, DELETE, REJECT
 from eddyline.errors import StateError
-from eddyline.operators import top
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import Step
 from eddyline.operators.collect import Apply, Materialize
@@ -33,7 +32,9 @@ from eddyline.operators.join import Join, JoinKind
 from eddyline.operators.recompute import Regroup
 from eddyline.operators.top import Top
 from eddyline.runtime.changelog import difference, retracted
+from eddyline.state import front
 from eddyline.state.arrangement import Arrangement, Layout, compaction_start
+from eddyline.state.front import Ties
 from eddyline.state.kernels import (
     Measure,
     add_exactly,
@@ -123,15 +124,18 @@ class Held(Arrangement):
 
     def __init__(self, layout: Layout, tables: list[pa.Table]) -> None:
         self.layout = layout
-        self.tables = tables
+        self.held = tables
+
+    def tables(self) -> list[pa.Table]:
+        return [self.layout.sorted(t) for t in self.held if t.num_rows]
 
     def lookup(self, hashes: np.ndarray) -> pa.Table | None:
-        found = [t.filter(pa.array(np.isin(t["h"].to_numpy(), hashes))) for t in self.tables]
+        found = [t.filter(pa.array(np.isin(t["h"].to_numpy(), hashes))) for t in self.held]
         found = [t for t in found if t.num_rows]
         return pa.concat_tables(found) if found and len(hashes) else None
 
     def scan(self) -> pa.Table | None:
-        return self.layout.consolidate(pa.concat_tables(self.tables)) if self.tables else None
+        return self.layout.consolidate(pa.concat_tables(self.held)) if self.held else None
 
 
 class Stepping(Protocol):
@@ -545,12 +549,13 @@ def test_joins_follow_from_the_rows(kind: JoinKind, epochs: list[list[Change]]) 
 
 @laws
 @given(
-    epochs=epochs_of(st.tuples(floats, small, words), size=9),
+    epochs=epochs_of(st.tuples(st.sampled_from("ab"), floats, small, words), size=9),
     limit=st.integers(0, 4),
     offset=st.integers(0, 3),
     descending=st.tuples(st.booleans(), st.booleans()),
     nulls_last=st.tuples(st.booleans(), st.booleans()),
-    slack=st.sampled_from([0, 1024]),
+    ties=st.sampled_from(Ties),
+    at_first=st.sampled_from([1, 2, 4]),
 )
 def test_top_rows_follow_from_the_rows(
     epochs: list[list[Change]],
@@ -558,39 +563,89 @@ def test_top_rows_follow_from_the_rows(
     offset: int,
     descending: tuple[bool, bool],
     nulls_last: tuple[bool, bool],
-    slack: int,
+    ties: Ties,
+    at_first: int,
 ) -> None:
     def before(row: Row) -> list[Any]:
         parts: list[Any] = []
-        for value, down, last in zip(row[:2], descending, nulls_last, strict=True):
+        for value, down, last in zip(row[1:3], descending, nulls_last, strict=True):
             number = 0 if value is None else math.inf if math.isnan(value) else value
             size = (1 if isinstance(value, float) and math.isnan(value) else 0, number + 0.0)
             parts.append((value is None) == last)
             parts.append(tuple(-part for part in size) if down else size)
         return parts
 
-    bucket, output = Bucket(Top(limit, offset, 1, descending, nulls_last)), list[Change]()
-    with patch.object(top, "HEAD_SLACK", slack):
+    if ties is not Ties.ROW_NUMBER:
+        offset = 0
+    append_only = all(weight > 0 for epoch in epochs for _, weight in epoch)
+    operator = Top(limit, offset, 2, descending, nulls_last, 1, ties, append_only)
+    bucket, output = Bucket(operator), list[Change]()
+    with patch.multiple(front, FIRST_READ=at_first, MOST_AT_FIRST=at_first):
         for number, epoch in enumerate(epochs, start=1):
             delta = table(
                 {
-                    "h": (pa.int64(), [crude_hash(row) for row, _ in epoch]),
-                    "s0": (pa.float64(), [row[0] for row, _ in epoch]),
-                    "s1": (pa.int64(), [row[1] for row, _ in epoch]),
-                    "c0": (pa.string(), [row[2] for row, _ in epoch]),
+                    "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
+                    "k0": (pa.string(), [row[0] for row, _ in epoch]),
+                    "s0": (pa.float64(), [row[1] for row, _ in epoch]),
+                    "s1": (pa.int64(), [row[2] for row, _ in epoch]),
+                    "c0": (pa.string(), [row[3] for row, _ in epoch]),
+                    "c1": (pa.string(), [row[0] for row, _ in epoch]),
                     "w": (pa.int64(), [w for _, w in epoch]),
                 }
             )
             for part in bucket.feed(delta):
-                output += weighted(part, ("s0", "s1", "c0"))
+                output += weighted(part, ("c1", "s0", "s1", "c0"))
             held = integrated(epochs[:number])
             found = z_set(output)
             assert not found or min(found.values()) > 0
             assert not Counter(found) - Counter(map(identity, held))  # only rows that are there
             # where rows sort alike any of them will do
-            wanted = sorted(map(before, held))[offset : offset + limit]
-            there = {identity(row): before(row) for row in held}
-            assert sorted(there[row] for row, n in found.items() for _ in range(n)) == wanted
+            there = {identity(row): (row[0], before(row)) for row in held}
+            for group in "ab":
+                rows = sorted(before(row) for row in held if row[0] == group)
+                if ties is Ties.ROW_NUMBER:
+                    wanted = rows[offset : offset + limit]
+                elif ties is Ties.RANK:
+                    wanted = [row for row in rows if rows.index(row) < limit]
+                else:
+                    levels = [row for i, row in enumerate(rows) if row not in rows[:i]]
+                    wanted = [row for row in rows if levels.index(row) < limit]
+                given = [there[row] for row, n in found.items() for _ in range(n)]
+                assert sorted(order for of, order in given if of == group) == wanted
+
+
+@laws
+@given(
+    epochs=epochs_of(st.tuples(words, floats, small), size=9), at_first=st.sampled_from([1, 2, 4])
+)
+def test_extremes_of_rows_that_can_go(epochs: list[list[Change]], at_first: int) -> None:
+    bucket, output = Bucket(Reduce(1, (Measure.SUM,), (False, True))), list[Change]()
+    with patch.multiple(front, FIRST_READ=at_first, MOST_AT_FIRST=at_first):
+        for number, epoch in enumerate(epochs, start=1):
+            delta = table(
+                {
+                    "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
+                    "k0": (pa.string(), [row[0] for row, _ in epoch]),
+                    "m0": (pa.int64(), [(row[2] or 0) * w for row, w in epoch]),
+                    "x0": (pa.float64(), [row[1] for row, _ in epoch]),
+                    "x1": (pa.int64(), [row[2] for row, _ in epoch]),
+                    "w": (pa.int64(), [w for _, w in epoch]),
+                }
+            )
+            for part in bucket.feed(delta):
+                rows = weighted(part, ("k0", "m0", "x0", "x1"))
+                # -0.0 and 0.0 are the same to min and max
+                output += [((k, m, x if x is None else x + 0.0, y), w) for (k, m, x, y), w in rows]
+            groups: dict[Any, list[Row]] = {}
+            for row in integrated(epochs[:number]):
+                groups.setdefault(row[0], []).append(row)
+            wanted = []
+            for key, rows in groups.items():
+                firsts = [row[1] + 0.0 for row in rows if row[1] is not None]
+                least = min(firsts, default=None, key=lambda x: (math.isnan(x), x))
+                seconds = [row[2] for row in rows if row[2] is not None]
+                wanted.append(((key, sum(seconds), least, max(seconds, default=None)), 1))
+            assert z_set(output) == z_set(wanted)
 
 
 operation = st.tuples(st.sampled_from([APPEND, DELETE, REJECT]), small, floats)
@@ -644,8 +699,11 @@ def test_a_view_holds_what_came_in(epochs: list[list[Change]]) -> None:
 
 def test_what_is_not_there_can_not_be_retracted() -> None:
     gone: list[Change] = [(("a", 1.5), -1)]
+    gone_rows = rows_delta(gone, 1, ("string", "double"))
     for operator, delta in (
-        (Regroup(2), rows_delta(gone, 1, ("string", "double"))),
+        (Regroup(2), gone_rows),
+        (Reduce(1, (), (True,)), gone_rows.rename_columns(["h", "k0", "x0", "w"])),
+        (Top(1, 0, 1, (True,), (True,)), gone_rows.rename_columns(["h", "s0", "c0", "w"])),
         (Reduce(2, (Measure.SUM, Measure.XOR, Measure.EXACT)), reduce_delta([(("a", 1.5, 1), -1)])),
     ):
         with pytest.raises(StateError) as refused:

@@ -20,6 +20,12 @@ SHAPES = {
     "aggregate": "SELECT g, count(*) AS n, sum(v) AS total FROM facts GROUP BY g",
     "join": "SELECT id, v, name FROM facts JOIN names USING (g)",
     "top 100": "SELECT id, v FROM facts ORDER BY v DESC, id LIMIT 100",
+    # 16 groups, however many rows there are
+    "extremes": "SELECT g % 16 AS g, min(v) AS low, max(v) AS high FROM facts GROUP BY g % 16",
+    "top of group": """
+        SELECT g % 16 AS part, id, v FROM facts
+        QUALIFY row_number() OVER (PARTITION BY g % 16 ORDER BY v DESC, id) <= 3
+    """,
 }
 ROWS_PER_GROUP = 10
 

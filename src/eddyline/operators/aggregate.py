@@ -1,4 +1,4 @@
-"""Linear aggregates and DISTINCT: accumulators that add up, merged into the state by key."""
+"""Aggregates and DISTINCT: accumulators that add up by key, and sorted values for extremes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, negative_weight, numbered
+from eddyline.operators.base import State, Step, negative_weight, numbered, without_debts
 from eddyline.state.arrangement import Layout
+from eddyline.state.front import front
 from eddyline.state.kernels import (
     Measure,
+    SortKey,
     any_nonzero,
     combined,
+    comparable,
     finish,
     hashes_of,
     identities,
+    matched,
     measure_series,
     two_product,
     with_measures,
@@ -30,28 +35,35 @@ SLOT = "groups"
 class Reduce:
     """Keep one row of accumulators a key; emit the old and the new row of each key that changed.
 
-    Input: `h, k0.., m0.., w`, where `w` is the number of rows and `m` are contributions of the
-    delta, not necessarily one row a key. An EXACT contribution is a struct {hi: value, lo: weight}.
-    Output: `k0.., m0.., w` with w = -1 for the row that was and +1 for the row that is. A key is
-    there while the sum of its `w` is positive. Without measures this is DISTINCT.
+    Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
+    the delta, not necessarily one row a key. An EXACT contribution is a struct {hi: value, lo:
+    weight}. An `x` is a value whose smallest or largest is wanted, of all rows that are there.
+    Output: `k0.., m0.., x0.., w` with w = -1 for the row that was and +1 for the row that is. A key
+    is there while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
     Attributes:
         keys: number of key columns.
         measures: how each `m` column combines.
+        largest: for each `x` column whether it is the largest value that is wanted.
     """
 
     keys: int
     measures: tuple[Measure, ...] = ()
+    largest: tuple[bool, ...] = ()
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """One arrangement: key and accumulators."""
+        """Key and accumulators; and for each `x` the values by key, the wanted one first."""
+        keys = numbered("k", self.keys)
         named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
-        return {SLOT: Layout(numbered("k", self.keys), (*named, (WEIGHT, Measure.SUM)))}
+        layouts = {SLOT: Layout(keys, (*named, (WEIGHT, Measure.SUM)))}
+        for name, largest in zip(numbered("x", len(self.largest)), self.largest, strict=True):
+            layouts[name] = Layout((*keys, name), order=(SortKey(name, largest, True),))
+        return layouts
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """See the class."""
-        layout = self.layouts[SLOT]
+        layout, given = self.layouts[SLOT], delta
         delta = self._expand_exact(delta.select(layout.columns))
         old = state[SLOT].lookup(hashes_of(delta))
         held = 0 if old is None else old.num_rows
@@ -81,7 +93,27 @@ class Reduce:
             both.schema,
             "add_",
         )
-        return Step([self._output(both, changed)], {SLOT: appends})
+        values, more = self._values(given, _rows(both, groups, [HASH, *layout.identity]), state)
+        return Step([self._output(both, groups, values)], {SLOT: appends, **more})
+
+    def _values(
+        self, delta: pa.Table, groups: pa.Table, state: State
+    ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
+        """For each `x` its old and new extreme by group; and what the arrangements get."""
+        found, appends = [], {}
+        for name in numbered("x", len(self.largest)):
+            layout = self.layouts[name]
+            pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
+            appends[name] = layout.consolidate(pairs)
+            extremes = {}
+            for prefix, rows in (("old_", 0), ("new_", None)):
+                best = front(state[name], appends[name].slice(0, rows), groups, 1)
+                best = without_debts("aggregate", best)
+                keys = groups.column_names
+                places = matched(identities(groups, keys), identities(best, keys))
+                extremes[prefix] = best[name].take(pa.array(places, mask=places < 0))
+            found.append(extremes)
+        return found, appends
 
     def _expand_exact(self, delta: pa.Table) -> pa.Table:
         for name, measure in zip(numbered("m", len(self.measures)), self.measures, strict=True):
@@ -100,22 +132,30 @@ class Reduce:
                 moved.append(pl.col("old_" + name).ne_missing(pl.col("new_" + name)))
         return pl.any_horizontal(moved)
 
-    def _output(self, both: pa.Table, groups: pl.DataFrame) -> pa.Table:
+    def _output(
+        self, both: pa.Table, groups: pl.DataFrame, values: list[dict[str, pa.Array]]
+    ) -> pa.Table:
         names = numbered("m", len(self.measures))
         same = np.ones(len(groups), bool)
         for name in names:
             same &= groups["old_" + name].eq_missing(groups["new_" + name]).to_numpy()
+        for extremes in values:
+            old, new = (pl.Series(comparable(extremes[prefix])) for prefix in ("old_", "new_"))
+            same &= old.eq_missing(new).to_numpy()
         was_there = (groups["old_" + WEIGHT] > 0).to_numpy()
         is_there = (groups["new_" + WEIGHT] > 0).to_numpy()
         unchanged = was_there & is_there & same
         parts = []
         for prefix, present, weight in (("old_", was_there, -1), ("new_", is_there, 1)):
-            chosen = groups.filter(pl.Series(present & ~unchanged))
+            wanted = present & ~unchanged
+            chosen = groups.filter(pl.Series(wanted))
             rows = _rows(both, chosen, numbered("k", self.keys))
             for name in names:
                 column = chosen[prefix + name]
                 kind = both.schema.field(name).type
                 rows = rows.append_column(name, column.to_arrow().cast(kind))
+            for number, extremes in enumerate(values):
+                rows = rows.append_column(f"x{number}", extremes[prefix].filter(pa.array(wanted)))
             weights = pa.array(np.full(len(chosen), weight, np.int64))
             parts.append(rows.append_column(WEIGHT, weights))
         return pa.concat_tables(parts)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from eddyline.changes import WEIGHT
 from eddyline.errors import StateError
 from eddyline.state.arrangement import Arrangement, Layout
 
@@ -57,6 +58,14 @@ def negative_weight(operator: str, row: dict[str, object]) -> StateError:
         row=row,
         hint="the state doesn't belong to the input; drop and create again the view",
     )
+
+
+def without_debts(operator: str, rows: pa.Table) -> pa.Table:
+    """The same rows; StateError NEGATIVE_WEIGHT if one of them has a weight below zero."""
+    weights = rows[WEIGHT].to_numpy()
+    if len(weights) and weights.min() < 0:
+        raise negative_weight(operator, rows.slice(int(weights.argmin()), 1).to_pylist()[0])
+    return rows
 
 
 def empty_like(table: pa.Table, columns: Iterable[str]) -> pa.Table:

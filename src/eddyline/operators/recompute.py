@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, negative_weight, numbered
+from eddyline.operators.base import State, Step, numbered, without_debts
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import hashes_of, repeat
 
@@ -46,10 +46,7 @@ class Regroup:
         else:
             old = layout.consolidate(stored)
             new = layout.consolidate(pa.concat_tables([old, delta.cast(old.schema)]))
-        weights = new[WEIGHT].to_numpy()
-        if len(weights) and weights.min() < 0:
-            row = new.slice(int(weights.argmin()), 1).to_pylist()[0]
-            raise negative_weight("recompute", row)
+        new = without_debts("recompute", new)
         return Step([_version(old, -1), _version(new, 1)], {SLOT: delta})
 
 

@@ -37,10 +37,16 @@ class _Linear:
             tests.append(f"coalesce({self.condition}, false)")
         return " and ".join(tests) or "true"
 
+    @property
+    def is_extreme(self) -> bool:
+        """Whether all its values are kept, to find the smallest or largest."""
+        return self.rule.largest is not None
+
     def contributions(self) -> list[str]:
-        """SQL of what a row contributes to each accumulator."""
+        """SQL of what a row contributes to each accumulator; of an extreme the value itself."""
         value = self.values[0] if self.values else "null"
-        return [part.format(on=self.counted, v=value) for part in self.rule.contributions]
+        parts = ("if({on}, {v}, null)",) if self.is_extreme else self.rule.contributions
+        return [part.format(on=self.counted, v=value) for part in parts]
 
 
 def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
@@ -59,7 +65,7 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
         if call is None or not build.native:
             return _recomputed(build, node, child, keys, results)
         calls.append(call)
-    exact = any(Measure.EXACT in call.rule.measures for call in calls)
+    unsummed = any(Measure.EXACT in call.rule.measures or call.is_extreme for call in calls)
     nested_floats = any(
         contains_type(type_of(key), ("float", "double"))
         and type_of(key).simpleString() not in ("float", "double")
@@ -67,7 +73,7 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
     )
     maps = any(contains_type(type_of(key), ("map",)) for key in keys)
     # -0.0 and NaN within them are normalised by Spark's own aggregate only
-    if (exact or maps) and nested_floats:
+    if (unsummed or maps) and nested_floats:
         return _recomputed(build, node, child, keys, results)
     return _reduced(build, child, keys, results, calls)
 
@@ -122,13 +128,17 @@ def _reduced(
     measures = tuple(measure for call in calls for measure in call.rule.measures)
     united = _united(branches, names, calls)
     single = not keys
-    rows = _preaggregated(build, united, names, measures, child.single)
-    out = [rows.schema[name] for name in (*names, *numbered("m", len(measures)))]
-    reduced = build.run(rows, Reduce(len(keys), measures), out, single=single)
+    largest = tuple(call.rule.largest for call in calls if call.rule.largest is not None)
+    rows = _preaggregated(build, united, names, measures, len(largest), child.single)
+    kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
+    out = [rows.schema[name] for name in kept]
+    reduced = build.run(rows, Reduce(len(keys), measures, largest), out, single=single)
 
-    buffers, start = [], 0
+    buffers, start, extremes = [], 0, 0
     for call in calls:
         places = {f"m{i}": f"m{start + i}" for i in range(len(call.rule.measures))}
+        places["x"] = f"x{extremes}"
+        extremes += call.is_extreme
         attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
         for finish, attribute in zip(call.rule.buffers, attributes, strict=True):
             typed = f"cast({finish.format(**places)} as {sql_type(type_of(attribute))})"
@@ -155,13 +165,17 @@ def _reduced(
 
     finished_results = [catalyst.rewrite(result, finish_call) for result in results]
     plan = catalyst.project([*finished_results, weight], plan)
-    extremes = any(measure in (Measure.MIN, Measure.MAX) for measure in measures)
+    rule = "linear" if calls else "distinct"
+    if any(measure in (Measure.MIN, Measure.MAX) for measure in measures):
+        rule += ", append-only extremes"
+    if largest:
+        rule += ", extremes of sorted values"
     shown = Node(
         "Aggregate" if calls else "Distinct",
-        ("linear, append-only extremes" if extremes else "linear") if calls else "distinct",
+        rule,
         ", ".join(texts(results)),
         texts(keys),
-        "accumulators by group" if calls else "row counts",
+        "accumulators by group" + ", values" * bool(largest) if calls else "row counts",
         shuffle=True,
         children=(shown_child,),
     )
@@ -209,7 +223,7 @@ def distinct_rows(
     """The distinct rows of some columns of a frame with weights, as a delta of its own."""
     names = numbered("k", len(columns))
     renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), "w")
-    rows = _preaggregated(build, renamed, names, (), single)
+    rows = _preaggregated(build, renamed, names, (), 0, single)
     out = [rows.schema[name] for name in names]
     reduced = build.run(rows, Reduce(len(columns)), out, single=not names)
     return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
@@ -235,13 +249,18 @@ def _united(
     }
     united = None
     for frame in owned:
-        columns, number = list(names), 0
+        columns, values, number = list(names), list[str](), 0
         for place, call in enumerate(calls):
+            if call.is_extreme:
+                name = f"a{place}_0"
+                value = name if name in frame.columns else f"cast(null as {types[name]})"
+                values.append(f"{value} as x{len(values)}")
             for i, measure in enumerate(call.rule.measures):
                 name = f"a{place}_{i}"
                 value = name if name in frame.columns else _zero(measure, types[name])
                 columns.append(f"{value} as m{number}")
                 number += 1
+        columns += values
         complete = frame.selectExpr(*columns, "w")
         united = complete if united is None else united.unionAll(complete)
     assert united is not None
@@ -259,6 +278,7 @@ def _preaggregated(
     frame: DataFrame,
     keys: Sequence[str],
     measures: Sequence[Measure],
+    values: int,
     single: bool,
 ) -> DataFrame:
     """Contributions by group, in their buckets; summed before the shuffle where that loses nothing.
@@ -266,13 +286,13 @@ def _preaggregated(
     The shuffle is that of Spark's own aggregate, by the grouping columns: the same group always
     comes to the same task, whose number so is the bucket.
     """
-    columns = [*keys, *(f"m{i}" for i in range(len(measures)))]
+    columns = [*keys, *numbered("m", len(measures)), *numbered("x", values)]
     maps = any(contains_type(frame.schema[name].dataType, ("map",)) for name in keys)
-    # each double must reach the exact sum by itself; maps Spark groups by another name
-    if Measure.EXACT in measures or maps:
-        plain = [_normalised(name, column_type(frame, name)) for name in keys]
-        frame = frame.selectExpr(*plain, *columns[len(keys) :], "w")
-        return build.shuffled(build.hashed(frame, keys, columns), single=not keys)
+    # each double must reach the exact sum by itself, each value its place in the order;
+    # maps Spark groups by another name
+    if Measure.EXACT in measures or values or maps:
+        frame = build.hashed(build.normalised(frame, keys), keys, columns)
+        return build.shuffled(frame, single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
         frame = frame.repartition(build.buckets)
     sums = []
@@ -292,14 +312,6 @@ _TOTALS = {
     Measure.MIN: "min({})",
     Measure.MAX: "max({})",
 }
-
-
-def _normalised(name: str, kept: str) -> str:
-    if kept == "double":
-        return f"if(isnan({name}), double('NaN'), {name} + 0D) as {name}"
-    if kept == "float":
-        return f"if(isnan({name}), float('NaN'), {name} + float(0)) as {name}"
-    return name
 
 
 def _recomputed(
@@ -360,10 +372,9 @@ def versions(
         real = f"c{len(columns)}"
         once = _first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
-    keyed = frame.selectExpr(
-        *(f"{_normalised(name, column_type(frame, name))}" for name in key_names), *names, "w"
-    )
-    rows = build.shuffled(build.hashed(keyed, key_names, names), single=not keys)
+    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
+    if child.keys != texts(keys):
+        rows = build.shuffled(rows, single=not keys)
     out = [rows.schema[name] for name in names]
     versioned = build.run(rows, Regroup(len(names)), out, single=not keys)
     plan, others = build.rebound(versioned, columns)
@@ -375,11 +386,8 @@ def window(build: Build, node: Plan, lower: object) -> Delta:
     partition = items(node.partitionSpec())
     wanted = texts(partition)
     stack, below = [node], node.child()
-    while kind(below) in ("Window", "WindowGroupLimit"):
-        if texts(items(below.partitionSpec())) != wanted:
-            break
-        if kind(below) == "Window":
-            stack.append(below)
+    while kind(below) == "Window" and texts(items(below.partitionSpec())) == wanted:
+        stack.append(below)
         below = below.child()
     child: Delta = lower(below)  # type: ignore[operator]
     plan, version, _ = versions(build, child, partition, items(below.output()))
@@ -391,7 +399,7 @@ def window(build: Build, node: Plan, lower: object) -> Delta:
         "; ".join(text(one) for one in stack),
         wanted,
         "input rows by partition",
-        shuffle=True,
+        shuffle=child.keys != wanted,
         children=(child.node,),
     )
     return Delta(plan, version, shown, single=not partition)

@@ -51,6 +51,7 @@ class Delta:
         append_only: no row is ever retracted.
         in_place: a row is retracted in the same bucket in which it was appended.
         single: all rows come out of one task.
+        keys: texts of the keys in whose buckets the rows lie, where that is known.
     """
 
     plan: Plan
@@ -59,6 +60,7 @@ class Delta:
     append_only: bool = False
     in_place: bool = False
     single: bool = False
+    keys: tuple[str, ...] | None = None
 
     def through(self, plan: Plan, name: str, detail: str) -> Delta:
         """After a stateless operator."""
@@ -126,6 +128,17 @@ class Build:
         if self.hash_bits < 64:
             text = f"{text} & {(1 << self.hash_bits) - 1}L"
         return frame.selectExpr(f"{text} as h", *rest, "w")
+
+    def normalised(self, frame: DataFrame, keys: Sequence[str]) -> DataFrame:
+        """The frame with keys as Spark groups by them: one zero, one NaN."""
+        forms = {
+            name: _NORMALISED[column_type(frame, name)].format(name)
+            for name in keys
+            if column_type(frame, name) in _NORMALISED
+        }
+        return frame.selectExpr(
+            *(f"{forms[name]} as {name}" if name in forms else name for name in frame.columns)
+        )
 
     def shuffled(self, rows: DataFrame, *, single: bool) -> DataFrame:
         """The rows in the buckets that their hash says; in one task if there is only one key."""
@@ -195,10 +208,16 @@ class Build:
         )
 
 
+_NORMALISED = {
+    "double": "if(isnan({0}), double('NaN'), {0} + 0D)",
+    "float": "if(isnan({0}), float('NaN'), {0} + float(0))",
+}
+
 # Nodes whose lowering enumerates their input's columns, needed or not.
 _LISTS_ITS_INPUT = frozenset(
     (
         "Window",
+        "WindowGroupLimit",
         "Union",
         "Join",
         "GlobalLimit",
@@ -206,9 +225,8 @@ _LISTS_ITS_INPUT = frozenset(
         "Offset",
         "Sort",
         "Generate",
-        "Project",
     )
-) - {"Project"}
+)
 
 
 def text(node: Any) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
+
 from eddyline.operators.base import numbered
 from eddyline.operators.top import Top
 from eddyline.plan.build import Build, Delta, text, texts
 from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, type_of
 from eddyline.plan.nodes import Node
+from eddyline.state.front import Ties
 
 NO_LIMIT = 2**61
+NESTED = ("struct", "array", "map", "variant")
+UNSORTABLE = ("struct", "array", "variant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,12 @@ class Order:
 
     descending: bool
     nulls_last: bool
+
+
+def direction(order: Expression) -> Order:
+    """How a SortOrder expression sorts."""
+    last = kind(order.nullOrdering()) == "NullsLast"
+    return Order(kind(order.direction()) == "Descending", last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,7 @@ class Chain:
 
     def order(self) -> tuple[Order, ...]:
         """How the sort keys sort."""
-        return tuple(
-            Order(kind(one.direction()) == "Descending", kind(one.nullOrdering()) == "NullsLast")
-            for one in self.orders
-        )
+        return tuple(direction(one) for one in self.orders)
 
 
 def chain(node: Plan) -> Chain:
@@ -131,7 +139,7 @@ def _top(
 ) -> tuple[Delta, list[Expression]]:
     """The best rows of each bucket, and of these the best of all."""
     for key in keys:
-        if contains_type(type_of(key), ("struct", "array", "variant")):
+        if contains_type(type_of(key), UNSORTABLE):
             raise build.refused(
                 f"LIMIT after ORDER BY a {type_of(key).simpleString()} is not known",
                 "order by the parts of the value",
@@ -140,8 +148,7 @@ def _top(
     names, sorts = numbered("c", len(columns)), numbered("s", len(keys))
     frame = build.named(child, [*zip(keys, sorts, strict=True), *zip(columns, names, strict=True)])
     out = [frame.schema[name] for name in (*sorts, *names)]
-    descending = tuple(order.descending for order in found.order())
-    nulls_last = tuple(order.nulls_last for order in found.order())
+    descending, nulls_last = _directions(found.order())
     wanted = found.limit + found.offset
     detail = f"{found.limit} rows" if found.limit < NO_LIMIT else "all rows"
     detail += f" from place {found.offset}" if found.offset else ""
@@ -149,19 +156,60 @@ def _top(
     shown = child.node
     rows = build.hashed(frame, names, [*sorts, *names])
     if wanted < NO_LIMIT and not child.single:
-        local = Top(wanted, 0, len(columns), descending, nulls_last)
-        rows = build.run(build.shuffled(rows, single=False), local, out, single=False)
-        rows = build.hashed(rows, names, [*sorts, *names])
+        only = child.append_only
+        local = Top(wanted, 0, len(columns), descending, nulls_last, append_only=only)
+        spread = build.shuffled(rows, single=False)
+        rows = build.run(_one_group(spread), local, out, single=False)
         shown = Node(
-            "Top", "top of each bucket", f"{wanted} rows by {order}", (), "rows, the best in order",
+            "Top", "top of each bucket", f"{wanted} rows by {order}", (), "rows in order",
             shuffle=True, children=(shown,),
         )  # fmt: skip
     final = Top(found.limit, found.offset, len(columns), descending, nulls_last)
-    result = build.run(build.shuffled(rows, single=True), final, out, single=True)
+    result = build.run(build.shuffled(_one_group(rows), single=True), final, out, single=True)
     shown = Node(
-        "Top", "top of all", f"{detail} by {order}", (), "rows, the best in order",
+        "Top", "top of all", f"{detail} by {order}", (), "rows in order",
         shuffle=True, children=(shown,),
     )  # fmt: skip
-    key_aliases = list(keys)
-    plan, others = build.rebound(result, [*key_aliases, *columns])
+    plan, others = build.rebound(result, [*keys, *columns])
     return Delta(plan, others[0], shown, in_place=True, single=True), list(keys)
+
+
+def _one_group(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("0L as h", *(name for name in rows.columns if name != "h"))
+
+
+def _directions(orders: Sequence[Order]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    return tuple(one.descending for one in orders), tuple(one.nulls_last for one in orders)
+
+
+def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
+    """The rows that a filter on row_number, rank or dense_rank can let through, of each partition."""
+    child = lower(node.child())
+    partition, orders = items(node.partitionSpec()), items(node.orderSpec())
+    sort_keys = [order.child() for order in orders]
+    unknown = any(contains_type(type_of(key), UNSORTABLE) for key in sort_keys)
+    nested = any(contains_type(type_of(key), NESTED) for key in partition)
+    if unknown or nested or not build.native:
+        return child  # the rows that it would leave out are left out by the filter as well
+    columns = items(node.child().output())
+    keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
+    names = numbered("c", len(columns))
+    inputs = zip([*partition, *sort_keys, *columns], [*keys, *sorts, *names], strict=True)
+    frame = build.named(child, list(inputs))
+    rows = build.hashed(build.normalised(frame, keys), keys, [*keys, *sorts, *names])
+    out = [frame.schema[name] for name in (*sorts, *names)]
+    descending, nulls_last = _directions([direction(order) for order in orders])
+    ties = Ties(_RANKS[kind(node.rankLikeFunction())])
+    only = child.append_only
+    operator = Top(node.limit(), 0, len(columns), descending, nulls_last, len(keys), ties, only)
+    single = not partition
+    result = build.run(build.shuffled(rows, single=single), operator, out, single=single)
+    plan, others = build.rebound(result.selectExpr(*names, "w"), columns)
+    shown = Node(
+        "Top", "top of each group, append-only" if only else "top of each group", f"{ties.value} <= {node.limit()} by {', '.join(texts(orders))}",
+        texts(partition), "rows at these places" if only else "rows in order", shuffle=True, children=(child.node,),
+    )  # fmt: skip
+    return Delta(plan, others[0], shown, in_place=True, single=single, keys=texts(partition))
+
+
+_RANKS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}

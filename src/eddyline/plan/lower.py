@@ -20,7 +20,7 @@ from eddyline.plan.aggregates import aggregate, window
 from eddyline.plan.build import Build, Delta, text
 from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
 from eddyline.plan.joins import join
-from eddyline.plan.limits import Order, limited, ordered
+from eddyline.plan.limits import Order, group_top, limited, ordered
 from eddyline.plan.nodes import Node
 from eddyline.plan.rules import REFUSED_EXPRESSIONS, REFUSED_NODES
 
@@ -243,6 +243,10 @@ def _limit(build: Build, node: Plan) -> Delta:
     return limited(build, node, lambda below: lower(build, below))
 
 
+def _group_top(build: Build, node: Plan) -> Delta:
+    return group_top(build, node, lambda below: lower(build, below))
+
+
 def _passed(build: Build, node: Plan) -> Delta:
     """Hints and layouts that don't change the rows."""
     return lower(build, node.child())
@@ -262,7 +266,7 @@ LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {
     "Union": _union,
     "Aggregate": _aggregate,
     "Window": _window,
-    "WindowGroupLimit": _passed,
+    "WindowGroupLimit": _group_top,
     "Join": _join,
     "GlobalLimit": _limit,
     "LocalLimit": _limit,

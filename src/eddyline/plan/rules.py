@@ -32,17 +32,23 @@ class Accumulators:
 
     `{v}` stands for the argument's column, `{on}` for "this row counts", `{m}` for the accumulators
     in their order; contributions are summed over the delta with the weight `w` in them.
+
+    Attributes:
+        largest: of a minimum or maximum over rows that can go, which of the two: all its values
+            are kept in order, and `{x}` stands for the wanted one. None for everything else.
     """
 
     measures: tuple[Measure, ...]
     contributions: tuple[str, ...]
     buffers: tuple[str, ...]
+    largest: bool | None = None
 
 
 def linear(call: Call, append_only: bool) -> Accumulators | None:
-    """The accumulators of an aggregate whose value follows from sums over its input; else None.
+    """How an aggregate is kept whose value follows from sums over its input, or from order; else None.
 
-    Minimum and maximum follow from the old value and the delta only while nothing is deleted.
+    Minimum and maximum follow from the old value and the delta only while nothing is deleted;
+    otherwise all values are kept.
     """
     count = "if({on}, w, 0L)"
     if call.function == "Count":
@@ -80,14 +86,13 @@ def linear(call: Call, append_only: bool) -> Accumulators | None:
     if call.function == "BitXorAgg":
         odd = "if({on} and w % 2 <> 0, {v}, cast(0 as " + argument + "))"
         return Accumulators((Measure.XOR, Measure.SUM), (odd, count), ("if({m1} = 0, null, {m0})",))
-    if (
-        call.function in ("Min", "Max")
-        and append_only
-        and not call.distinct
-        and _ordered_in_polars(argument)
-    ):
-        measure = Measure.MIN if call.function == "Min" else Measure.MAX
-        return Accumulators((measure,), ("if({on}, {v}, null)",), ("{m0}",))
+    if call.function in ("Min", "Max") and not call.distinct:
+        largest = call.function == "Max"
+        if append_only and _ordered_in_polars(argument):
+            measure = Measure.MAX if largest else Measure.MIN
+            return Accumulators((measure,), ("if({on}, {v}, null)",), ("{m0}",))
+        if _ordered_in_polars(argument) or argument in FLOATS:
+            return Accumulators((), (), ("{x}",), largest)
     return None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.state.kernels import Measure, consolidate, spans
+from eddyline.state.kernels import Measure, SortKey, consolidate, sorted_rows, spans
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.storage.files import Files
 
@@ -18,10 +18,15 @@ Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the rows of an arrangement look like: `h`, identity columns, measures."""
+    """What the rows of an arrangement look like: `h`, identity columns, measures.
+
+    Attributes:
+        order: how the rows of one hash are sorted in each run; in any way if there is none.
+    """
 
     identity: tuple[str, ...]
     measures: tuple[tuple[str, Measure], ...] = Z_SET
+    order: tuple[SortKey, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -31,6 +36,15 @@ class Layout:
     def consolidate(self, table: pa.Table) -> pa.Table:
         """Equal rows brought together, empty ones dropped."""
         return consolidate(table, self.identity, self.measures)
+
+    def sorted(self, table: pa.Table) -> pa.Table:
+        """The rows as a run of this layout has them."""
+        if self.order:
+            return sorted_rows(table, self.identity, self.order)
+        hashes = table[HASH].to_numpy()
+        if len(hashes) < 2 or (hashes[:-1] <= hashes[1:]).all():
+            return table
+        return table.take(pa.array(np.argsort(hashes, kind="stable")))
 
 
 class Arrangement:
@@ -60,8 +74,11 @@ class Arrangement:
         """All rows, consolidated; None if there never was one."""
         if not self.runs:
             return None
-        tables = [read_run(self.files, run) for run in self.runs]
-        return self.layout.consolidate(pa.concat_tables(tables))
+        return self.layout.consolidate(pa.concat_tables(self.tables()))
+
+    def tables(self) -> list[pa.Table]:
+        """The runs, old to new."""
+        return [read_run(self.files, run) for run in self.runs]
 
     def extend(self, name: str, delta: pa.Table, fan_in: int) -> tuple[tuple[Run, ...], Run | None]:
         """Write this epoch's delta, and a merged run where a size tier is full.
@@ -76,7 +93,7 @@ class Arrangement:
         """
         if delta.num_rows == 0:
             return self.runs, None
-        added = write_run(self.files, f"{name}.arrow", delta)
+        added = write_run(self.files, f"{name}.arrow", self.layout.sorted(delta))
         runs = [*self.runs, added]
         first = compaction_start([run.rows for run in runs], fan_in)
         if first is not None:
@@ -84,6 +101,7 @@ class Arrangement:
             merged = self.layout.consolidate(pa.concat_tables(tables))
             runs = runs[:first]
             if merged.num_rows:
+                merged = self.layout.sorted(merged)
                 runs.append(write_run(self.files, f"{name}.merged.arrow", merged))
         return tuple(runs), added
 

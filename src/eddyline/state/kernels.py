@@ -8,6 +8,7 @@ Z-set has one measure, the weight. Measures of a linear aggregate are its accumu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -79,6 +80,47 @@ def identities(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame({name: pl.Series(comparable(table[name])) for name in columns})
 
 
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """A column that rows are sorted by."""
+
+    column: str
+    descending: bool = False
+    nulls_last: bool = False
+
+
+def sorted_rows(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> pa.Table:
+    """The rows by hash, then by `order`, ties by identity: the same rows always lie the same way."""
+    if table.num_rows < 2:
+        return table
+    frame, by, descending, nulls_last = order_frame(table, identity, order)
+    places = frame.select(pl.arg_sort_by(by, descending=descending, nulls_last=nulls_last))
+    return table.take(pa.array(places.to_series().to_numpy()))
+
+
+def order_frame(
+    table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]
+) -> tuple[pl.DataFrame, list[str], list[bool], list[bool]]:
+    """What `sorted_rows` sorts by: `h`, the sort keys as `by0..`, and the identities of the rows.
+
+    Returns:
+        the frame, its columns in the order in which they count, and for each how it sorts:
+        descending, nulls last.
+    """
+    names = [f"by{i}" for i in range(len(order))]
+    keys = [
+        pl.Series(n, table[k.column].combine_chunks()) for n, k in zip(names, order, strict=True)
+    ]
+    frame = identities(table, [HASH, *identity]).with_columns(keys)
+    rest = [False] * len(identity)
+    return (
+        frame,
+        [HASH, *names, *identity],
+        [False, *(key.descending for key in order), *rest],
+        [False, *(key.nulls_last for key in order), *rest],
+    )
+
+
 def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
     """A 64-bit hash of some columns, the same in every process and version; an index only.
 
@@ -119,6 +161,27 @@ def consolidate(
     kept = grouped.filter(any_nonzero(measures))
     rows = table.select(columns).take(pa.array(kept["__row"].to_numpy()))
     return with_measures(rows, kept, measures, table.schema)
+
+
+def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The distinct rows of some columns, in the order of their first appearance."""
+    frame = identities(table, columns).with_row_index("__row")
+    first = frame.group_by(columns, maintain_order=True).agg(pl.col("__row").first())["__row"]
+    return table.select(columns).take(pa.array(first.to_numpy()))
+
+
+def matched(left: pl.DataFrame, right: pl.DataFrame) -> np.ndarray:
+    """For each row of `left` the place of the same row in `right`, -1 if there is none; no doubles."""
+    both = pl.concat(
+        [
+            left.with_columns(pl.lit(-1).alias("__at"), pl.Series("__row", np.arange(len(left)))),
+            right.with_columns(pl.Series("__at", np.arange(len(right))), pl.lit(-1).alias("__row")),
+        ],
+        how="vertical_relaxed",
+    )
+    pairs = both.group_by(left.columns).agg(pl.col("__at").max(), pl.col("__row").max())
+    found: np.ndarray = pairs.filter(pl.col("__row") >= 0).sort("__row")["__at"].to_numpy()
+    return found
 
 
 def condensed(rows: pa.Table) -> pa.Table:

@@ -6,10 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
-from eddyline.changes import HASH
 from eddyline.errors import StateError
 from eddyline.storage.files import Files, Summing, checksum
 
@@ -30,12 +28,8 @@ class Run:
         return [self.name, self.rows, self.bytes, self.crc]
 
 
-def write_run(files: Files, name: str, table: pa.Table, *, ordered: bool = False) -> Run:
-    """Write a table as a run, sorted by key hash unless it has an order of its own."""
-    if not ordered:
-        hashes = table[HASH].to_numpy()
-        if len(hashes) > 1 and not (hashes[:-1] <= hashes[1:]).all():
-            table = table.take(pa.array(np.argsort(hashes, kind="stable")))
+def write_run(files: Files, name: str, table: pa.Table) -> Run:
+    """Write a table, sorted by key hash, as a run."""
     crc = 0
 
     def fill(stream: BinaryIO) -> None:
