@@ -348,6 +348,24 @@ def test_in_the_background(engine):
     assert last.state["v"]["rows"] > 0
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("nonsense OPTIONS (path '/in')", "Failed to find the data source: nonsense"),
+        ("json OPTIONS (path '/in', maxFilesPerTrigger 'few')", "maxFilesPerTrigger is 'few'"),
+    ],
+)
+def test_a_stream_that_cannot_be_opened_is_not_defined(tmp_path, spark, source, told):
+    storage = str(tmp_path / "storage")
+    with el.Engine(storage, spark=spark) as engine:
+        with pytest.raises(el.DataError) as error:
+            engine.execute(f"CREATE STREAM s (v INT) USING {source}")
+        assert error.value.condition == "BAD_STREAM"
+        assert told in str(error.value)
+    with el.Engine(storage, spark=spark) as again:
+        assert again.show("stream").collect() == []
+
+
 def test_an_error_in_the_data_names_the_view_and_commits_nothing(engine):
     table = engine.table("t", "a INT, b INT")
     engine.view("v", "SELECT a / b AS q FROM t")

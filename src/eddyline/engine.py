@@ -175,8 +175,14 @@ class Engine:
     ) -> Stream:
         """A stream by format and options, as CREATE STREAM defines it; the catalog remembers it.
 
-        JSON files are decoded in vectorised code, only in the columns that views need; every
-        other format is read by Spark's own source.
+        JSON and Parquet files are decoded in vectorised code, only in the columns that views need;
+        every other format is read by Spark's own source.
+
+        Args:
+            schema: columns; None where the source tells them itself.
+
+        Raises:
+            DataError: the source can't be opened with these columns and options.
         """
         given = dict(options or {})
         if schema is None:
@@ -188,6 +194,8 @@ class Engine:
             "", STREAM, name, shown.json(), _key(shown, primary_key, name),
             format=format, options=given, operation=op or "",
         )  # fmt: skip
+        if self.catalog.find(name) is None:
+            self._sources.check(entry)
         defined = self._define(entry)
         if not self._sources.attached(defined):
             self._sources.attach(defined)

@@ -46,20 +46,16 @@ class Sources:
         if old is not None:
             old.stop()
         if frame is None and self._vectorised(entry):
-            limit = int(entry.options.get(FILES_PER_EPOCH, 1_000_000))
             self._streams[entry.id] = FileStream(
                 entry.name,
                 _VECTORISED_FORMATS[entry.format.lower()],
                 entry.options["path"],
-                limit,
+                _files_per_epoch(entry),
                 self.log(entry),
             )
             return
         if frame is None:
-            columns = StructType([*entry.columns])
-            if entry.operation:
-                columns.add(entry.operation, "string")
-            frame = self.open(entry.format, columns, entry.options)
+            frame = self._frame(entry)
         self._streams[entry.id] = SparkStream(
             entry.name,
             frame,
@@ -75,6 +71,22 @@ class Sources:
         """Whether a stream is connected."""
         return entry.id in self._streams
 
+    def check(self, entry: Entry) -> None:
+        """Whether a stream can be connected to its format; DataError otherwise, and nothing done.
+
+        What the catalog holds must be good: each opening of the storage connects it again.
+        """
+        if self._vectorised(entry):
+            _files_per_epoch(entry)
+        else:
+            self._frame(entry)
+
+    def _frame(self, entry: Entry) -> DataFrame:
+        columns = StructType([*entry.columns])
+        if entry.operation:
+            columns.add(entry.operation, "string")
+        return self.open(entry.format, columns, entry.options)
+
     def open(
         self, format: str, columns: StructType | None, options: Mapping[str, str]
     ) -> DataFrame:
@@ -87,7 +99,7 @@ class Sources:
             return frame if columns is None else frame.select(*columns.names)
         except Exception as error:  # Spark's own errors, of many classes
             raise DataError(
-                f"a stream of format {format} can't be opened: {str(error).splitlines()[0]}",
+                f"a stream of format {format} can't be opened: {_told(error)}",
                 condition="BAD_STREAM",
                 hint="check the format and its OPTIONS",
             ) from error
@@ -163,3 +175,21 @@ class Sources:
         return kind == PARQUET or (
             readable(arrow_schema(entry.columns, "UTC")) and zone in ("UTC", "Etc/UTC", "GMT")
         )
+
+
+def _files_per_epoch(entry: Entry) -> int:
+    text = entry.options.get(FILES_PER_EPOCH, "1000000")
+    if not text.isdecimal() or int(text) < 1:
+        raise DataError(
+            f"option {FILES_PER_EPOCH} is {text!r}",
+            condition="BAD_STREAM",
+            stream=entry.name,
+            hint="give a whole number from 1 on",
+        )
+    return int(text)
+
+
+def _told(error: Exception) -> str:
+    """What an error says first; of one that Py4J passes on, what Java said."""
+    lines = [*str(error).splitlines(), ""]
+    return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") else lines[0]
