@@ -175,8 +175,10 @@ class Engine:
     ) -> Stream:
         """A stream by format and options, as CREATE STREAM defines it; the catalog remembers it.
 
-        JSON and Parquet files are decoded in vectorised code, only in the columns that views need;
-        every other format is read by Spark's own source.
+        JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
+        The format `generator` makes events up from their numbers (see `source/nexmark.py`); its
+        options are `kind`, `seed`, `total`, `eventsPerEpoch` and `eventsPerSecond`. Every other
+        format is read by Spark's own source.
 
         Args:
             schema: columns; None where the source tells them itself.
@@ -186,7 +188,7 @@ class Engine:
         """
         given = dict(options or {})
         if schema is None:
-            columns = _nullable(self._sources.open(format, None, given).schema)
+            columns = _nullable(self._sources.columns(format, given))
         else:
             columns = _schema(schema)
         shown = StructType([field for field in columns if field.name != op])
@@ -269,7 +271,7 @@ class Engine:
         """Process all that is available now; the last committed epoch.
 
         One epoch is one consistent cut over all sources. A source that is read in limited steps
-        (files with `maxFilesPerTrigger`) takes several epochs.
+        (files with `maxFilesPerTrigger`, generated events) takes several epochs.
         """
         with self._lock:
             self._writable()

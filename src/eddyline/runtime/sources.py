@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from eddyline.catalog import VIEW, Catalog, Entry
 from eddyline.errors import DataError
 from eddyline.runtime.reader import arrow_schema
+from eddyline.source.generator import FORMAT as GENERATOR
+from eddyline.source.generator import Generator
 from eddyline.source.log import RedoLog
 from eddyline.source.ndjson import readable
 from eddyline.source.segments import NDJSON, PARQUET, Segment
-from eddyline.source.streams import FileStream, SparkStream
+from eddyline.source.streams import FileStream, GeneratedStream, SparkStream
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
@@ -31,7 +34,7 @@ class Sources:
     files: Files
     spark: SparkSession
     _logs: dict[str, RedoLog] = field(default_factory=dict)
-    _streams: dict[str, SparkStream | FileStream] = field(default_factory=dict)
+    _streams: dict[str, SparkStream | FileStream | GeneratedStream] = field(default_factory=dict)
 
     def log(self, entry: Entry) -> RedoLog:
         """The redo log of a table or stream."""
@@ -45,6 +48,10 @@ class Sources:
         old = self._streams.pop(entry.id, None)
         if old is not None:
             old.stop()
+        if frame is None and entry.format.lower() == GENERATOR:
+            generator = Generator.of(entry.options)
+            self._streams[entry.id] = GeneratedStream(entry.name, generator, self.log(entry))
+            return
         if frame is None and self._vectorised(entry):
             self._streams[entry.id] = FileStream(
                 entry.name,
@@ -71,12 +78,20 @@ class Sources:
         """Whether a stream is connected."""
         return entry.id in self._streams
 
+    def columns(self, format: str, options: Mapping[str, str]) -> StructType:
+        """The columns that a source itself tells; DataError if it can't."""
+        if format.lower() == GENERATOR:
+            return from_arrow_schema(Generator.of(options).schema)
+        return self.open(format, None, options).schema
+
     def check(self, entry: Entry) -> None:
         """Whether a stream can be connected to its format; DataError otherwise, and nothing done.
 
         What the catalog holds must be good: each opening of the storage connects it again.
         """
-        if self._vectorised(entry):
+        if entry.format.lower() == GENERATOR:
+            _check_generated(entry, self.columns(entry.format, entry.options))
+        elif self._vectorised(entry):
             _files_per_epoch(entry)
         else:
             self._frame(entry)
@@ -153,9 +168,7 @@ class Sources:
                 continue
             position, end = manifest.positions.get(entry.id, 0), self.log(entry).end()
             if end > position:
-                step = isinstance(self._streams.get(entry.id), FileStream)
-                step = step and FILES_PER_EPOCH in entry.options
-                found[entry.id] = position + 1 if step else end
+                found[entry.id] = position + 1 if self._in_steps(entry) else end
         return found
 
     def between(self, entry: Entry, manifest: Manifest, end: int | None) -> list[Segment]:
@@ -163,6 +176,13 @@ class Sources:
         if end is None:
             return []
         return self.log(entry).segments(manifest.positions.get(entry.id, 0), end)
+
+    def _in_steps(self, entry: Entry) -> bool:
+        """Whether an epoch takes one entry of the log at most."""
+        stream = self._streams.get(entry.id)
+        if isinstance(stream, FileStream):
+            return FILES_PER_EPOCH in entry.options
+        return isinstance(stream, GeneratedStream)
 
     def _vectorised(self, entry: Entry) -> bool:
         """Whether our own reader gives what Spark's would."""
@@ -193,3 +213,23 @@ def _told(error: Exception) -> str:
     """What an error says first; of one that Py4J passes on, what Java said."""
     lines = [*str(error).splitlines(), ""]
     return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") else lines[0]
+
+
+def _check_generated(entry: Entry, columns: StructType) -> None:
+    known = {field.name: field.dataType for field in columns}
+    for column in entry.columns:
+        if known.get(column.name) != column.dataType:
+            shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            raise DataError(
+                f"{column.name} {column.dataType.simpleString()} is no column of this generator",
+                condition="BAD_STREAM",
+                stream=entry.name,
+                hint=f"leave the columns out, or choose of: {shown}",
+            )
+    if entry.arranged:
+        raise DataError(
+            "a generator only appends: it has no operations and no key",
+            condition="BAD_STREAM",
+            stream=entry.name,
+            hint="leave OP and PRIMARY KEY out",
+        )

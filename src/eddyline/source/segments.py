@@ -12,23 +12,26 @@ import pyarrow as pa
 
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.source.ndjson import read_ndjson
+from eddyline.source.nexmark import Nexmark
 from eddyline.source.parquet import read_parquet
 from eddyline.storage.files import Files, checksum, damaged
 
 ROWS_MAX = 1 << 17
 
-RUN, LOG, NDJSON, PARQUET = "run", "log", "ndjson", "parquet"
+RUN, LOG, NDJSON, PARQUET, NEXMARK = "run", "log", "ndjson", "parquet", "nexmark"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows of one file.
+    """Rows of one file, or rows that are made anew from their numbers.
 
     Attributes:
-        kind: `run` (state, with weights), `log` (redo log, with operations), `ndjson` or `parquet`.
-        file: name below the storage folder; a full path for files outside of it.
+        kind: `run` (state, with weights), `log` (redo log, with operations), `ndjson`, `parquet`,
+            or `nexmark` (made anew).
+        file: name below the storage folder; a full path for files outside of it; for rows that are
+            made anew, what makes them.
         rows: how many; 0 where that isn't known before reading.
-        start: the first row (of runs and logs).
+        start: the first row (of runs, logs and rows that are made anew).
         sequence: number of the first row among the operations of a table.
         bytes: the part of an NDJSON file, from byte `start` on; 0 for all of it.
         crc: CRC-32 of the whole file, of the redo log only.
@@ -58,18 +61,13 @@ def read_segment(
         schema: what to give: the types of the wanted columns, then the weight.
     """
     wanted = [f"c{place}" for place in columns]
-    if segment.kind in (NDJSON, PARQUET):
-        _check_size(segment)
+    if segment.kind in (NDJSON, PARQUET, NEXMARK):
         fields = [
             pa.field(names[place], schema.field(f"c{i}").type) for i, place in enumerate(columns)
         ]
-        if segment.kind == NDJSON:
-            tables = read_ndjson(segment.file, pa.schema(fields), segment.start, segment.bytes)
-        else:
-            tables = read_parquet(segment.file, pa.schema(fields), ROWS_MAX)
-        for table in tables:
+        for table, rows in _read_by_name(segment, pa.schema(fields)):
             renamed = table.rename_columns([f"c{i}" for i in range(len(columns))])
-            yield _with_ones(renamed, table.num_rows)
+            yield _with_ones(renamed, rows)
         return
     table = _read_arrow(files, segment)
     for start in range(0, table.num_rows, ROWS_MAX):
@@ -91,6 +89,23 @@ def read_segment(
             rows = rows.add_column(0, OPERATION, operations)
             rows = rows.add_column(0, SEQUENCE, pa.array(numbers))
         yield rows
+
+
+def _read_by_name(segment: Segment, schema: pa.Schema) -> Iterator[tuple[pa.Table, int]]:
+    """The columns of `schema`, and how many rows they have: a table without columns can't tell."""
+    if segment.kind == NEXMARK:
+        events = Nexmark.parse(segment.file)
+        for start in range(0, segment.rows, ROWS_MAX):
+            rows = min(ROWS_MAX, segment.rows - start)
+            yield events.rows(segment.start + start, rows, schema), rows
+        return
+    _check_size(segment)
+    if segment.kind == NDJSON:
+        tables = read_ndjson(segment.file, schema, segment.start, segment.bytes)
+    else:
+        tables = read_parquet(segment.file, schema, ROWS_MAX)
+    for table in tables:
+        yield table, table.num_rows
 
 
 def _with_ones(rows: pa.Table, count: int | None = None) -> pa.Table:

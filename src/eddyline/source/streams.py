@@ -15,8 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
 from eddyline.errors import EngineError, StateError
+from eddyline.source.generator import Generator
 from eddyline.source.log import LOGGED, LogTask, RedoLog
-from eddyline.source.segments import LOG, NDJSON, PARQUET, Segment
+from eddyline.source.segments import LOG, NDJSON, NEXMARK, PARQUET, Segment
 from eddyline.storage.files import Files
 
 APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
@@ -172,6 +173,34 @@ class FileStream:
 
     def follow(self, interval_s: float) -> None:
         """The same as pull: looking into a folder is cheap."""
+        self.pull()
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass(slots=True)
+class GeneratedStream:
+    """Generated events: the redo log only says which, and the leaves make them.
+
+    Entry n stands for the n-th step through the common sequence, whatever there is of this
+    stream's kind in it: so streams of one seed that take equal steps stay side by side, and the
+    log alone knows how far they are.
+    """
+
+    name: str
+    generator: Generator
+    log: RedoLog
+
+    def pull(self) -> None:
+        """Note the steps up to the last event."""
+        for number in range(self.log.end(), self.generator.steps):
+            start, end = self.generator.rows(number)
+            segment = Segment(NEXMARK, self.generator.events.text, end - start, start)
+            self.log.append(number, [segment] if segment.rows else [])
+
+    def follow(self, interval_s: float) -> None:
+        """The same as pull: nothing is waited for."""
         self.pull()
 
     def stop(self) -> None:

@@ -1,0 +1,101 @@
+"""Generated streams: `USING generator`, its options and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from eddyline.errors import DataError
+from eddyline.source.nexmark import KINDS, Nexmark
+
+FORMAT = "generator"
+
+KIND, SEED, EVENTS_PER_EPOCH = "kind", "seed", "eventsPerEpoch"
+EVENTS_PER_SECOND, TOTAL = "eventsPerSecond", "total"
+
+_NUMBERS = {
+    # option: default (None: it must be given), least, most
+    SEED: (1, 0, 2**63 - 1),
+    EVENTS_PER_EPOCH: (10_000, 1, 10**9),
+    EVENTS_PER_SECOND: (10_000, 1, 10**6),  # so that no two events have the same microsecond
+    TOTAL: (None, 0, 10**12),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """What a generated stream gives: the events of one kind among the first of a common sequence.
+
+    Attributes:
+        events: of the kind, seed and rate.
+        step: events of all kinds that an epoch takes at most.
+        total: events of all kinds, after which the stream is at its end.
+
+    Example:
+        >>> options = {"kind": "nexmark.bid", "total": "120", "eventsPerEpoch": "50"}
+        >>> generator = Generator.of(options)
+        >>> [generator.rows(number) for number in range(generator.steps)]
+        [(0, 46), (46, 92), (92, 108)]
+    """
+
+    events: Nexmark
+    step: int
+    total: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Generator:
+        """From the OPTIONS of a stream, whose names may be in any case.
+
+        Raises:
+            DataError: an option is unknown, missing or out of its range.
+        """
+        known = {name.lower(): name for name in (KIND, *_NUMBERS)}
+        given = {known.get(name.lower(), name): value for name, value in options.items()}
+        for name in given:
+            if name not in known.values():
+                raise _bad(f"there is no option {name}", f"one of {', '.join(known.values())}")
+        if given.get(KIND) not in KINDS:
+            raise _bad(_found(given, KIND), f"{KIND} as one of {', '.join(KINDS)}")
+        numbers = {name: _number(given, name) for name in _NUMBERS}
+        events = Nexmark(given[KIND], numbers[SEED], numbers[EVENTS_PER_SECOND])
+        return cls(events, numbers[EVENTS_PER_EPOCH], numbers[TOTAL])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns of the kind."""
+        return KINDS[self.events.kind].schema
+
+    @property
+    def steps(self) -> int:
+        """How many steps lead to the last event."""
+        return -(-self.total // self.step)
+
+    def rows(self, number: int) -> tuple[int, int]:
+        """The rows of a step, from and up to but not including, among the events of the kind."""
+        kind = KINDS[self.events.kind]
+        first, end = number * self.step, min((number + 1) * self.step, self.total)
+        return kind.count(first), kind.count(end)
+
+
+def _number(given: Mapping[str, str], name: str) -> int:
+    default, least, most = _NUMBERS[name]
+    if name not in given and default is not None:
+        return default
+    text = given.get(name, "")
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise _bad(_found(given, name), f"{name} as a whole number from {least:,} to {most:,}")
+    return int(text)
+
+
+def _found(given: Mapping[str, str], name: str) -> str:
+    return f"option {name} is {given[name]!r}" if name in given else f"option {name} is missing"
+
+
+def _bad(what: str, wanted: str) -> DataError:
+    return DataError(
+        f"a generated stream can't be made: {what}",
+        condition="BAD_STREAM",
+        hint=f"give {wanted}",
+    )
