@@ -371,6 +371,27 @@ MORE = {
     " GROUP BY k)",
 }
 
+TIME_WINDOWS = {
+    "session": "SELECT k, session_window.start AS since, session_window.end AS until, count(*) AS n, sum(b) AS sb,"
+    " max(x) AS mx FROM t GROUP BY k, session_window(ts, '2 hours')",
+    "session_global": "SELECT session_window.start AS since, count(*) AS n FROM t"
+    " GROUP BY session_window(ts, '2 hours')",
+    "session_gap_by_row": "SELECT k, session_window AS w, sum(g) AS s FROM t"
+    " GROUP BY k, session_window(ts, CASE WHEN f THEN '1 hour' ELSE '3 hours' END)",
+    "session_alone": "SELECT k, session_window AS w FROM u JOIN t USING (k)"
+    " GROUP BY k, session_window(ts, '2 hours')",
+    "session_append": "SELECT k, session_window.end AS until, min(v) AS lo, count(*) AS c FROM e"
+    " GROUP BY k, session_window(ts, '90 minutes')",
+    "session_distinct": "SELECT g, session_window.start AS since, count(DISTINCT k) AS n FROM t"
+    " GROUP BY g, session_window(ts, '2 hours')",
+    "session_two_level": "SELECT n, count(*) AS c FROM (SELECT k, count(*) AS n FROM t"
+    " GROUP BY k, session_window(ts, '2 hours')) GROUP BY n",
+    "tumbling": "SELECT window.start AS since, window.end AS until, count(*) AS n, sum(x) AS sx FROM t"
+    " GROUP BY window(ts, '6 hours')",
+    "hopping": "SELECT k, window(ts, '6 hours', '90 minutes') AS w, count(*) AS n, avg(b) AS ab FROM t"
+    " GROUP BY k, window(ts, '6 hours', '90 minutes')",
+}
+
 FAMILIES = {
     "stateless": STATELESS,
     "aggregates": AGGREGATES,
@@ -381,6 +402,7 @@ FAMILIES = {
     "keyed": KEYED,
     "types": TYPES,
     "more": MORE,
+    "time windows": TIME_WINDOWS,
     "views": VIEWS_ON_VIEWS,
 }
 SHAPES: dict[str, str] = {

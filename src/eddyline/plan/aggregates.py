@@ -54,6 +54,8 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
     catalyst = build.catalyst
     results = items(node.aggregateExpressions())
     keys = items(node.groupingExpressions())
+    if any(catalyst.is_session(key) for key in keys):
+        return _recomputed(build, node, child, keys, results)
     expressions = [
         call
         for result in results
@@ -317,8 +319,12 @@ _TOTALS = {
 def _recomputed(
     build: Build, node: Plan, child: Delta, keys: list[Expression], results: list[Expression]
 ) -> Delta:
-    """Spark aggregates the old and the new rows of the touched groups; the difference is the delta."""
+    """Spark aggregates the old and the new rows of the touched groups; the difference is the delta.
+
+    Sessions grow, merge and split: all those of the other grouping keys are touched together.
+    """
     catalyst = build.catalyst
+    touched = [key for key in keys if not catalyst.is_session(key)]
     results = [catalyst.shown_distinct(result) for result in results]
     used = {
         reference.exprId().id()
@@ -326,7 +332,7 @@ def _recomputed(
         for reference in items(expression.references().toSeq())
     }
     columns = [a for a in items(node.child().output()) if a.exprId().id() in used]
-    plan, version, real = versions(build, child, keys, columns, first_row=not keys)
+    plan, version, real = versions(build, child, touched, columns, first_row=not keys)
     if real is not None:
 
         def only_real(expression: Expression) -> Expression | None:
@@ -341,12 +347,12 @@ def _recomputed(
         "Aggregate",
         "recompute touched groups",
         ", ".join(texts(results)),
-        texts(keys),
+        texts(touched),
         "input rows by group",
         shuffle=True,
         children=(child.node,),
     )
-    return Delta(grouped, weight.toAttribute(), shown, single=not keys)
+    return Delta(grouped, weight.toAttribute(), shown, single=not touched)
 
 
 def versions(

@@ -22,6 +22,7 @@ Plan = Any  # a JVM LogicalPlan
 Expression = Any  # a JVM Expression
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_SESSION = "spark.sessionWindow"  # in the metadata of an attribute
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 
@@ -87,6 +88,10 @@ class Catalyst:
         parts = found.get()
         rest = parts._4()
         return items(parts._2()), items(parts._3()), rest.get() if rest.isDefined() else None
+
+    def is_session(self, key: Expression) -> bool:
+        """Whether Spark merges the values of a grouping key that overlap, as `session_window` asks."""
+        return kind(key) == "AttributeReference" and bool(key.metadata().contains(_SESSION))
 
     # -- building --------------------------------------------------------------------------
 
