@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.catalog import NAME as CATALOG
@@ -39,6 +39,7 @@ from eddyline.state.manifest import Manifest, last_committed, manifest_name, rea
 from eddyline.state.recover import open_storage, retire
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
+from eddyline.windowing import written_out
 
 RETIRE_EVERY = 16
 
@@ -215,7 +216,7 @@ class Engine:
             QueryError: the query is wrong, or can't be kept live; the error says why.
             CatalogError: the name is taken.
         """
-        query = query.strip().rstrip(";")
+        query = self._written_out(query.strip().rstrip(";"))
         with self._lock:
             self._writable()
             present = self.catalog.find(name)
@@ -343,6 +344,7 @@ class Engine:
     def sql(self, query: str) -> DataFrame:
         """Ad hoc SQL over tables, streams and views, all as of the last committed epoch."""
         manifest = self._current()
+        query = self._written_out(query)
         session = cloned(self.spark)
         for name in self._compiler.mentioned(query, self.catalog):
             content = self._results.content(self.catalog.get(name), manifest, session)
@@ -363,8 +365,9 @@ class Engine:
         if entry is not None:
             compiled = self._plan(entry)
         else:
-            upstream = self._compiler.mentioned(name_or_query, self.catalog)
-            draft = Entry("explained", VIEW, "explained", "", query=name_or_query)
+            query = self._written_out(name_or_query)
+            upstream = self._compiler.mentioned(query, self.catalog)
+            draft = Entry("explained", VIEW, "explained", "", query=query)
             compiled = self._compiler.view(draft, self.catalog, self._append_only, upstream)
         return explain_text(compiled.compiled, stage)
 
@@ -423,6 +426,7 @@ class Engine:
         """INSERT INTO table (columns) query."""
         with self._lock:
             entry = self.catalog.get(table, TABLE)
+            query = self._written_out(query)
             self.write(entry.name, self._dml(query).insert(entry, columns, query))
 
     def delete_where(self, table: str, condition: str | None) -> None:
@@ -475,6 +479,16 @@ class Engine:
         return self._results.changes(entry, manifest, self.spark, after, form)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _written_out(self, query: str) -> str:
+        """The query in plain Spark SQL: without WINDOWING."""
+        times = {
+            field.name
+            for name in self._compiler.mentioned(query, self.catalog)
+            for field in self.catalog.get(name).columns
+            if isinstance(field.dataType, TimestampType | TimestampNTZType)
+        }
+        return written_out(query, times)
 
     def _open(self) -> tuple[Catalog, Manifest]:
         held = self._storage_lock.held

@@ -46,7 +46,6 @@ _DEFAULT_WAY_OUT = (
     "a script holds CREATE or DROP of a TABLE, STREAM or VIEW; INSERT, DELETE, UPDATE; SELECT, "
     "EXPLAIN, SHOW TABLES, STREAMS or VIEWS"
 )
-_WINDOWING_WAY_OUT = "group by window(<time column>, '60 seconds'), or use a window function"
 _WATERMARK_WAY_OUT = "leave it out: every group stays live, and a late row counts where it belongs"
 
 
@@ -266,8 +265,6 @@ def _query(cursor: Cursor) -> str:
     start = cursor.at
     while not cursor.done:
         pair = cursor.word(), cursor.word(1)
-        if pair[0] == "WINDOWING" and (pair[1] == "LANDMARK" or pair[1][:1].isdigit()):
-            cursor.refuse("WINDOWING", _WINDOWING_WAY_OUT)
         if pair == ("WATERMARK", "FOR") or pair == ("DELAY", "OF"):
             cursor.refuse("WATERMARK", _WATERMARK_WAY_OUT)
         if pair in (("INSERT", "INTO"), ("INSERT", "OVERWRITE")):

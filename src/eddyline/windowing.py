@@ -1,0 +1,255 @@
+"""The WINDOWING clause, written out in plain Spark SQL.
+
+`SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: the time column
+stands for the start of the row's window wherever it is selected or grouped by. WHERE and ON see
+the rows as they are. The clause is that of Mars's experiments; its forms:
+
+    WINDOWING 60 s                      tumbling; 1 day begins at midnight of the session's time zone
+    WINDOWING 60 s SLIDE 10 s           sliding: a row is in six windows
+    WINDOWING LANDMARK '2026-01-01'     all rows from that moment on
+    WINDOWING 1000 ROWS                 the last 1,000 rows by the time column
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from eddyline.lexer import Cursor, split
+
+UNITS = {
+    "MS": "milliseconds", "MILLISECOND": "milliseconds", "MILLISECONDS": "milliseconds",
+    "S": "seconds", "SEC": "seconds", "SECOND": "seconds", "SECONDS": "seconds",
+    "M": "minutes", "MIN": "minutes", "MINUTE": "minutes", "MINUTES": "minutes",
+    "H": "hours", "HOUR": "hours", "HOURS": "hours",
+    "D": "days", "DAY": "days", "DAYS": "days",
+    "W": "weeks", "WEEK": "weeks", "WEEKS": "weeks",
+}  # fmt: skip
+_MOMENT = re.compile(r"[\w :.+/-]+")
+_JOINS = frozenset({"JOIN", ",", "LATERAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Select:
+    """Places of the tokens of one SELECT that ends in WINDOWING; -1 where a clause is missing.
+
+    Attributes:
+        select, from_, where, group: of the clauses' first words.
+        clause, end: of WINDOWING, and behind its last word.
+    """
+
+    select: int
+    from_: int
+    where: int
+    group: int
+    clause: int
+    end: int
+
+
+def written_out(query: str, time_columns: Collection[str]) -> str:
+    """The query without WINDOWING clauses; any other query as it is.
+
+    Args:
+        time_columns: names of the timestamp columns of the relations that the query reads.
+
+    Raises:
+        ScriptError: a clause can't be read, or it isn't clear which column tells the time.
+
+    Example:
+        >>> written_out("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
+        "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
+    """
+    if "windowing" not in query.lower():
+        return query
+    times = {name.lower() for name in time_columns}
+    while True:
+        found = [at for cursor in split(query) for at in [_clause(cursor)] if at >= 0]
+        if not found:
+            return query
+        query = _rewritten(next(split(query)), found[0], times)
+
+
+def _clause(cursor: Cursor) -> int:
+    """The place of the first WINDOWING that is a clause; -1 if there is none."""
+    for at in range(len(cursor.tokens)):
+        cursor.at = at
+        if cursor.word() == "WINDOWING":
+            behind = cursor.word(1)
+            if behind == "LANDMARK" or behind[:1].isdigit():
+                return at
+    return -1
+
+
+def _rewritten(cursor: Cursor, clause: int, times: Collection[str]) -> str:
+    cursor.at = clause + 1
+    if cursor.accept("LANDMARK"):
+        moment = cursor.string()
+        if not _MOMENT.fullmatch(moment):
+            cursor.fail(f"{moment!r} is no moment", "write it as '2026-01-01 00:00:00'")
+        select = _select(cursor, clause)
+        column, _ = _time(cursor, select, times)
+        since = f"TIMESTAMP '{moment}'"
+        return _windowed(cursor, select, times, since, f"{column} >= {since}")
+    count = cursor.literal()
+    if not count.isdigit() or int(count) == 0:
+        cursor.fail(f"WINDOWING takes a whole number above zero, not {count}")
+    if cursor.accept("ROWS") or cursor.accept("ROW"):
+        return _last_rows(cursor, _select(cursor, clause), times, int(count))
+    size, unit = int(count), _unit(cursor)
+    if not cursor.accept("SLIDE"):
+        select = _select(cursor, clause)
+        day = (size, unit) == (1, "days")
+        start = "date_trunc('DAY', {})" if day else f"window({{}}, '{size} {unit}').start"
+        return _windowed(cursor, select, times, start, "")
+    step = cursor.literal()
+    slide = f"{step} {_unit(cursor)}"
+    start = f"window({{}}, '{size} {unit}', '{slide}').start"
+    return _windowed(cursor, _select(cursor, clause), times, start, "")
+
+
+def _unit(cursor: Cursor) -> str:
+    unit = UNITS.get(cursor.word())
+    if unit is None:
+        cursor.fail(
+            f"a unit of time or ROWS is expected {cursor.place()}",
+            "write for example 60 s, 5 min, 1 day",
+        )
+    cursor.at += 1
+    return unit
+
+
+def _select(cursor: Cursor, clause: int) -> _Select:
+    """The SELECT that the clause ends: words of the same depth in brackets before it."""
+    end, depth = cursor.at, 0
+    places = dict.fromkeys(("SELECT", "FROM", "WHERE", "GROUP"), -1)
+    for at in range(clause - 1, -1, -1):
+        cursor.at = at
+        word = cursor.word()
+        depth += (word == ")") - (word == "(")
+        if depth < 0:
+            break
+        if depth == 0 and word in places and cursor.word(-1) != ".":
+            places[word] = at
+            if word == "SELECT":
+                break
+    cursor.at = end
+    if places["SELECT"] < 0 or places["FROM"] < 0:
+        cursor.fail("WINDOWING stands at the end of a SELECT ... FROM ...")
+    return _Select(places["SELECT"], places["FROM"], places["WHERE"], places["GROUP"], clause, end)
+
+
+def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
+    """The time column as it is written in GROUP BY, or the only one there is; and its bare name."""
+    grouped = []
+    if select.group >= 0:
+        for at in range(select.group + 2, select.clause):
+            written = _column(cursor, at)
+            if written.rpartition(".")[2].strip("`").lower() in times:
+                grouped.append(written)
+    found = {name.rpartition(".")[2].strip("`").lower(): name for name in grouped}
+    if not found and len(times) == 1:
+        found = {name: name for name in times}
+    if len(found) != 1:
+        cursor.fail(
+            "WINDOWING needs one timestamp column in GROUP BY, and finds "
+            + (", ".join(sorted(found or times)) or "none"),
+            "name the column that tells the time in GROUP BY, and no other of type TIMESTAMP",
+        )
+    ((name, written),) = found.items()
+    return written, name
+
+
+def _column(cursor: Cursor, at: int) -> str:
+    """The column reference that begins at a token, with its qualifier; empty if none does."""
+    cursor.at = at
+    if cursor.word(-1) in (".", "AS") or cursor.word(1) == "(":
+        return ""
+    end = at + 1
+    while cursor.slice(end, end + 1) == ".":
+        end += 2
+    return cursor.slice(at, end)
+
+
+def _windowed(
+    cursor: Cursor, select: _Select, times: Collection[str], start: str, condition: str
+) -> str:
+    """The time column replaced by the start of its window in SELECT, GROUP BY and HAVING."""
+    _, name = _time(cursor, select, times)
+    if select.group < 0 and not condition:
+        cursor.fail("WINDOWING needs a GROUP BY", "group by the time column, and what you like")
+    changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
+    ranges = [(select.select + 1, select.from_)]
+    if select.group >= 0:
+        ranges.append((select.group + 2, select.clause))
+    for first, last in ranges:
+        for at in _outside_subqueries(cursor, first, last):
+            written = _column(cursor, at)
+            if written.rpartition(".")[2].strip("`").lower() != name:
+                continue
+            size = 1 + 2 * written.count(".")
+            text = start.format(written)
+            cursor.at = at
+            alone = cursor.word(-1) in ("SELECT", ",", "DISTINCT") and cursor.word(size) in (
+                ",",
+                "FROM",
+            )
+            if first == select.select + 1 and alone:
+                text += f" AS {written.rpartition('.')[2]}"
+            changes.append((at, at + size, text))
+    if condition:
+        changes += _filtered(select, condition)
+    return _changed(cursor, changes)
+
+
+def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
+    found, depth = [], 0
+    for at in range(first, last):
+        cursor.at = at
+        word = cursor.word()
+        if depth or (word == "(" and cursor.word(1) in ("SELECT", "WITH")):
+            depth += (word == "(") - (word == ")")
+        else:
+            found.append(at)
+    return found
+
+
+def _filtered(select: _Select, condition: str) -> list[tuple[int, int, str]]:
+    end = select.group if select.group >= 0 else select.clause
+    if select.where < 0:
+        return [(end, end, f"WHERE {condition}")]
+    return [(select.where + 1, select.where + 1, f"{condition} AND ("), (end, end, ")")]
+
+
+def _last_rows(cursor: Cursor, select: _Select, times: Collection[str], count: int) -> str:
+    column, _ = _time(cursor, select, times)
+    end = select.group if select.group >= 0 else select.clause
+    source = cursor.slice(select.from_ + 1, select.where if select.where >= 0 else end)
+    for at in _outside_subqueries(cursor, select.from_ + 1, end):
+        cursor.at = at
+        if cursor.word() in _JOINS and (select.where < 0 or at < select.where):
+            cursor.fail(
+                "WINDOWING ... ROWS reads one relation", "put the join into a view of its own"
+            )
+    where = cursor.slice(select.where, end) if select.where >= 0 else ""
+    words = source.split()
+    alias = words[-1] if not source.endswith(")") else "windowed"
+    # rows of one moment need an order that is the same live and offline
+    rows = (
+        f"(SELECT * EXCEPT (windowing_tie) FROM (SELECT *, xxhash64(*) AS windowing_tie FROM {source}"
+        f" {where}) ORDER BY {column.rpartition('.')[2]} DESC, windowing_tie LIMIT {count}) AS {alias}"
+    )
+    changes = [(select.clause, select.end, ""), (select.from_ + 1, end, rows)]
+    return _changed(cursor, changes)
+
+
+def _changed(cursor: Cursor, changes: list[tuple[int, int, str]]) -> str:
+    """The statement with runs of tokens (from, up to) replaced by other text."""
+    tokens, text = cursor.tokens, cursor.text
+    parts, at = [], tokens[0].start
+    for first, end, new in sorted(changes):
+        start = tokens[first].start if first < len(tokens) else tokens[-1].end + 1
+        parts += [text[at:start], new, " " if first == end else ""]
+        at = start if first == end else tokens[end - 1].end + 1
+    parts.append(text[at : tokens[-1].end + 1])
+    return "".join(parts).strip()

@@ -1,0 +1,119 @@
+"""WINDOWING written out in plain SQL, and the same clause live."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+import eddyline as el
+from eddyline.errors import ScriptError
+from eddyline.runtime.session import local_session
+from eddyline.windowing import written_out
+
+TIMES = {"ts"}
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("SELECT windowing FROM t", "SELECT windowing FROM t"),
+        (
+            "SELECT sip, type, ts, count(*) FROM s GROUP BY sip, type, ts WINDOWING 60 s",
+            "SELECT sip, type, window(ts, '60 seconds').start AS ts, count(*) FROM s"
+            " GROUP BY sip, type, window(ts, '60 seconds').start",
+        ),
+        (
+            "select a.ts, count(*) as n from s a join t on a.ts < t.ts where a.ts > 1"
+            " group by a.ts having count(*) > 1 windowing 1 min slide 10 s order by n",
+            "select window(a.ts, '1 minutes', '10 seconds').start AS ts, count(*) as n from s a"
+            " join t on a.ts < t.ts where a.ts > 1"
+            " group by window(a.ts, '1 minutes', '10 seconds').start having count(*) > 1  order by n",
+        ),
+        (
+            "SELECT ts AS day, max(x) FROM s GROUP BY ts WINDOWING 1 DAY",
+            "SELECT date_trunc('DAY', ts) AS day, max(x) FROM s GROUP BY date_trunc('DAY', ts)",
+        ),
+        (
+            "SELECT count(*) FROM s WHERE a OR b WINDOWING LANDMARK '2026-01-01'",
+            "SELECT count(*) FROM s WHERE ts >= TIMESTAMP '2026-01-01' AND ( a OR b )",
+        ),
+        (
+            "SELECT * FROM (SELECT ts, n FROM s GROUP BY ts, n WINDOWING 5 min) WHERE ts > 'x'",
+            "SELECT * FROM (SELECT window(ts, '5 minutes').start AS ts, n FROM s"
+            " GROUP BY window(ts, '5 minutes').start, n ) WHERE ts > 'x'",
+        ),
+        (
+            "SELECT a, (SELECT max(ts) FROM t) AS m FROM s GROUP BY a, ts WINDOWING 1 h",
+            "SELECT a, (SELECT max(ts) FROM t) AS m FROM s GROUP BY a, window(ts, '1 hours').start",
+        ),
+        (
+            "SELECT a, count(*) FROM s WHERE a > 0 GROUP BY a WINDOWING 1000 ROWS",
+            "SELECT a, count(*) FROM (SELECT * EXCEPT (windowing_tie) FROM (SELECT *,"
+            " xxhash64(*) AS windowing_tie FROM s WHERE a > 0) ORDER BY ts DESC, windowing_tie"
+            " LIMIT 1000) AS s GROUP BY a",
+        ),
+    ],
+)
+def test_written_out(given: str, plain: str) -> None:
+    assert " ".join(written_out(given, TIMES).split()) == " ".join(plain.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("SELECT a FROM s GROUP BY a WINDOWING 60 parsec", "unit of time"),
+        ("SELECT a FROM s WINDOWING 60 s", "GROUP BY"),
+        ("SELECT ts, te FROM s GROUP BY ts, te WINDOWING 60 s", "one timestamp column"),
+        ("SELECT ts FROM s GROUP BY ts WINDOWING 0 s", "above zero"),
+        ("SELECT ts FROM s GROUP BY ts WINDOWING LANDMARK 'x''y'", "no moment"),
+        ("SELECT a FROM s, t GROUP BY a WINDOWING 5 ROWS", "one timestamp column"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(given: str, says: str) -> None:
+    with pytest.raises(ScriptError, match=says):
+        written_out(given, {"ts", "te"})
+
+
+WINDOWED = {
+    "tumbling": "SELECT sip, type, ts, count(*) AS n FROM s GROUP BY sip, type, ts WINDOWING 60 s",
+    "sliding": "SELECT type, ts, count(*) AS n FROM s GROUP BY type, ts WINDOWING 60 s SLIDE 20 s",
+    "landmark": "SELECT type, count(*) AS n FROM s GROUP BY type WINDOWING LANDMARK '2026-01-01 00:01'",
+    "rows": "SELECT type, count(*) AS n FROM s GROUP BY type WINDOWING 7 ROWS",
+    "daily": "SELECT ts, count(*) AS n FROM s GROUP BY ts WINDOWING 1 day",
+    "sessions": """SELECT sip, session_window.start AS since, session_window.end AS until,
+        count(*) AS n FROM s GROUP BY sip, session_window(ts, '30 seconds')""",
+    "all_sessions": """SELECT window.start AS since, n, count(*) AS c FROM (
+        SELECT session_window(ts, '10 seconds') AS window, count(*) AS n FROM s
+        GROUP BY session_window(ts, '10 seconds')) GROUP BY window.start, n""",
+    "window_time": """SELECT window(window_time(w), '2 minutes').start AS ts, sum(n) AS n FROM (
+        SELECT window(ts, '1 minute') AS w, count(*) AS n FROM s GROUP BY window(ts, '1 minute'))
+        GROUP BY window(window_time(w), '2 minutes')""",
+    "join": """SELECT a.start, a.n, b.n AS m FROM
+        (SELECT window(ts, '60 seconds').start AS start, count(*) AS n FROM s WHERE type = 'x' GROUP BY 1) a
+        LEFT JOIN
+        (SELECT window(ts, '60 seconds').start AS start, count(*) AS n FROM s WHERE type = 'y' GROUP BY 1) b
+        ON a.start = b.start""",
+}
+
+
+@pytest.mark.spark
+def test_windows_are_live(tmp_path: Path) -> None:
+    start = datetime.datetime(2026, 1, 1, 0, 0)
+    rows = [
+        (start + datetime.timedelta(seconds=i * i % 407), f"10.0.0.{i % 5}", "xyz"[i % 3])
+        for i in range(60)
+    ]
+    with el.Engine(str(tmp_path), spark=local_session()) as engine:
+        table = engine.table("s", "ts TIMESTAMP, sip STRING, type STRING")
+        for name, query in WINDOWED.items():
+            engine.execute(f"CREATE VIEW {name} AS {query}")
+        for first in range(0, 60, 20):
+            table.insert(rows[first : first + 20])
+            if first:
+                table.delete(rows[first - 20 : first - 10])
+            engine.advance()
+            report = engine.verify()
+            assert report, report
+            assert all(engine.sql(f"SELECT * FROM {name}").count() for name in WINDOWED)
