@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ import eddyline.testing
 from eddyline.catalog import TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
 from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.source.log import RedoLog
-from eddyline.source.segments import NDJSON, read_segment
+from eddyline.source.segments import NDJSON, PARQUET, read_segment
 from eddyline.source.streams import FileStream
 from eddyline.state.manifest import (
     Manifest,
@@ -506,6 +507,18 @@ def test_files_of_a_stream_are_noted_once(tmp_path: Path) -> None:
             stream.pull()
             names = [Path(segment.file).name for segment in log.segments(0, log.end())]
             assert names == ["0.json", "1.json", "2.json"]
+
+
+def test_rows_are_counted_without_any_column(files: FaultyFiles, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"v": 1}\n\n{"v": 2}\nbroken\n')
+    pq.write_table(pa.table({"v": [1, 2, 3]}), tmp_path / "a.parquet")
+    for kind, name in ((NDJSON, "a.json"), (PARQUET, "a.parquet")):
+        log = RedoLog(files, kind)
+        FileStream("s", kind, str(tmp_path / name), 10, log).pull()
+        (segment,) = log.segments(0, 1)
+        schema = pa.schema([("w", pa.int64())])
+        read = [t["w"].to_pylist() for t in read_segment(files, segment, ("v",), [], schema)]
+        assert read == [[1, 1, 1]]
 
 
 def test_a_stream_file_that_shrank_is_named(files: FaultyFiles, tmp_path: Path) -> None:
