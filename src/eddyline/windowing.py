@@ -13,7 +13,7 @@ the rows as they are. The clause is that of Mars's experiments; its forms:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from eddyline.lexer import Cursor, split
@@ -27,6 +27,7 @@ UNITS = {
     "W": "weeks", "WEEK": "weeks", "WEEKS": "weeks",
 }  # fmt: skip
 _MOMENT = re.compile(r"[\w :.+/-]+")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _JOINS = frozenset({"JOIN", ",", "LATERAL"})
 
 
@@ -176,30 +177,37 @@ def _windowed(
 ) -> str:
     """The time column replaced by the start of its window in SELECT, GROUP BY and HAVING."""
     _, name = _time(cursor, select, times)
-    if select.group < 0 and not condition:
-        cursor.fail("WINDOWING needs a GROUP BY", "group by the time column, and what you like")
     changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
-    ranges = [(select.select + 1, select.from_)]
     if select.group >= 0:
-        ranges.append((select.group + 2, select.clause))
-    for first, last in ranges:
-        for at in _outside_subqueries(cursor, first, last):
-            written = _column(cursor, at)
-            if written.rpartition(".")[2].strip("`").lower() != name:
-                continue
-            size = 1 + 2 * written.count(".")
-            text = start.format(written)
-            cursor.at = at
-            alone = cursor.word(-1) in ("SELECT", ",", "DISTINCT") and cursor.word(size) in (
-                ",",
-                "FROM",
-            )
-            if first == select.select + 1 and alone:
-                text += f" AS {written.rpartition('.')[2]}"
-            changes.append((at, at + size, text))
+        for at, written, _ in _times(cursor, select.group + 2, select.clause, name):
+            changes.append((at, at + 1 + 2 * written.count("."), start.format(written)))
+    if len(changes) == 1 and not condition:
+        cursor.fail(
+            f"WINDOWING needs {name} in GROUP BY: there is a group for each window",
+            "add it to GROUP BY, and to SELECT if you like to see it",
+        )
+    for at, written, alone in _times(cursor, select.select + 1, select.from_, name):
+        text = start.format(written)
+        if alone:
+            text += f" AS {written.rpartition('.')[2]}"
+        changes.append((at, at + 1 + 2 * written.count("."), text))
     if condition:
         changes += _filtered(select, condition)
     return _changed(cursor, changes)
+
+
+def _times(cursor: Cursor, first: int, last: int, name: str) -> Iterator[tuple[int, str, bool]]:
+    """References to the time column: place, text, and whether it is an item of its own."""
+    depth = 0
+    for at in _outside_subqueries(cursor, first, last):
+        cursor.at = at
+        depth += (cursor.word() in _OPENING) - (cursor.word() in _CLOSING)
+        written = _column(cursor, at)
+        if written.rpartition(".")[2].strip("`").lower() == name:
+            cursor.at = at
+            behind = cursor.word(1 + 2 * written.count("."))
+            before = cursor.word(-1) in ("SELECT", ",", "DISTINCT")
+            yield at, written, depth == 0 and before and behind in (",", "FROM")
 
 
 def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
@@ -232,8 +240,8 @@ def _last_rows(cursor: Cursor, select: _Select, times: Collection[str], count: i
                 "WINDOWING ... ROWS reads one relation", "put the join into a view of its own"
             )
     where = cursor.slice(select.where, end) if select.where >= 0 else ""
-    words = source.split()
-    alias = words[-1] if not source.endswith(")") else "windowed"
+    last = (select.where if select.where >= 0 else end) - 1
+    alias = "windowed" if source.endswith(")") else cursor.slice(last, last + 1)
     # rows of one moment need an order that is the same live and offline
     rows = (
         f"(SELECT * EXCEPT (windowing_tie) FROM (SELECT *, xxhash64(*) AS windowing_tie FROM {source}"
