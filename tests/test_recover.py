@@ -38,7 +38,7 @@ from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
 from eddyline.testing import FaultyFiles
 
-ROWS = pa.table({"h": [3, 1, 2], "c0": ["x", "y", "z"], "w": [1, 1, 1]})
+ROWS = pa.table({"h": [1, 2, 3], "c0": ["x", "y", "z"], "w": [1, 1, 1]})
 WIRE = pa.schema([("seq", pa.int64()), ("op", pa.string()), ("c0", pa.string()), ("w", pa.int64())])
 
 

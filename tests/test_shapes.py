@@ -222,7 +222,7 @@ def test_a_sample_of_shapes_equals_offline_at_every_epoch(sample, changes):
 
 @pytest.mark.slow
 @given(changes=CHANGES)
-@settings(EPOCHS, max_examples=12)
+@settings(EPOCHS, max_examples=6)
 def test_every_shape_equals_offline_at_every_epoch(whole, changes):
     whole.change(changes)
     whole.engine.advance()
