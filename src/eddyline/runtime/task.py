@@ -6,6 +6,8 @@ import functools
 import gc
 import json
 import os
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -57,14 +59,27 @@ class EpochContext:
         return cls(*json.loads(text))
 
 
+class _Traceback:
+    """What PySpark's daemon prints errors with, but for one."""
+
+    @staticmethod
+    def print_exc() -> None:
+        if not isinstance(sys.exception(), BrokenPipeError):
+            traceback.print_exc()
+
+
 @functools.cache
 def _settle() -> None:
-    """Let the collector pass over what this worker has loaded.
+    """Make this worker one that lasts, at its first task.
 
     PySpark's worker collects garbage after each task; the modules alone take it 60 ms each time.
+    And one that Spark ends while it is idle prints a traceback about its closed connection.
     """
     gc.collect()
     gc.freeze()
+    daemon = sys.modules["__main__"]
+    if getattr(daemon, "traceback", None) is traceback:
+        daemon.traceback = _Traceback  # type: ignore[attr-defined]
 
 
 def _manifest(root: str, epoch: int) -> Manifest:
