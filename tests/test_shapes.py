@@ -237,7 +237,6 @@ def test_other_rules_buckets_and_hashes_change_nothing(otherwise, changes):
     assert otherwise.differences(replay=False) == []
 
 
-@pytest.mark.slow
 def test_at_once_in_batches_row_by_row_and_with_restarts(tmp_path, spark):
     """The same changes, cut in different ways, come to the same result."""
     names = closed(every(24, 2))
