@@ -61,14 +61,13 @@ def written_out(query: str, time_columns: Collection[str]) -> str:
         >>> written_out("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
         "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
     """
-    if "windowing" not in query.lower():
-        return query
     times = {name.lower() for name in time_columns}
     while True:
-        found = [at for cursor in split(query) for at in [_clause(cursor)] if at >= 0]
-        if not found:
+        cursors = list(split(query))
+        clause = _clause(cursors[0]) if len(cursors) == 1 else -1
+        if clause < 0:
             return query
-        query = _rewritten(next(split(query)), found[0], times)
+        query = _rewritten(cursors[0], clause, times)
 
 
 def _clause(cursor: Cursor) -> int:
@@ -84,29 +83,41 @@ def _clause(cursor: Cursor) -> int:
 
 def _rewritten(cursor: Cursor, clause: int, times: Collection[str]) -> str:
     cursor.at = clause + 1
+    rows, since = 0, ""
     if cursor.accept("LANDMARK"):
-        moment = cursor.string()
-        if not _MOMENT.fullmatch(moment):
-            cursor.fail(f"{moment!r} is no moment", "write it as '2026-01-01 00:00:00'")
-        select = _select(cursor, clause)
-        column, _ = _time(cursor, select, times)
-        since = f"TIMESTAMP '{moment}'"
-        return _windowed(cursor, select, times, since, f"{column} >= {since}")
+        start = since = _moment(cursor)
+    else:
+        count = _count(cursor)
+        rows = count if cursor.accept("ROWS") or cursor.accept("ROW") else 0
+        start = "" if rows else _start(cursor, count)
+    select = _select(cursor, clause)
+    column, name = _time(cursor, select, times)
+    if rows:
+        return _last_rows(cursor, select, column, rows)
+    return _windowed(cursor, select, name, start, f"{column} >= {since}" if since else "")
+
+
+def _moment(cursor: Cursor) -> str:
+    moment = cursor.string()
+    if not _MOMENT.fullmatch(moment):
+        cursor.fail(f"{moment!r} is no moment", "write it as '2026-01-01 00:00:00'")
+    return f"TIMESTAMP '{moment}'"
+
+
+def _count(cursor: Cursor) -> int:
     count = cursor.literal()
     if not count.isdigit() or int(count) == 0:
         cursor.fail(f"WINDOWING takes a whole number above zero, not {count}")
-    if cursor.accept("ROWS") or cursor.accept("ROW"):
-        return _last_rows(cursor, _select(cursor, clause), times, int(count))
-    size, unit = int(count), _unit(cursor)
-    if not cursor.accept("SLIDE"):
-        select = _select(cursor, clause)
-        day = (size, unit) == (1, "days")
-        start = "date_trunc('DAY', {})" if day else f"window({{}}, '{size} {unit}').start"
-        return _windowed(cursor, select, times, start, "")
-    step = cursor.literal()
-    slide = f"{step} {_unit(cursor)}"
-    start = f"window({{}}, '{size} {unit}', '{slide}').start"
-    return _windowed(cursor, _select(cursor, clause), times, start, "")
+    return int(count)
+
+
+def _start(cursor: Cursor, count: int) -> str:
+    """SQL of the start of a row's window, with {} for the time column."""
+    size = f"{count} {_unit(cursor)}"
+    if cursor.accept("SLIDE"):
+        step = _count(cursor)
+        return f"window({{}}, '{size}', '{step} {_unit(cursor)}').start"
+    return "date_trunc('DAY', {})" if size == "1 days" else f"window({{}}, '{size}').start"
 
 
 def _unit(cursor: Cursor) -> str:
@@ -142,13 +153,11 @@ def _select(cursor: Cursor, clause: int) -> _Select:
 
 def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
     """The time column as it is written in GROUP BY, or the only one there is; and its bare name."""
-    grouped = []
+    found: dict[str, str] = {}
     if select.group >= 0:
-        for at in range(select.group + 2, select.clause):
-            written = _column(cursor, at)
-            if written.rpartition(".")[2].strip("`").lower() in times:
-                grouped.append(written)
-    found = {name.rpartition(".")[2].strip("`").lower(): name for name in grouped}
+        for column in _columns(cursor, select.group + 2, select.clause):
+            if column.name in times:
+                found[column.name] = column.written
     if not found and len(times) == 1:
         found = {name: name for name in times}
     if len(found) != 1:
@@ -161,53 +170,60 @@ def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str,
     return written, name
 
 
-def _column(cursor: Cursor, at: int) -> str:
-    """The column reference that begins at a token, with its qualifier; empty if none does."""
-    cursor.at = at
-    if cursor.word(-1) in (".", "AS") or cursor.word(1) == "(":
-        return ""
-    end = at + 1
-    while cursor.slice(end, end + 1) == ".":
-        end += 2
-    return cursor.slice(at, end)
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A reference to a column, of the tokens `first` up to `end`, perhaps an item of its own."""
+
+    first: int
+    end: int
+    written: str
+    last: str
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        """The bare name in small letters."""
+        return self.last.strip("`").lower()
 
 
-def _windowed(
-    cursor: Cursor, select: _Select, times: Collection[str], start: str, condition: str
-) -> str:
+def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
+    """What may be references to columns between two places, subqueries left out."""
+    depth = 0
+    for at in _outside_subqueries(cursor, first, last):
+        cursor.at = at
+        word, before = cursor.word(), cursor.word(-1)
+        depth += (word in _OPENING) - (word in _CLOSING)
+        if before in (".", "AS") or cursor.word(1) == "(":
+            continue
+        end = at + 1
+        while cursor.slice(end, end + 1) == ".":
+            end += 2
+        alone = depth == 0 and before in ("SELECT", ",", "DISTINCT")
+        alone = alone and cursor.word(end - at) in (",", "FROM")
+        yield _Column(at, end, cursor.slice(at, end), cursor.slice(end - 1, end), alone)
+
+
+def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition: str) -> str:
     """The time column replaced by the start of its window in SELECT, GROUP BY and HAVING."""
-    _, name = _time(cursor, select, times)
     changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
     if select.group >= 0:
-        for at, written, _ in _times(cursor, select.group + 2, select.clause, name):
-            changes.append((at, at + 1 + 2 * written.count("."), start.format(written)))
+        changes += [
+            (column.first, column.end, start.format(column.written))
+            for column in _columns(cursor, select.group + 2, select.clause)
+            if column.name == name
+        ]
     if len(changes) == 1 and not condition:
         cursor.fail(
             f"WINDOWING needs {name} in GROUP BY: there is a group for each window",
             "add it to GROUP BY, and to SELECT if you like to see it",
         )
-    for at, written, alone in _times(cursor, select.select + 1, select.from_, name):
-        text = start.format(written)
-        if alone:
-            text += f" AS {written.rpartition('.')[2]}"
-        changes.append((at, at + 1 + 2 * written.count("."), text))
+    for column in _columns(cursor, select.select + 1, select.from_):
+        if column.name == name:
+            alias = f" AS {column.last}" if column.alone else ""
+            changes.append((column.first, column.end, start.format(column.written) + alias))
     if condition:
         changes += _filtered(select, condition)
     return _changed(cursor, changes)
-
-
-def _times(cursor: Cursor, first: int, last: int, name: str) -> Iterator[tuple[int, str, bool]]:
-    """References to the time column: place, text, and whether it is an item of its own."""
-    depth = 0
-    for at in _outside_subqueries(cursor, first, last):
-        cursor.at = at
-        depth += (cursor.word() in _OPENING) - (cursor.word() in _CLOSING)
-        written = _column(cursor, at)
-        if written.rpartition(".")[2].strip("`").lower() == name:
-            cursor.at = at
-            behind = cursor.word(1 + 2 * written.count("."))
-            before = cursor.word(-1) in ("SELECT", ",", "DISTINCT")
-            yield at, written, depth == 0 and before and behind in (",", "FROM")
 
 
 def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
@@ -229,8 +245,7 @@ def _filtered(select: _Select, condition: str) -> list[tuple[int, int, str]]:
     return [(select.where + 1, select.where + 1, f"{condition} AND ("), (end, end, ")")]
 
 
-def _last_rows(cursor: Cursor, select: _Select, times: Collection[str], count: int) -> str:
-    column, _ = _time(cursor, select, times)
+def _last_rows(cursor: Cursor, select: _Select, column: str, count: int) -> str:
     end = select.group if select.group >= 0 else select.clause
     source = cursor.slice(select.from_ + 1, select.where if select.where >= 0 else end)
     for at in _outside_subqueries(cursor, select.from_ + 1, end):
