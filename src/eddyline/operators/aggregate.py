@@ -93,6 +93,9 @@ class Reduce:
             both.schema,
             "add_",
         )
+        if not self.largest:
+            return Step([self._output(both, changed, [])], {SLOT: appends})
+        # an extreme can move in a group whose accumulators didn't
         values, more = self._values(given, _rows(both, groups, [HASH, *layout.identity]), state)
         return Step([self._output(both, groups, values)], {SLOT: appends, **more})
 
@@ -101,6 +104,7 @@ class Reduce:
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
         """For each `x` its old and new extreme by group; and what the arrangements get."""
         found, appends = [], {}
+        wanted = identities(groups, groups.column_names)
         for name in numbered("x", len(self.largest)):
             layout = self.layouts[name]
             pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
@@ -109,8 +113,7 @@ class Reduce:
             for prefix, rows in (("old_", 0), ("new_", None)):
                 best = front(state[name], appends[name].slice(0, rows), groups, 1)
                 best = without_debts("aggregate", best)
-                keys = groups.column_names
-                places = matched(identities(groups, keys), identities(best, keys))
+                places = matched(wanted, identities(best, wanted.columns))
                 extremes[prefix] = best[name].take(pa.array(places, mask=places < 0))
             found.append(extremes)
         return found, appends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -387,7 +387,7 @@ def versions(
     return plan, others[-1], others[0] if first_row else None
 
 
-def window(build: Build, node: Plan, lower: object) -> Delta:
+def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Window functions over the touched partitions; stacked ones of one partitioning at once."""
     partition = items(node.partitionSpec())
     wanted = texts(partition)
@@ -395,7 +395,7 @@ def window(build: Build, node: Plan, lower: object) -> Delta:
     while kind(below) == "Window" and texts(items(below.partitionSpec())) == wanted:
         stack.append(below)
         below = below.child()
-    child: Delta = lower(below)  # type: ignore[operator]
+    child = lower(below)
     plan, version, _ = versions(build, child, partition, items(below.output()))
     for one in reversed(stack):
         plan = build.catalyst.window(one, [*partition, version], plan)

@@ -199,17 +199,22 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     rows = build.hashed(build.normalised(frame, keys), keys, [*keys, *sorts, *names])
     out = [frame.schema[name] for name in (*sorts, *names)]
     descending, nulls_last = _directions([direction(order) for order in orders])
-    ties = Ties(_RANKS[kind(node.rankLikeFunction())])
+    ties = _RANKS[kind(node.rankLikeFunction())]
     only = child.append_only
     operator = Top(node.limit(), 0, len(columns), descending, nulls_last, len(keys), ties, only)
     single = not partition
     result = build.run(build.shuffled(rows, single=single), operator, out, single=single)
     plan, others = build.rebound(result.selectExpr(*names, "w"), columns)
     shown = Node(
-        "Top", "top of each group, append-only" if only else "top of each group", f"{ties.value} <= {node.limit()} by {', '.join(texts(orders))}",
-        texts(partition), "rows at these places" if only else "rows in order", shuffle=True, children=(child.node,),
-    )  # fmt: skip
+        "Top",
+        "top of each group, append-only" if only else "top of each group",
+        f"{ties.value} <= {node.limit()} by {', '.join(texts(orders))}",
+        texts(partition),
+        "rows at these places" if only else "rows in order",
+        shuffle=True,
+        children=(child.node,),
+    )
     return Delta(plan, others[0], shown, in_place=True, single=single, keys=texts(partition))
 
 
-_RANKS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+_RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DENSE_RANK}
