@@ -11,3 +11,8 @@ OPERATION = "op"
 APPEND = "append"
 DELETE = "delete"
 REJECT = "reject"
+
+
+def quoted(name: str) -> str:
+    """An exact name as SQL writes it, dots and backticks included."""
+    return f"`{name.replace('`', '``')}`"

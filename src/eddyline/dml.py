@@ -13,7 +13,7 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import StructField
 
 from eddyline.catalog import TABLE, Entry
-from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
+from eddyline.changes import APPEND, DELETE, HASH, WEIGHT, quoted
 from eddyline.errors import DataError, QueryError
 from eddyline.operators.collect import ROWS, Apply
 from eddyline.plan.lower import operations_schema
@@ -58,13 +58,13 @@ class Dml:
             )
         fields = _fields(entry, names)
         renamed = result.toDF(*(field.name for field in fields))
-        typed = [col(_quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
+        typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
         return [(APPEND, renamed.select(*typed))]
 
     def delete(self, entry: Entry, condition: str | None) -> Operations:
         """DELETE FROM table WHERE condition."""
         where = f" WHERE {condition}" if condition else ""
-        return [(DELETE, self._run(f"SELECT * FROM {_quoted(entry.name)}{where}"))]
+        return [(DELETE, self._run(f"SELECT * FROM {quoted(entry.name)}{where}"))]
 
     def update(
         self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
@@ -76,17 +76,17 @@ class Dml:
                 _fields(entry, [name for name, _ in assignments]), assignments, strict=True
             )
         }
-        old = ", ".join(_quoted(field.name) for field in entry.columns)
+        old = ", ".join(quoted(field.name) for field in entry.columns)
         new = ", ".join(
-            f"CAST(({given[field.name]}) AS {field.dataType.simpleString()}) AS {_quoted(field.name)}"
+            f"CAST(({given[field.name]}) AS {field.dataType.simpleString()}) AS {quoted(field.name)}"
             if field.name in given
-            else _quoted(field.name)
+            else quoted(field.name)
             for field in entry.columns
         )
         where = f" WHERE {condition}" if condition else ""
         # one evaluation for both versions of each row
         both = self._run(
-            f"SELECT struct({old}) AS old, struct({new}) AS new FROM {_quoted(entry.name)}{where}"
+            f"SELECT struct({old}) AS old, struct({new}) AS new FROM {quoted(entry.name)}{where}"
         ).toArrow()
         names = entry.columns.names
         versions = [
@@ -154,7 +154,3 @@ def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:
 def _hashless(rows: pa.Table) -> pa.Table:
     """With the same hash everywhere: in memory no index is needed."""
     return rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -14,6 +14,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, _parse_datatype_json_string
 
+from eddyline.changes import quoted
 from eddyline.errors import EngineError
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
@@ -324,7 +325,7 @@ def type_of(expression: Expression) -> DataType:
 def sql_type(data_type: DataType) -> str:
     """A type as SQL writes it, names of fields quoted."""
     if isinstance(data_type, StructType):
-        parts = [f"`{f.name.replace('`', '``')}`: {sql_type(f.dataType)}" for f in data_type]
+        parts = [f"{quoted(f.name)}: {sql_type(f.dataType)}" for f in data_type]
         return f"struct<{', '.join(parts)}>"
     if isinstance(data_type, ArrayType):
         return f"array<{sql_type(data_type.elementType)}>"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
 from eddyline.catalog import STREAM, Entry
+from eddyline.changes import quoted
 from eddyline.errors import QueryError
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.reader import changes_frame, segments_frame, snapshot_frame
@@ -46,14 +47,14 @@ class Results:
         frame = snapshot_frame(session, self.files, list(buckets.values()), stored)
         sorts = []
         for name, order in zip(stored.names[len(columns) :], compiled.order, strict=True):
-            key = _column(name)
+            key = col(quoted(name))
             if order.descending:
                 sorts.append(key.desc_nulls_last() if order.nulls_last else key.desc_nulls_first())
             else:
                 sorts.append(key.asc_nulls_last() if order.nulls_last else key.asc_nulls_first())
         if sorts:
             frame = frame.orderBy(*sorts)
-        return frame.select(*(_column(name) for name in columns.names))
+        return frame.select(*(col(quoted(name)) for name in columns.names))
 
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """All that a relation holds as of an epoch, as input for a new view."""
@@ -100,8 +101,3 @@ class Results:
 def _unarranged(entry: Entry) -> bool:
     """Whether an entry's rows are only in its redo log."""
     return entry.kind == STREAM and not entry.arranged
-
-
-def _column(name: str) -> Column:
-    """A column by its exact name, dots and backticks included."""
-    return col(f"`{name.replace('`', '``')}`")

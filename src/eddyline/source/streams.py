@@ -13,7 +13,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from eddyline.changes import APPEND, DELETE, OPERATION, REJECT
+from eddyline.changes import APPEND, DELETE, OPERATION, REJECT, quoted
 from eddyline.errors import EngineError, StateError
 from eddyline.source.generator import Generator
 from eddyline.source.log import LOGGED, LogTask, RedoLog
@@ -84,8 +84,7 @@ class SparkStream:
             return
         self.log.clear(number)
         self._make_durable(number)
-        quoted = [f"`{name.replace('`', '``')}`" for name in self.columns]
-        columns = [expr(name).alias(f"c{i}") for i, name in enumerate(quoted)]
+        columns = [expr(quoted(name)).alias(f"c{i}") for i, name in enumerate(self.columns)]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
         task = LogTask(self.files, self.log.folder, number)
