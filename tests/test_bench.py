@@ -37,7 +37,7 @@ def test_a_meter_counts_time_and_cpu():
         end = time.process_time() + 0.05
         while time.process_time() < end:
             pass
-    assert meter.cost.seconds >= 0.05
+    assert meter.cost.seconds >= 0.045  # two clocks
     assert 0 < meter.cost.cpu_seconds <= tree_cpu_seconds() - before
 
 

@@ -121,7 +121,10 @@ def _merged(
         bound[goes_on] = np.minimum(bound[goes_on], last[goes_on])
     place_of_hash = np.searchsorted(hashes, rows[HASH].to_numpy())
     complete = pl.Series(np.arange(count) <= bound[place_of_hash])
-    rows = _placed(rows.filter(complete & (pl.col(WEIGHT) != 0)), wanted.columns, sort_keys, ties)
+    rows = rows.filter(complete & (pl.col(WEIGHT) != 0))
+    # another group of the same hash may be cut short: only the wanted ones are read to their end
+    rows = rows.join(wanted, on=wanted.columns, how="semi", nulls_equal=True, maintain_order="left")
+    rows = _placed(rows, wanted.columns, sort_keys, ties)
 
     reached = pl.col(PLACE) + (pl.col(WEIGHT) if ties is Ties.ROW_NUMBER else 0)
     full = rows.group_by(wanted.columns).agg((reached.max() >= limit).alias("full"))
