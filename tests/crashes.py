@@ -6,8 +6,10 @@ these must be in the result once, the one behind them may be, and nothing else.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -21,7 +23,7 @@ RETIRE_EVERY = 2  # for `eddyline.engine`, so that retiring is part of the load
 
 ITEMS = "id BIGINT, grp STRING, price BIGINT"
 ORDERS = "n BIGINT, item BIGINT, qty BIGINT"
-CLICKS = "item BIGINT, qty BIGINT"
+CLICKS = "item BIGINT, qty BIGINT, ts TIMESTAMP"
 STOCK = "id BIGINT, held BIGINT"
 
 TOTALS = """
@@ -30,7 +32,13 @@ TOTALS = """
     JOIN items i ON o.item = i.id GROUP BY i.grp
 """
 BEST = "SELECT grp, amount FROM totals ORDER BY amount DESC, grp LIMIT {limit}"
+CLOSED = """
+    SELECT unix_seconds(window(ts, '1 hour').start) AS hour, sum(qty) AS n FROM clicks {where}
+    GROUP BY window(ts, '1 hour')
+"""
 HELD = "SELECT held, count(*) AS n FROM stock GROUP BY held"
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 STEPS = ("upsert", "insert", "files", "delete", "advance", "replace")
 LENGTH = len(STEPS)
@@ -48,7 +56,14 @@ def new_orders(cycle: int) -> list[Row]:
 
 
 def new_clicks(cycle: int) -> list[Row]:
-    return [((cycle + i) % 8, i) for i in range(3)]
+    """Three in the cycle's hour, in time."""
+    hour = START + timedelta(hours=cycle)
+    return [((cycle + i) % 8, i, hour + timedelta(minutes=10 * i)) for i in range(3)]
+
+
+def late_clicks(cycle: int) -> list[Row]:
+    """One that is late from the second cycle on: the watermark is half an hour behind the latest."""
+    return [(1, 100, START + timedelta(hours=cycle - 3))] if cycle else []
 
 
 def new_stock(cycle: int) -> list[Row]:
@@ -94,8 +109,10 @@ class Load:
         engine = self._engine = Engine(self.files, self.spark, OPTIONS)
         engine.table("items", ITEMS, ["id"])
         engine.table("orders", ORDERS)
-        engine.create_stream("clicks", CLICKS, "json", {"path": self._folder("clicks")})
+        path = {"path": self._folder("clicks")}
+        engine.create_stream("clicks", CLICKS, "json", path, watermark=("ts", "30 minutes"))
         engine.view("totals", TOTALS)
+        engine.view("closed", CLOSED.format(where="") + " EMIT FINAL")
         if engine.catalog.find("best") is None:
             engine.view("best", BEST.format(limit=1))
         if self.operations:
@@ -123,7 +140,10 @@ class Load:
         elif name == "insert":
             self.engine.write("orders", [("append", new_orders(cycle))])
         elif name == "files":
-            lines = [f'{{"item": {item}, "qty": {qty}}}' for item, qty in new_clicks(cycle)]
+            lines = [
+                json.dumps({"item": item, "qty": qty, "ts": ts.isoformat()})
+                for item, qty, ts in [*new_clicks(cycle), *late_clicks(cycle)]
+            ]
             self._write("clicks", cycle, lines)
             lines = [f"{key},{held},+" for key, held in new_stock(cycle)]
             self._write("stock", cycle, [*lines, f"{cycle % 9},,-"])
@@ -152,6 +172,8 @@ class Load:
         """
         offline = Offline(self.spark, self.plain)
         offline.view("totals", TOTALS)
+        closed = START + timedelta(hours=self.done // LENGTH - 2)
+        offline.view("closed", CLOSED.format(where=f"WHERE ts < TIMESTAMP '{closed}'"))
         offline.view("best", BEST.format(limit=1 + (self.done // LENGTH - 1) % 3))
         if self.operations:
             offline.view("held", HELD)

@@ -88,6 +88,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
+EPOCHS = 3  # of a cycle: its input, what the watermark makes final, the view that is replaced
+
+
 def effects_behind(control: str, folder: Path, count: int) -> int:
     """Wait until Spark's workers have made so many effects on the disk; the last epoch then."""
     deadline = time.monotonic() + 300
@@ -122,10 +125,10 @@ def test_a_worker_is_killed_in_mid_epoch(
             control = driver.wait_for("running")
             epoch = effects_behind(control, tmp_path, effects)
             cluster.workers[number].kill()
-            assert epoch in (before, before + 1)
+            assert before <= epoch < before + EPOCHS
             again = driver.wait_for("equal")
             print(f"killed behind {effects} effects of epoch {epoch + 1}: called again {again}")
-            assert last_epoch(tmp_path) == before + 2
+            assert last_epoch(tmp_path) == before + EPOCHS
             cluster.add_worker()
         driver.say_no_more()
         driver.wait_for("fine")

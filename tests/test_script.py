@@ -62,7 +62,15 @@ READ: list[tuple[str, Statement]] = [
     ),
     (
         "CREATE STREAM IF NOT EXISTS s (k INT, o STRING, PRIMARY KEY (k)) USING org.acme.Source OP o",
-        CreateStream("s", "k INT, o STRING", "org.acme.Source", (), ("k",), "o", True),
+        CreateStream("s", "k INT, o STRING", "org.acme.Source", (), ("k",), "o", None, True),
+    ),
+    (
+        "CREATE STREAM s (ts TIMESTAMP, WATERMARK FOR ts AS ts - INTERVAL 10 MINUTES) USING json",
+        CreateStream("s", "ts TIMESTAMP", "json", watermark=("ts", "INTERVAL 10 MINUTES")),
+    ),
+    (
+        "CREATE STREAM s (WATERMARK FOR `a b` AS `a b`) USING generator",
+        CreateStream("s", None, "generator", watermark=("a b", "INTERVAL 0 SECONDS")),
     ),
     (
         r"CREATE STREAM s USING x OPTIONS (a 'it''s', b 'x' 'y', c r'\d', d 'a\tb', e 'x'"
@@ -131,7 +139,8 @@ REFUSED = {
     "CREATE SINK k FROM v USING parquet": "view.changes",
     "DROP SINK k": "view.changes",
     "SHOW SINKS": "view.changes",
-    "CREATE STREAM s (t TIMESTAMP, WATERMARK FOR t AS t) USING json": "WATERMARK",
+    "CREATE STREAM s (t TIMESTAMP, WATERMARK FOR t AS u) USING json": "the same column twice",
+    "CREATE TABLE s (t TIMESTAMP, WATERMARK FOR t AS t)": "use a stream",
     "SELECT * FROM STREAM s WATERMARK t DELAY OF INTERVAL 1 MINUTE": "WATERMARK",
     "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
     "CREATE TABLE t (a INT) USING parquet": "CREATE STREAM",
@@ -381,7 +390,14 @@ def test_statements_become_calls_in_order() -> None:
     assert answer is None
     assert engine.calls == [
         ("table", "t", "id INT", {"primary_key": ("id",)}),
-        ("create_stream", "s", "a INT", "json", {"path": "p"}, {"op": "o", "primary_key": ()}),
+        (
+            "create_stream",
+            "s",
+            "a INT",
+            "json",
+            {"path": "p"},
+            {"op": "o", "primary_key": (), "watermark": None},
+        ),
         ("view", "v", "SELECT 1", {"replace": True}),
         ("insert_query", "t", None, "VALUES (1)"),
         ("delete_where", "t", None),

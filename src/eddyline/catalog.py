@@ -14,6 +14,7 @@ FORMAT_VERSION = 1
 NAME = "catalog.json"
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
+LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Entry:
         format, options: of a stream defined in SQL; empty for one made of a DataFrame.
         operation: the column of a stream that holds +/-.
         since: the epoch that gave a view its first rows.
+        event_time, delay: of a stream with a watermark the column that tells the time, and by how
+            many microseconds the watermark stays behind the latest.
+        late_of: of the late rows of a stream: its id.
+        final: a view gives each row once, when nothing can change it any more.
     """
 
     id: str
@@ -43,6 +48,10 @@ class Entry:
     options: dict[str, str] = field(default_factory=dict)
     operation: str = ""
     since: int = 0
+    event_time: str = ""
+    delay: int = 0
+    late_of: str = ""
+    final: bool = False
 
     @property
     def columns(self) -> StructType:
@@ -50,6 +59,16 @@ class Entry:
         import json
 
         return StructType.fromJson(json.loads(self.schema))
+
+    @property
+    def source(self) -> str:
+        """The id under which its redo log and position are: those late share their stream's."""
+        return self.late_of or self.id
+
+    @property
+    def time_place(self) -> int | None:
+        """The place of the event time's column; None without a watermark."""
+        return self.columns.names.index(self.event_time) if self.event_time else None
 
     @property
     def arranged(self) -> bool:
@@ -91,7 +110,14 @@ class Catalog:
     def add(self, entry: Entry) -> Catalog:
         """With one more definition, whose id is made here."""
         numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
-        return replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
+        added = replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
+        if not entry.event_time or entry.late_of:
+            return added
+        late = Entry(
+            "", STREAM, entry.name + LATE, entry.schema,
+            event_time=entry.event_time, delay=entry.delay, late_of=numbered.id,
+        )  # fmt: skip
+        return added.add(late)
 
     def committed(self, entry: Entry, epoch: int) -> Catalog:
         """With the epoch that gave a view its first rows."""
@@ -101,14 +127,21 @@ class Catalog:
     def drop(self, name: str) -> Catalog:
         """Without a definition; CatalogError if views read it."""
         entry = self.get(name)
-        readers = self.readers(name)
+        if entry.late_of:
+            raise CatalogError(
+                f"{entry.name} belongs to its stream",
+                condition="NOT_FOUND",
+                hint=f"drop {entry.name.removesuffix(LATE)}",
+            )
+        readers = [*self.readers(name), *self.readers(name + LATE)]
         if readers:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is read by {', '.join(readers)}",
                 condition="STILL_READ",
                 hint="drop these views first",
             )
-        return replace(self, entries=tuple(e for e in self.entries if e is not entry))
+        kept = tuple(e for e in self.entries if e.source != entry.id)
+        return replace(self, entries=kept)
 
     def readers(self, name: str) -> list[str]:
         """The views that read a name directly."""

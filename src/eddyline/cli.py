@@ -152,14 +152,31 @@ def _explain(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     with _engine(args.storage, must_exist=True) as engine:
         status = engine.status()
-    sources = [(item["name"], item["kind"], str(item["position"])) for item in status["sources"]]
+    sources = [
+        (
+            item["name"],
+            item["kind"],
+            str(item["position"]),
+            item.get("watermark") or "",
+            f"{item['late_rows']:,}" if "late_rows" in item else "",
+        )
+        for item in status["sources"]
+    ]
     views = [
-        (item["name"], str(item["level"]), f"{item['state_rows']:,}", size(item["state_bytes"]))
+        (
+            item["name"],
+            str(item["level"]),
+            f"{item['state_rows']:,}",
+            size(item["state_bytes"]),
+            "" if item["state_growth"] is None else f"{item['state_growth']:+,.1f}",
+        )
         for item in status["views"]
     ]
     print(f"last committed epoch: {status['epoch']}\n")
-    print(layout(("source", "kind", "position"), sources), end="\n\n")
-    print(layout(("view", "level", "state rows", "state size"), views, right=(1, 2, 3)))
+    columns = ("source", "kind", "position", "watermark", "late rows")
+    print(layout(columns, sources, right=(2, 4)), end="\n\n")
+    columns = ("view", "level", "state rows", "state size", "rows/epoch")
+    print(layout(columns, views, right=(1, 2, 3, 4)))
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,9 +22,10 @@ from eddyline.catalog import NAME as CATALOG
 from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
 from eddyline.changes import OPERATION
 from eddyline.dml import Dml, wrong_query
-from eddyline.errors import CatalogError, DataError, EngineError
+from eddyline.errors import CatalogError, DataError, EngineError, StateGrowthWarning
 from eddyline.handles import Report, Stream, Table, View
 from eddyline.options import Options
+from eddyline.plan.eventtime import Bound
 from eddyline.plan.explain import explain_text
 from eddyline.plan.nodes import Leaf
 from eddyline.runtime.changelog import Difference, difference
@@ -33,13 +35,15 @@ from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.results import Results
 from eddyline.runtime.session import cloned, epoch_session, local_session
 from eddyline.runtime.sources import Sources
+from eddyline.runtime.status import state_size, storage_status
+from eddyline.runtime.watermarks import Watermarks, below, declared_watermark, with_watermark
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
 from eddyline.state.recover import open_storage, retire
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
-from eddyline.windowing import written_out
+from eddyline.windowing import without_emit, written_out
 
 RETIRE_EVERY = 16
 
@@ -134,6 +138,7 @@ class Engine:
         dataframe: DataFrame,
         op: str | None = None,
         primary_key: Sequence[str] = (),
+        watermark: tuple[str, str] | None = None,
     ) -> Stream:
         """A stream over any streaming DataFrame; call it again after reopening to attach it again.
 
@@ -142,9 +147,12 @@ class Engine:
             dataframe: `spark.readStream...`; its rows are copied to the redo log exactly once.
             op: a column with + and - (or Debezium's c, u, d, r): appends and deletes of rows.
             primary_key: columns; with one, a later row of a key replaces the earlier.
+            watermark: the column that tells a row's time, and how far (`"10 minutes"`) rows may
+                come behind the latest; later ones are kept in `<name>__late`. Left out, what
+                `dataframe.withWatermark` says holds.
 
         Raises:
-            DataError: the DataFrame isn't streaming, or has no column `op`.
+            DataError: the DataFrame isn't streaming, or has no column `op`; the watermark can't be.
         """
         if not dataframe.isStreaming:
             raise DataError(
@@ -161,7 +169,9 @@ class Engine:
         columns = StructType([field for field in dataframe.schema if field.name != op])
         columns = _nullable(columns)
         key = _key(columns, primary_key, name)
-        entry = self._define(Entry("", STREAM, name, columns.json(), key, operation=op or ""))
+        given = watermark or declared_watermark(dataframe)
+        draft = Entry("", STREAM, name, columns.json(), key, operation=op or "")
+        entry = self._define(with_watermark(draft, given, self.spark))
         self._sources.attach(entry, dataframe)
         return Stream(self, entry.name)
 
@@ -173,6 +183,7 @@ class Engine:
         options: Mapping[str, str] | None = None,
         op: str | None = None,
         primary_key: Sequence[str] = (),
+        watermark: tuple[str, str] | None = None,
     ) -> Stream:
         """A stream by format and options, as CREATE STREAM defines it; the catalog remembers it.
 
@@ -183,6 +194,7 @@ class Engine:
 
         Args:
             schema: columns; None where the source tells them itself.
+            watermark: as in `stream`.
 
         Raises:
             DataError: the source can't be opened with these columns and options.
@@ -197,6 +209,7 @@ class Engine:
             "", STREAM, name, shown.json(), _key(shown, primary_key, name),
             format=format, options=given, operation=op or "",
         )  # fmt: skip
+        entry = with_watermark(entry, watermark, self.spark)
         if self.catalog.find(name) is None:
             self._sources.check(entry)
         defined = self._define(entry)
@@ -209,19 +222,21 @@ class Engine:
 
         Args:
             name: name in SQL.
-            query: any SELECT of Spark SQL over tables, streams and views.
+            query: any SELECT of Spark SQL over tables, streams and views. With EMIT FINAL at its
+                end the view gives each row once, when a watermark says that it can't change.
             replace: take the place of a view of this name with another query.
 
         Raises:
             QueryError: the query is wrong, or can't be kept live; the error says why.
             CatalogError: the name is taken.
         """
-        query = self._written_out(query.strip().rstrip(";"))
+        query, final = without_emit(query.strip().rstrip(";"))
+        query = self._written_out(query)
         with self._lock:
             self._writable()
             present = self.catalog.find(name)
             if present is not None:
-                if present.kind == VIEW and present.query == query:
+                if present.kind == VIEW and (present.query, present.final) == (query, final):
                     return View(self, present.name)
                 if not replace or present.kind != VIEW:
                     raise _taken(present)
@@ -232,9 +247,11 @@ class Engine:
                         hint="drop these views first",
                     )
             catalog = self.catalog if present is None else self.catalog.drop(name)
-            draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query)
+            draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query, final=final)
             upstream = self._compiler.mentioned(query, catalog)
-            compiled = self._compiler.view(draft, catalog, self._append_only, upstream)
+            compiled = self._compiler.view(draft, catalog, self._plan, upstream)
+            for growing in compiled.compiled.build.growing:
+                warnings.warn(f"view {name}: {growing}", StateGrowthWarning, stacklevel=2)
             entry = dataclasses.replace(
                 draft, schema=compiled.compiled.schema.json(), upstream=tuple(upstream)
             )
@@ -365,10 +382,11 @@ class Engine:
         if entry is not None:
             compiled = self._plan(entry)
         else:
-            query = self._written_out(name_or_query)
+            query, final = without_emit(name_or_query)
+            query = self._written_out(query)
             upstream = self._compiler.mentioned(query, self.catalog)
-            draft = Entry("explained", VIEW, "explained", "", query=query)
-            compiled = self._compiler.view(draft, self.catalog, self._append_only, upstream)
+            draft = Entry("explained", VIEW, "explained", "", query=query, final=final)
+            compiled = self._compiler.view(draft, self.catalog, self._plan, upstream)
         return explain_text(compiled.compiled, stage)
 
     def progress(self) -> Progress | None:
@@ -380,24 +398,13 @@ class Engine:
         self._callbacks.append(callback)
 
     def status(self) -> dict[str, Any]:
-        """Last epoch, sources with their positions, views with level and size of state."""
+        """Last epoch; sources with position, watermark and late rows; views with level and state.
+
+        `state_growth` is by how many rows an epoch the operators' state has grown over the retained
+        epochs, None where that isn't known yet. The result's own rows are not counted in it.
+        """
         manifest = self._current()
-        sources, views = [], []
-        for entry in self.catalog.entries:
-            if entry.kind == VIEW:
-                rows, size = _state_size(manifest, entry)
-                views.append(
-                    {
-                        "name": entry.name,
-                        "state_rows": rows,
-                        "state_bytes": size,
-                        "level": self.catalog.level(entry),
-                    }
-                )
-            else:
-                position = manifest.positions.get(entry.id, 0)
-                sources.append({"name": entry.name, "kind": entry.kind, "position": position})
-        return {"epoch": manifest.epoch, "sources": sources, "views": views}
+        return storage_status(self.files, self.catalog, manifest)
 
     def verify(self, view: str | None = None) -> Report:
         """The self-proof: the identical SQL offline on the same inputs, compared as multisets.
@@ -414,11 +421,20 @@ class Engine:
                 content = self._results.content(entry, manifest, session)
             else:
                 content = session.sql(entry.query)
+                if entry.final:
+                    content = self._final_rows(entry, manifest, content)
                 if wanted in (None, entry.name):
                     live = self._results.content(entry, manifest, session).toArrow()
                     found[entry.name] = difference(live, content.toArrow())
             content.createOrReplaceTempView(entry.name)
         return Report(manifest.epoch, found)
+
+    def _final_rows(self, entry: Entry, manifest: Manifest, content: DataFrame) -> DataFrame:
+        """Those rows of a query's result that EMIT FINAL has let through by an epoch."""
+        place, bound = self._plan(entry).compiled.final or (0, Bound(()))
+        applied = Watermarks.behind(manifest, self.catalog).applied
+        value = bound.least(self._compiler.catalyst, applied)
+        return below(content, content.columns[place], bound.field, value)
 
     # -- DML by SQL ------------------------------------------------------------------------
 
@@ -547,20 +563,11 @@ class Engine:
             self._save(self.catalog.add(entry))
             return self.catalog.get(entry.name)
 
-    def _append_only(self, entry: Entry) -> bool:
-        if entry.kind == STREAM:
-            return not entry.arranged
-        if entry.kind == VIEW:
-            return self._plan(entry).compiled.append_only
-        return False
-
     def _plan(self, entry: Entry) -> CompiledPlan:
         compiled = self._plans.get(entry.id)
         if compiled is None:
             if entry.kind == VIEW:
-                compiled = self._compiler.view(
-                    entry, self.catalog, self._append_only, entry.upstream
-                )
+                compiled = self._compiler.view(entry, self.catalog, self._plan, entry.upstream)
             elif entry.arranged:
                 compiled = self._compiler.table(entry)
             else:
@@ -576,7 +583,8 @@ class Engine:
         """One epoch over what the redo logs hold; False if there is nothing new."""
         base = self._manifest
         positions = self._sources.waiting(self.catalog, base)
-        if not positions:
+        watermarks = Watermarks.behind(base, self.catalog)
+        if not positions and not self._due(watermarks):
             return False
         started = time.perf_counter()
         plans = [
@@ -591,20 +599,36 @@ class Engine:
                 return []  # constant rows came in the view's first epoch
             entry = self.catalog.get(leaf.relation)
             if entry.id == plan.id or (entry.kind == STREAM and not entry.arranged):
-                return self._sources.between(entry, base, positions.get(entry.id))
+                return self._sources.between(entry, base, positions.get(entry.source))
             return changed.get(leaf.relation.lower(), [])
 
+        for stream in watermarks.streams:
+            watermark = watermarks.of(stream)
+            if stream.id in positions and watermark is not None:
+                first = base.positions.get(stream.id, 0)
+                self._sources.log(stream).mark(first, watermark)
         seconds = self._run(plans, positions, inputs)
         seconds["plan"] += compile_s
         self._committed({"ingest": ingest, **seconds})
         return True
+
+    def _due(self, watermarks: Watermarks) -> bool:
+        """Whether rows that EMIT FINAL holds back can be final now."""
+        return any(
+            watermarks.moved(self._plan(entry).plan.parts)
+            for entry in self.catalog.entries
+            if entry.final
+        )
 
     def _run(
         self, plans: Sequence[Plan], positions: Mapping[str, int], inputs: Inputs
     ) -> dict[str, float]:
         """Run an epoch on the last committed one; the seconds of its stages."""
         try:
-            self._manifest, seconds = self._runner.run(self._manifest, plans, positions, inputs)
+            watermarks = Watermarks.behind(self._manifest, self.catalog)
+            self._manifest, seconds = self._runner.run(
+                self._manifest, plans, positions, inputs, watermarks
+            )
         except BaseException:
             # the commit may be in place though the call failed behind that
             self._manifest = last_committed(self.files).owned(self.catalog.ids)
@@ -618,7 +642,7 @@ class Engine:
             counts = manifest.counters.get(entry.name)
             if counts:
                 rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
-            rows, size = _state_size(manifest, entry)
+            rows, size = state_size(manifest, entry)
             if rows:
                 state[entry.name] = {"rows": rows, "bytes": size}
         self._progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state)
@@ -686,17 +710,6 @@ class Engine:
                 self._stopping.wait(interval)
         except BaseException as error:  # noqa: BLE001  # handed to await_termination
             self._failure = error
-
-
-def _state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
-    runs = [
-        run
-        for name, buckets in manifest.arrangements.items()
-        if name.startswith(f"{entry.id}/")
-        for part in buckets.values()
-        for run in part
-    ]
-    return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
 def _schema(schema: str | StructType) -> StructType:

@@ -54,3 +54,7 @@ class StorageError(EddylineError):
 
 class EngineError(EddylineError):
     """The engine was called in a way or at a time that it can't serve."""
+
+
+class StateGrowthWarning(UserWarning):
+    """A view was created whose state grows as long as its streams go on."""

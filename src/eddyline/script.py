@@ -46,7 +46,6 @@ _DEFAULT_WAY_OUT = (
     "a script holds CREATE or DROP of a TABLE, STREAM or VIEW; INSERT, DELETE, UPDATE; SELECT, "
     "EXPLAIN, SHOW TABLES, STREAMS or VIEWS"
 )
-_WATERMARK_WAY_OUT = "leave it out: every group stays live, and a late row counts where it belongs"
 
 
 # --- statements ---
@@ -93,6 +92,7 @@ class CreateStream(Statement):
     options: tuple[tuple[str, str], ...] = ()
     primary_key: tuple[str, ...] = ()
     op: str | None = None
+    watermark: tuple[str, str] | None = None
     if_not_exists: bool = False
 
     def run(self, engine: Engine) -> None:
@@ -104,6 +104,7 @@ class CreateStream(Statement):
                 dict(self.options),
                 op=self.op,
                 primary_key=self.primary_key,
+                watermark=self.watermark,
             )
 
 
@@ -266,7 +267,10 @@ def _query(cursor: Cursor) -> str:
     while not cursor.done:
         pair = cursor.word(), cursor.word(1)
         if pair == ("WATERMARK", "FOR") or pair == ("DELAY", "OF"):
-            cursor.refuse("WATERMARK", _WATERMARK_WAY_OUT)
+            cursor.refuse(
+                "WATERMARK within a query",
+                "declare it in CREATE STREAM: (..., WATERMARK FOR ts AS ts - ...)",
+            )
         if pair in (("INSERT", "INTO"), ("INSERT", "OVERWRITE")):
             cursor.refuse("a query before INSERT", "put the query after INSERT INTO the table")
         cursor.at += 1
@@ -296,7 +300,11 @@ def _create(cursor: Cursor) -> Statement:
         return _create_stream(cursor, name, if_not_exists)
     if cursor.accept("AS"):
         cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
-    schema_ddl, primary_key = _columns(cursor)
+    schema_ddl, primary_key, watermark = _columns(cursor)
+    if watermark is not None:
+        cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
+    if schema_ddl is None:
+        cursor.fail("no column is given")
     if cursor.word() == "USING":
         cursor.refuse("CREATE TABLE ... USING", "CREATE STREAM ... USING reads other systems' data")
     return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
@@ -311,7 +319,7 @@ def _create_view(cursor: Cursor, name: str, replace: bool, if_not_exists: bool) 
 
 def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStream:
     has_columns = cursor.word() == "("
-    schema_ddl, primary_key = _columns(cursor) if has_columns else (None, ())
+    schema_ddl, primary_key, watermark = _columns(cursor) if has_columns else (None, (), None)
     cursor.expect("USING")
     source = cursor.dotted()
     op: str | None = None
@@ -322,22 +330,27 @@ def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStre
         else:
             options = _options(cursor)
     return CreateStream(
-        name, schema_ddl, source, options, primary_key, op, if_not_exists, line=cursor.line
-    )
+        name, schema_ddl, source, options, primary_key, op, watermark, if_not_exists,
+        line=cursor.line,
+    )  # fmt: skip
 
 
-def _columns(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
-    """`(column type, ..., PRIMARY KEY (...))` -> the columns as DDL, and the key."""
+def _columns(
+    cursor: Cursor,
+) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None]:
+    """`(column type, ..., PRIMARY KEY (...), WATERMARK FOR ...)` -> DDL, key, watermark."""
     cursor.expect("(")
     columns: list[str] = []
     keys: list[tuple[str, ...]] = []
+    watermarks: list[tuple[str, str]] = []
     for item in cursor.items(")"):
         if item.accept("PRIMARY", "KEY"):
             keys.append(item.names())
             item.end()
             continue
-        if item.word() == "WATERMARK" and item.word(1) == "FOR":
-            cursor.refuse("WATERMARK", _WATERMARK_WAY_OUT)
+        if item.accept("WATERMARK", "FOR"):
+            watermarks.append(_watermark(item))
+            continue
         column = item.name("a column name")
         for at in range(1, len(item.tokens)):
             item.at = at
@@ -348,11 +361,27 @@ def _columns(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
                 break
         else:
             columns.append(item.slice(0, len(item.tokens)))
-    if not columns:
+    if not columns and not watermarks:
         cursor.fail("no column is given")
     if len(keys) > 1:
         cursor.fail("more than one PRIMARY KEY is given", "use PRIMARY KEY (a, b) once")
-    return ", ".join(columns), keys[0] if keys else ()
+    if len(watermarks) > 1:
+        cursor.fail("more than one WATERMARK is given", "a stream has one time")
+    key = keys[0] if keys else ()
+    return ", ".join(columns) or None, key, watermarks[0] if watermarks else None
+
+
+def _watermark(item: Cursor) -> tuple[str, str]:
+    """`ts AS ts - INTERVAL 10 MINUTES` -> the column and the delay."""
+    column = item.name("the column that tells the time")
+    item.expect("AS")
+    again = item.name("the column that tells the time")
+    if again.lower() != column.lower():
+        item.fail(f"the watermark of {column} follows {again}", "name the same column twice")
+    if item.done:
+        return column, "INTERVAL 0 SECONDS"
+    item.expect("-")
+    return column, item.rest("an interval, such as INTERVAL 10 MINUTES")
 
 
 def _options(cursor: Cursor) -> tuple[tuple[str, str], ...]:

@@ -48,6 +48,23 @@ class _Select:
     end: int
 
 
+def without_emit(query: str) -> tuple[str, bool]:
+    """The query without EMIT FINAL at its end, and whether it was there.
+
+    Example:
+        >>> without_emit("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
+        ('SELECT day, count(*) FROM s GROUP BY day', True)
+    """
+    cursors = list(split(query)) if "final" in query.lower() else []
+    if len(cursors) != 1:
+        return query, False
+    cursor = cursors[0]
+    cursor.at = len(cursor.tokens) - 2
+    if cursor.at <= 0 or not cursor.accept("EMIT", "FINAL"):
+        return query, False
+    return cursor.slice(0, len(cursor.tokens) - 2), True
+
+
 def written_out(query: str, time_columns: Collection[str]) -> str:
     """The query without WINDOWING clauses; any other query as it is.
 

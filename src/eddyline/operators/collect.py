@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from eddyline.changes import APPEND, HASH, OPERATION, REJECT, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, identities
+from eddyline.state.kernels import hashes_of, identities, with_weights
 
 ROWS = "rows"
 
@@ -84,10 +84,10 @@ class Apply:
         places = latest["row"].to_numpy()
         last = operations.take(pa.array(places))
         appended = last.filter(pc.equal(last[OPERATION], APPEND)).select(layout.columns)
-        appended = _with_weight(appended, np.ones(appended.num_rows, np.int64))
+        appended = with_weights(appended, np.ones(appended.num_rows, np.int64))
         touched = identities(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
         gone = old.take(pa.array(touched["at"].to_numpy()))
-        gone = _with_weight(gone, -gone[WEIGHT].to_numpy())
+        gone = with_weights(gone, -gone[WEIGHT].to_numpy())
         return pa.concat_tables([appended, gone.cast(appended.schema)])
 
     def _by_row(self, operations: pa.Table, old: pa.Table) -> pa.Table:
@@ -112,8 +112,4 @@ class Apply:
         change = after - counted["before"].to_numpy()
         touched = change != 0
         places = counted["row"].to_numpy()[touched]
-        return _with_weight(both.take(pa.array(places)), change[touched])
-
-
-def _with_weight(table: pa.Table, weights: np.ndarray) -> pa.Table:
-    return table.set_column(table.column_names.index(WEIGHT), WEIGHT, pa.array(weights))
+        return with_weights(both.take(pa.array(places)), change[touched])

@@ -13,7 +13,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import hashes_of, identities, ranges
+from eddyline.state.kernels import hashes_of, identities, ranges, with_weights
 
 LEFT, RIGHT = "left", "right"
 SIDE, MATCHABLE, EXISTS = "side", "matchable", "x"
@@ -202,8 +202,7 @@ def _flips(
         leaves = (had[in_old] == matched) & (has[in_old] != matched)
         enters = (had[in_old] != matched) & (has[in_old] == matched)
         gone = _where(old, leaves)
-        negative = pa.array(-gone[WEIGHT].to_numpy())
-        yield gone.set_column(gone.column_names.index(WEIGHT), WEIGHT, negative), matched
+        yield with_weights(gone, -gone[WEIGHT].to_numpy()), matched
         yield _where(old, enters), matched
         yield _where(add, has[in_add] == matched), matched
 

@@ -12,7 +12,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered, without_debts
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import PLACE, Ties, front
-from eddyline.state.kernels import SortKey, distinct
+from eddyline.state.kernels import SortKey, distinct, with_weights
 
 SLOT = "rows"
 
@@ -80,6 +80,5 @@ class Top:
         """The new rows with weights `plus`, less the old ones with weights `minus`."""
         layout = self.layouts[SLOT]
         rows = pa.concat_tables([new, old]).select(layout.columns)
-        weights = pa.array(np.concatenate([plus, -minus]))
-        rows = rows.set_column(rows.column_names.index(WEIGHT), WEIGHT, weights)
+        rows = with_weights(rows, np.concatenate([plus, -minus]))
         return layout.consolidate(rows.filter(pc.not_equal(rows[WEIGHT], 0)))

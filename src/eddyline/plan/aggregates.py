@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
-from eddyline.operators.aggregate import Reduce
+from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
+from eddyline.operators.recompute import SLOT as ROWS
 from eddyline.operators.recompute import Regroup
-from eddyline.plan.build import Build, Delta, column_type, text, texts
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, column_type, text, texts, until
 from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, sql_type, type_of
+from eddyline.plan.eventtime import (
+    NO_BOUNDS,
+    Bound,
+    Bounds,
+    Expiry,
+    attribute_bounds,
+    bound_of,
+    key_bounds,
+    projected,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.rules import Accumulators, Call, linear
 from eddyline.state.kernels import Measure
+
+_TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +129,16 @@ def _reduced(
         if call.condition:
             inputs.append((call.expression.filter().get(), call.condition))
     base = build.named(child, inputs)
+    kept_keys = key_bounds(catalyst, keys, child.bounds)
     branches = [(base, [call for call in calls if not call.distinct], "w")]
     if not keys:
         branches.append((_first_row(build, base), [], "w"))
     shown_child = child.node
-    for frame, members in _distinct_inputs(build, base, names, calls, child.single):
+    for frame, members in _distinct_inputs(build, base, names, calls, child.single, kept_keys):
         branches.append((frame, members, "0L as w"))
         shown_child = Node(
-            "Distinct", "distinct", ", ".join(texts(members[0].arguments)), texts(keys), "row counts",
+            "Distinct", "distinct", ", ".join(texts(members[0].arguments)), texts(keys),
+            until("row counts", _expiry([SLOT], kept_keys)),
             shuffle=True, children=(shown_child,),
         )  # fmt: skip
 
@@ -134,7 +149,11 @@ def _reduced(
     rows = _preaggregated(build, united, names, measures, len(largest), child.single)
     kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
     out = [rows.schema[name] for name in kept]
-    reduced = build.run(rows, Reduce(len(keys), measures, largest), out, single=single)
+    slots = (SLOT, *numbered("x", len(largest)))
+    expiry = _expiry(slots, kept_keys)
+    _warn_of_growth(build, child, keys, bool(largest), expiry)
+    reducer = Reduce(len(keys), measures, largest)
+    reduced = build.run(rows, reducer, out, single=single, expiry=expiry)
 
     buffers, start, extremes = [], 0, 0
     for call in calls:
@@ -177,12 +196,40 @@ def _reduced(
         rule,
         ", ".join(texts(results)),
         texts(keys),
-        "accumulators by group" + ", values" * bool(largest) if calls else "row counts",
+        until(
+            "accumulators by group" + ", values" * bool(largest) if calls else "row counts", expiry
+        ),
         shuffle=True,
         children=(shown_child,),
     )
-    append_only = not calls and child.append_only
-    return Delta(plan, weight, shown, append_only, in_place=True, single=single)
+    return Delta(
+        plan,
+        weight,
+        shown,
+        append_only=not calls and child.append_only,
+        in_place=True,
+        single=single,
+        endless=child.endless and bool(keys),
+        bounds=projected(catalyst, finished_results, attribute_bounds(key_ids, kept_keys)),
+    )
+
+
+def _expiry(slots: Sequence[str], kept: Mapping[int, Bound]) -> list[Expiry]:
+    """Whose groups leave with their keys `k0..` when a watermark has passed them."""
+    return [Expiry(slot, f"k{place}", bound) for slot in slots for place, bound in kept.items()]
+
+
+def _warn_of_growth(
+    build: Build, child: Delta, keys: list[Expression], values: bool, expiry: list[Expiry]
+) -> None:
+    """Groups by time are endless where the rows are; other groups may be as many as there are users."""
+    if not child.endless or expiry:
+        return
+    by_time = [key for key in keys if contains_type(type_of(key), _TIMES)]
+    if by_time or values:
+        shown = ", ".join(texts(keys)) or "all rows"
+        what = "the kept values of" if values and not by_time else "the groups by"
+        build.grows(f"{what} {shown}", PARTITION_BY_TIME)
 
 
 def _first_row(build: Build, like: DataFrame) -> DataFrame:
@@ -195,7 +242,12 @@ def _first_row(build: Build, like: DataFrame) -> DataFrame:
 
 
 def _distinct_inputs(
-    build: Build, base: DataFrame, names: Sequence[str], calls: list[_Linear], single: bool
+    build: Build,
+    base: DataFrame,
+    names: Sequence[str],
+    calls: list[_Linear],
+    single: bool,
+    kept: Mapping[int, Bound],
 ) -> list[tuple[DataFrame, list[_Linear]]]:
     """For each set of DISTINCT arguments the delta of its distinct rows, and the calls it feeds."""
     sets: dict[str, list[_Linear]] = {}
@@ -209,7 +261,7 @@ def _distinct_inputs(
     for members in sets.values():
         first = members[0]
         source = base.where(first.condition) if first.condition else base
-        frame = distinct_rows(build, source, [*names, *first.values], single=single)
+        frame = distinct_rows(build, source, [*names, *first.values], single=single, kept=kept)
         renames = [
             f"{given} as {own}"
             for member in members[1:]
@@ -220,14 +272,24 @@ def _distinct_inputs(
 
 
 def distinct_rows(
-    build: Build, frame: DataFrame, columns: Sequence[str], *, single: bool
+    build: Build,
+    frame: DataFrame,
+    columns: Sequence[str],
+    *,
+    single: bool,
+    kept: Mapping[int, Bound],
 ) -> DataFrame:
-    """The distinct rows of some columns of a frame with weights, as a delta of its own."""
+    """The distinct rows of some columns of a frame with weights, as a delta of its own.
+
+    Args:
+        kept: bounds of columns, by their places.
+    """
     names = numbered("k", len(columns))
     renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), "w")
     rows = _preaggregated(build, renamed, names, (), 0, single)
     out = [rows.schema[name] for name in names]
-    reduced = build.run(rows, Reduce(len(columns)), out, single=not names)
+    expiry = _expiry([SLOT], kept)
+    reduced = build.run(rows, Reduce(len(columns)), out, single=not names, expiry=expiry)
     return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
 
 
@@ -332,7 +394,15 @@ def _recomputed(
         for reference in items(expression.references().toSeq())
     }
     columns = [a for a in items(node.child().output()) if a.exprId().id() in used]
-    plan, version, real = versions(build, child, touched, columns, first_row=not keys)
+    sessions = {
+        key.exprId().id(): bound
+        for key in keys
+        if catalyst.is_session(key) and (bound := bound_of(catalyst, key, child.bounds)) is not None
+    }
+    grouped_rows = versions(build, child, touched, columns, first_row=not keys, sessions=sessions)
+    plan, version, real = grouped_rows.plan, grouped_rows.version, grouped_rows.real
+    if child.endless and not grouped_rows.expiry:
+        build.grows(f"the rows by {', '.join(texts(touched)) or 'nothing'}", PARTITION_BY_TIME)
     if real is not None:
 
         def only_real(expression: Expression) -> Expression | None:
@@ -348,11 +418,37 @@ def _recomputed(
         "recompute touched groups",
         ", ".join(texts(results)),
         texts(touched),
-        "input rows by group",
+        until("input rows by group", grouped_rows.expiry),
         shuffle=True,
         children=(child.node,),
     )
-    return Delta(grouped, weight.toAttribute(), shown, single=not touched)
+    kept = attribute_bounds(touched, key_bounds(catalyst, touched, child.bounds))
+    return Delta(
+        grouped,
+        weight.toAttribute(),
+        shown,
+        single=not touched,
+        endless=child.endless and bool(keys),
+        bounds=projected(catalyst, results, {**kept, **sessions}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """All rows of the touched groups, before and after the epoch.
+
+    Attributes:
+        plan: the columns under their own ids.
+        version: the attribute that is -1 before and +1 after.
+        real: with a first row the attribute that tells real rows from the one that a global
+            aggregate begins with.
+        expiry: which rows of the state a watermark makes useless.
+    """
+
+    plan: Plan
+    version: Expression
+    real: Expression | None
+    expiry: list[Expiry]
 
 
 def versions(
@@ -362,13 +458,12 @@ def versions(
     columns: list[Expression],
     *,
     first_row: bool = False,
-) -> tuple[Plan, Expression, Expression | None]:
-    """All rows of the touched groups, before and after the epoch.
+    sessions: Bounds = NO_BOUNDS,
+) -> Versions:
+    """Keep the rows of a child by keys, and give those of the touched groups twice.
 
-    Returns:
-        a plan of the columns under their own ids; the attribute of the version (-1 before, +1
-        after); with `first_row` the attribute that tells real rows from the one that a global
-        aggregate begins with.
+    Args:
+        sessions: bounds of columns that are sessions.
     """
     names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
@@ -382,9 +477,13 @@ def versions(
     if child.keys != texts(keys):
         rows = build.shuffled(rows, single=not keys)
     out = [rows.schema[name] for name in names]
-    versioned = build.run(rows, Regroup(len(names)), out, single=not keys)
+    places = {column.exprId().id(): name for column, name in zip(columns, names, strict=False)}
+    kept = attribute_bounds(keys, key_bounds(build.catalyst, keys, child.bounds))
+    expiry = [Expiry(ROWS, places[key], bound) for key, bound in kept.items() if key in places]
+    expiry += [Expiry(ROWS, places[key], bound, sessions=True) for key, bound in sessions.items()]
+    versioned = build.run(rows, Regroup(len(names)), out, single=not keys, expiry=expiry)
     plan, others = build.rebound(versioned, columns)
-    return plan, others[-1], others[0] if first_row else None
+    return Versions(plan, others[-1], others[0] if first_row else None, expiry)
 
 
 def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
@@ -396,7 +495,10 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         stack.append(below)
         below = below.child()
     child = lower(below)
-    plan, version, _ = versions(build, child, partition, items(below.output()))
+    rows = versions(build, child, partition, items(below.output()))
+    plan, version = rows.plan, rows.version
+    if child.endless and not rows.expiry:
+        build.grows(f"the rows by {', '.join(wanted) or 'nothing'}", PARTITION_BY_TIME)
     for one in reversed(stack):
         plan = build.catalyst.window(one, [*partition, version], plan)
     shown = Node(
@@ -404,8 +506,16 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         "recompute touched partitions",
         "; ".join(text(one) for one in stack),
         wanted,
-        "input rows by partition",
+        until("input rows by partition", rows.expiry),
         shuffle=child.keys != wanted,
         children=(child.node,),
     )
-    return Delta(plan, version, shown, single=not partition)
+    kept = key_bounds(build.catalyst, partition, child.bounds)
+    return Delta(
+        plan,
+        version,
+        shown,
+        single=not partition,
+        endless=child.endless,
+        bounds=attribute_bounds(partition, kept),
+    )

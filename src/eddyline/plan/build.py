@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -22,9 +22,13 @@ from eddyline.plan.catalyst import (
     sql_type,
     type_of,
 )
+from eddyline.plan.eventtime import NO_BOUNDS, Bound, Bounds, Expiry
 from eddyline.plan.nodes import Leaf, Node, StatefulPart
 from eddyline.plan.rules import REFUSED_TYPES
 
+PARTITION_BY_TIME = (
+    "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
+)
 UNHASHABLE = ("map", "variant", "interval")
 FRAGMENT_MAX = 200
 
@@ -33,11 +37,23 @@ Arrowed = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A name that queries may read: its schema, and whether rows are only ever appended."""
+    """A name that queries may read.
+
+    Attributes:
+        append_only: no row is ever retracted.
+        endless: it only ever grows: a stream, or a view that keeps its rows.
+        bounds: of its columns, by their places.
+        time: of a stream with a watermark the place of its event time.
+        late: these are the rows that came behind the watermark.
+    """
 
     name: str
     schema: StructType
     append_only: bool
+    endless: bool = False
+    bounds: Mapping[int, Bound] = field(default_factory=dict)
+    time: int | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,8 @@ class Delta:
         in_place: a row is retracted in the same bucket in which it was appended.
         single: all rows come out of one task.
         keys: texts of the keys in whose buckets the rows lie, where that is known.
+        endless: its rows grow without end.
+        bounds: the least event times that changes can still have, by attribute.
     """
 
     plan: Plan
@@ -61,11 +79,14 @@ class Delta:
     in_place: bool = False
     single: bool = False
     keys: tuple[str, ...] | None = None
+    endless: bool = False
+    bounds: Bounds = field(default_factory=lambda: NO_BOUNDS)
 
-    def through(self, plan: Plan, name: str, detail: str) -> Delta:
-        """After a stateless operator."""
+    def through(self, plan: Plan, name: str, detail: str, bounds: Bounds | None = None) -> Delta:
+        """After a stateless operator; with other columns give their bounds."""
         shown = Node(name, "stateless", detail, children=(self.node,))
-        return Delta(plan, self.weight, shown, self.append_only, self.in_place, self.single)
+        bounds = self.bounds if bounds is None else bounds
+        return replace(self, plan=plan, node=shown, keys=None, bounds=bounds)
 
 
 @dataclass(slots=True)
@@ -93,6 +114,7 @@ class Build:
     parts: list[StatefulPart] = field(default_factory=list)
     constants: dict[str, DataFrame] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    growing: list[str] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
 
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
@@ -145,19 +167,37 @@ class Build:
         return rows.repartition(1 if single else self.buckets, "h")
 
     def run(
-        self, rows: DataFrame, operator: Operator, out: Sequence[StructField], *, single: bool
+        self,
+        rows: DataFrame,
+        operator: Operator,
+        out: Sequence[StructField],
+        *,
+        single: bool,
+        expiry: Sequence[Expiry] = (),
     ) -> DataFrame:
         """The output of a stateful operator over rows that lie in their buckets already."""
-        part = StatefulPart(f"op{len(self.parts)}", operator, 1 if single else self.buckets)
+        buckets = 1 if single else self.buckets
+        part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
         # Spark numbers the tasks of a union anew: only the plan itself knows the bucket
         rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
         schema = StructType(list(out)).add("w", LongType())
         return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
 
-    def leaf(self, relation: str, columns: Sequence[int], schema: StructType) -> DataFrame:
+    def grows(self, what: str, way_out: str) -> None:
+        """Warn that an operator's state grows as long as a stream goes on."""
+        self.growing.append(f"the state of {what} grows as long as the stream goes on: {way_out}")
+
+    def leaf(
+        self,
+        relation: str,
+        columns: Sequence[int],
+        schema: StructType,
+        time: int | None = None,
+        late: bool = False,
+    ) -> DataFrame:
         """A frame that reads what the epoch gives to a new leaf."""
-        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns))
+        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
         numbers = self.catalyst.session.range(0, self.scan_tasks, 1, self.scan_tasks)
         return numbers.mapInArrow(self.scan(leaf, schema), schema)  # type: ignore[arg-type]
@@ -227,6 +267,12 @@ _LISTS_ITS_INPUT = frozenset(
         "Generate",
     )
 )
+
+
+def until(state: str, expiry: Sequence[Expiry]) -> str:
+    """What an operator keeps, and for how long."""
+    streams = dict.fromkeys(stream for one in expiry for stream in one.bound.streams)
+    return f"{state}, until the watermark of {', '.join(streams)} has passed" if streams else state
 
 
 def text(node: Any) -> str:

@@ -23,7 +23,9 @@ Plan = Any  # a JVM LogicalPlan
 Expression = Any  # a JVM Expression
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
-_SESSION = "spark.sessionWindow"  # in the metadata of an attribute
+_SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
+MICROSECONDS = 1_000_000
+_OVERLAP_MAX = 24 * 3600 * MICROSECONDS  # clocks are never set back by a day
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 
@@ -93,6 +95,60 @@ class Catalyst:
     def is_session(self, key: Expression) -> bool:
         """Whether Spark merges the values of a grouping key that overlap, as `session_window` asks."""
         return kind(key) == "AttributeReference" and bool(key.metadata().contains(_SESSION))
+
+    def is_window(self, named: Expression) -> bool:
+        """Whether an alias or attribute is what `window` gives."""
+        return bool(named.metadata().contains(_WINDOW))
+
+    def window_marks(self, named: Expression) -> dict[str, bool]:
+        """By which Spark's `window_time` and GROUP BY know a column that holds windows."""
+        return {mark: True for mark in (_WINDOW, _SESSION) if named.metadata().contains(mark)}
+
+    def window_length(self, struct: Expression) -> int:
+        """Microseconds between start and end of a window as `window` computes it."""
+        reference = items(struct.references().toSeq())[0]
+        over = self.rewrite(struct, lambda e: self._input(e) if e == reference else None)
+        window = over.eval(self._row(reference, 0))
+        return int(window.getLong(1)) - int(window.getLong(0))
+
+    def function_of(
+        self, expression: Expression, argument: Expression
+    ) -> tuple[Expression, Expression]:
+        """An expression as a function of one that occurs in it, for `least_from`."""
+        given = self._input(argument)
+        return self.rewrite(expression, lambda e: given if e == argument else None), given
+
+    def least_from(self, function: Expression, argument: Expression, value: int) -> int:
+        """The least value of a rising function from `value` on.
+
+        What rises with local time falls back with it when summer time ends, and no more than that.
+        """
+        found = function.eval(self._row(argument, value))
+        if argument.dataType().simpleString() == "timestamp":
+            zone = self._jvm.java.time.ZoneId.of(
+                self.session.conf.get("spark.sql.session.timeZone")
+            )
+            instant = self._jvm.java.time.Instant.ofEpochSecond(value // MICROSECONDS)
+            change = zone.getRules().nextTransition(instant)
+            if change is not None and change.isOverlap():
+                at = int(change.getInstant().getEpochSecond()) * MICROSECONDS
+                if at - value < _OVERLAP_MAX:
+                    found = min(found, function.eval(self._row(argument, at)))
+        return int(found)
+
+    def _input(self, like: Expression) -> Expression:
+        return self._make(f"{_EXPRESSIONS}.BoundReference", 0, like.dataType(), True)
+
+    def _row(self, like: Expression, value: int) -> Any:
+        row = self._make(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
+        name = like.dataType().simpleString()
+        if name == "double":
+            row.setDouble(0, float(value))
+        elif name in ("date", "int"):
+            row.setInt(0, value)
+        else:
+            row.setLong(0, value)
+        return row
 
     # -- building --------------------------------------------------------------------------
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField
 
 from eddyline.operators.base import numbered
-from eddyline.operators.join import Join, JoinKind
-from eddyline.plan.build import Build, Delta, column_type, condition_text, text, texts
-from eddyline.plan.catalyst import Expression, Plan, items, kind, sql_type, type_of
+from eddyline.operators.join import LEFT, RIGHT, Join, JoinKind
+from eddyline.plan.build import Build, Delta, column_type, condition_text, text, texts, until
+from eddyline.plan.catalyst import Catalyst, Expression, Plan, items, kind, sql_type, type_of
+from eddyline.plan.eventtime import Bound, Bounds, Expiry, bound_of, lowest
 from eddyline.plan.nodes import Node
 
 _KINDS = {
@@ -32,6 +34,24 @@ class _Side:
     delta: Delta
     columns: list[Expression]
     keys: list[Expression]
+
+    def place(self, expression: Expression) -> int | None:
+        """Which of the columns an expression is; None if it is none."""
+        if kind(expression) != "AttributeReference":
+            return None
+        ids = [column.exprId().id() for column in self.columns]
+        wanted = expression.exprId().id()
+        return ids.index(wanted) if wanted in ids else None
+
+    def bound(self, catalyst: Catalyst, expression: Expression) -> Bound | None:
+        """The bound of an expression over this side."""
+        return bound_of(catalyst, expression, self.delta.bounds)
+
+
+_TIME_OF_BOTH = (
+    "declare a WATERMARK on both sides and let them meet in time: "
+    "a.ts BETWEEN b.ts - INTERVAL 1 HOUR AND b.ts + INTERVAL 1 HOUR, or a.window = b.window"
+)
 
 
 def join(build: Build, node: Plan, left: Delta, right: Delta) -> Delta:
@@ -65,24 +85,122 @@ def _pairs(build: Build, node: Plan, left: _Side, right: _Side) -> Delta:
     if not node.condition().isDefined():
         return pairs
     plan = build.catalyst.filter(node.condition().get(), pairs.plan)
-    return Delta(plan, pairs.weight, pairs.node, pairs.append_only, True, pairs.single)
+    return replace(pairs, plan=plan)
 
 
 def _matched(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Side) -> Delta:
     """Pairs, and with an outer join the rows without a match, padded with nulls."""
-    frame = _kernel(build, how, left, right)
+    condition = node.condition().get() if node.condition().isDefined() else None
+    met = _meetings(build, how, left, right, condition)
+    _warn_of_growth(build, node, left, right, met.expiry)
+    frame = _kernel(build, how, left, right, met.expiry)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "bilinear" if how is JoinKind.INNER else "bilinear, match counts",
         condition_text(node.condition()),
         texts(left.keys),
-        "rows of both sides by key",
+        until("rows of both sides by key", met.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
     plan, others = build.rebound(frame, [*left.columns, *right.columns])
     append_only = how is JoinKind.INNER and left.delta.append_only and right.delta.append_only
-    return Delta(plan, others[0], shown, append_only, in_place=True, single=not left.keys)
+    return Delta(
+        plan,
+        others[0],
+        shown,
+        append_only,
+        in_place=True,
+        single=not left.keys,
+        endless=left.delta.endless or right.delta.endless,
+        bounds=met.bounds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Meetings:
+    """What a join's condition says of time: whose rows can meet no later one, and the output's bounds."""
+
+    expiry: list[Expiry]
+    bounds: Bounds
+
+
+def _meetings(
+    build: Build, how: JoinKind, left: _Side, right: _Side, condition: Expression | None
+) -> _Meetings:
+    """Rows whose partners are all behind the watermark can leave; a retraction must still find its row."""
+    catalyst = build.catalyst
+    expiry: list[Expiry] = []
+    bounds: dict[int, Bound] = {}
+
+    def met(slot: str, side: _Side, column: Expression, partner: Bound | None) -> None:
+        """Rows of a side meet only partners that keep `column` at or above a bound."""
+        place, own = side.place(column), side.bound(catalyst, column)
+        either = lowest(own, partner)
+        kept = partner if side.delta.append_only else either
+        if place is not None and kept is not None:
+            expiry.append(Expiry(slot, f"{slot[0]}{place}", kept))
+        if place is not None and either is not None:
+            bounds[column.exprId().id()] = either
+
+    for number, (one, two) in enumerate(zip(left.keys, right.keys, strict=True)):
+        of_left, of_right = left.bound(catalyst, one), right.bound(catalyst, two)
+        if how is JoinKind.INNER:
+            met(LEFT, left, one, of_right)
+            met(RIGHT, right, two, of_left)
+            continue
+        both = lowest(of_left, of_right)
+        if both is not None:
+            expiry += [Expiry(slot, f"k{number}", both) for slot in (LEFT, RIGHT)]
+            for side, key in ((left, one), (right, two)):
+                if side.place(key) is not None:
+                    bounds[key.exprId().id()] = both
+    if how is JoinKind.INNER and condition is not None:
+        for larger, smaller in _orders(condition):
+            column, shift = _shifted(larger)
+            for slot, mine, other in ((LEFT, left, right), (RIGHT, right, left)):
+                if mine.place(column) is None or not _is_over(smaller, other):
+                    continue
+                least = other.bound(catalyst, smaller)
+                if least is not None and not least.field:
+                    met(slot, mine, column, least.then(-shift) if shift else least)
+    return _Meetings(expiry, bounds)
+
+
+def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
+    """The comparisons that must all hold, as (larger or equal, smaller)."""
+    name = kind(condition)
+    if name == "And":
+        yield from _orders(condition.left())
+        yield from _orders(condition.right())
+    elif name in ("GreaterThan", "GreaterThanOrEqual"):
+        yield condition.left(), condition.right()
+    elif name in ("LessThan", "LessThanOrEqual"):
+        yield condition.right(), condition.left()
+
+
+def _shifted(expression: Expression) -> tuple[Expression, int]:
+    """`column + interval` as the column and microseconds; any other expression by itself."""
+    if kind(expression) == "TimestampAddInterval":
+        column, interval = items(expression.children())
+        shift = interval.eval(None) if interval.foldable() else None
+        if isinstance(shift, int):
+            return column, shift
+    return expression, 0
+
+
+def _is_over(expression: Expression, side: _Side) -> bool:
+    ids = {column.exprId().id() for column in side.columns}
+    return all(e.exprId().id() in ids for e in items(expression.references().toSeq()))
+
+
+def _warn_of_growth(
+    build: Build, node: Plan, left: _Side, right: _Side, expiry: list[Expiry]
+) -> None:
+    kept = {one.slot for one in expiry}
+    for slot, side in ((LEFT, left), (RIGHT, right)):
+        if side.delta.endless and slot not in kept:
+            build.grows(f"the {slot} side of {text(node)}", _TIME_OF_BOTH)
 
 
 def _flagged(
@@ -90,18 +208,29 @@ def _flagged(
 ) -> tuple[Delta, Expression]:
     """The left rows and an attribute that says whether the right side has their key."""
     right = _Side(right.delta, [], right.keys)
-    frame = _kernel(build, JoinKind.EXISTS, left, right, null_safe=null_safe)
+    met = _meetings(build, JoinKind.EXISTS, left, right, None)
+    _warn_of_growth(build, node, left, right, met.expiry)
+    frame = _kernel(build, JoinKind.EXISTS, left, right, met.expiry, null_safe=null_safe)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "match counts",
         detail,
         texts(left.keys),
-        "left rows, right counts by key",
+        until("left rows, right counts by key", met.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
     plan, (flag, weight) = build.rebound(frame, left.columns)
-    return Delta(plan, weight, shown, in_place=True, single=not left.keys), flag
+    flagged = Delta(
+        plan,
+        weight,
+        shown,
+        in_place=True,
+        single=not left.keys,
+        endless=left.delta.endless,
+        bounds=met.bounds,
+    )
+    return flagged, flag
 
 
 def _by_flag(build: Build, node: Plan, flagged: Delta, flag: Expression) -> Delta:
@@ -116,7 +245,7 @@ def _by_flag(build: Build, node: Plan, flagged: Delta, flag: Expression) -> Delt
         wanted = flag if name == "LeftSemi" else catalyst.negated(flag)
         plan = catalyst.filter(wanted, flagged.plan)
         plan = catalyst.project([*columns, flagged.weight], plan)
-    return Delta(plan, flagged.weight, flagged.node, in_place=True, single=flagged.single)
+    return replace(flagged, plan=plan)
 
 
 def _with_rest(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Side) -> Delta:
@@ -139,7 +268,7 @@ def _with_rest(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Sid
         if wanted:
             flagged, flag = by_row(side)
             plan = build.catalyst.filter(build.catalyst.negated(flag), flagged.plan)
-            branches.append(Delta(plan, flagged.weight, flagged.node))
+            branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
     united = None
     for branch in branches:
@@ -150,12 +279,26 @@ def _with_rest(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Sid
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
     plan, others = build.rebound(united, columns)
-    return Delta(plan, others[0], shown)
+    bounds = {
+        column: lowest(*(one.bounds.get(column) for one in branches if column in _ids(one)))
+        for column in pairs.bounds
+    }
+    return Delta(
+        plan,
+        others[0],
+        shown,
+        endless=any(branch.endless for branch in branches),
+        bounds={column: bound for column, bound in bounds.items() if bound is not None},
+    )
+
+
+def _ids(delta: Delta) -> set[int]:
+    return {attribute.exprId().id() for attribute in items(delta.plan.output())}
 
 
 def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
     """The columns that a delta has, and nulls for the others."""
-    have = {attribute.exprId().id() for attribute in items(delta.plan.output())}
+    have = _ids(delta)
     names = numbered("c", len(columns))
     present = [
         (column, name)
@@ -175,7 +318,13 @@ def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
 
 
 def _kernel(
-    build: Build, how: JoinKind, left: _Side, right: _Side, *, null_safe: bool = False
+    build: Build,
+    how: JoinKind,
+    left: _Side,
+    right: _Side,
+    expiry: list[Expiry],
+    *,
+    null_safe: bool = False,
 ) -> DataFrame:
     """Both sides in one frame, shuffled by key, through the join kernel."""
     keys = numbered("k", len(left.keys))
@@ -207,4 +356,4 @@ def _kernel(
     else:
         out += [rows.schema[name] for name in names[1]]
     operator = Join(how, len(kept_keys), len(left.columns), len(right.columns))
-    return build.run(rows, operator, out, single=not keys)
+    return build.run(rows, operator, out, single=not keys, expiry=expiry)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
 from eddyline.operators.base import numbered
-from eddyline.operators.top import Top
-from eddyline.plan.build import Build, Delta, text, texts
+from eddyline.operators.top import SLOT, Top
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, text, texts, until
 from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, type_of
+from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.nodes import Node
 from eddyline.state.front import Ties
 
@@ -110,7 +111,9 @@ def ordered(
         delta, keys = _top(build, delta, found, keys)
     for project in found.projects:
         columns = [*items(project.projectList()), *keys, delta.weight]
-        delta = delta.through(build.catalyst.project(columns, delta.plan), "Project", text(project))
+        bounds = projected(build.catalyst, items(project.projectList()), delta.bounds)
+        plan = build.catalyst.project(columns, delta.plan)
+        delta = delta.through(plan, "Project", text(project), bounds)
     return delta, keys, found.order()
 
 
@@ -122,7 +125,9 @@ def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         delta, keys = _top(build, delta, found, keys)
     for project in found.projects:
         columns = [*items(project.projectList()), delta.weight]
-        delta = delta.through(build.catalyst.project(columns, delta.plan), "Project", text(project))
+        bounds = projected(build.catalyst, items(project.projectList()), delta.bounds)
+        plan = build.catalyst.project(columns, delta.plan)
+        delta = delta.through(plan, "Project", text(project), bounds)
     return delta
 
 
@@ -130,8 +135,7 @@ def _with_keys(build: Build, delta: Delta, found: Chain) -> tuple[Delta, list[Ex
     aliases = [build.catalyst.alias(order.child(), "order") for order in found.orders]
     columns = [*items(found.below.output()), *aliases, delta.weight]
     plan = build.catalyst.project(columns, delta.plan)
-    added = Delta(plan, delta.weight, delta.node, delta.append_only, delta.in_place, delta.single)
-    return added, [alias.toAttribute() for alias in aliases]
+    return replace(delta, plan=plan), [alias.toAttribute() for alias in aliases]
 
 
 def _top(
@@ -203,18 +207,32 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     only = child.append_only
     operator = Top(node.limit(), 0, len(columns), descending, nulls_last, len(keys), ties, only)
     single = not partition
-    result = build.run(build.shuffled(rows, single=single), operator, out, single=single)
+    kept = key_bounds(build.catalyst, partition, child.bounds)
+    expiry = [Expiry(SLOT, keys[place], bound) for place, bound in kept.items()]
+    if child.endless and not expiry and not only:
+        build.grows("the top rows of each group", PARTITION_BY_TIME)
+    shuffled = build.shuffled(rows, single=single)
+    result = build.run(shuffled, operator, out, single=single, expiry=expiry)
     plan, others = build.rebound(result.selectExpr(*names, "w"), columns)
     shown = Node(
         "Top",
         "top of each group, append-only" if only else "top of each group",
         f"{ties.value} <= {node.limit()} by {', '.join(texts(orders))}",
         texts(partition),
-        "rows at these places" if only else "rows in order",
+        until("rows at these places" if only else "rows in order", expiry),
         shuffle=True,
         children=(child.node,),
     )
-    return Delta(plan, others[0], shown, in_place=True, single=single, keys=texts(partition))
+    return Delta(
+        plan,
+        others[0],
+        shown,
+        in_place=True,
+        single=single,
+        keys=texts(partition),
+        endless=child.endless,
+        bounds=attribute_bounds(partition, kept),
+    )
 
 
 _RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DENSE_RANK}

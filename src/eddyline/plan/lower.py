@@ -7,8 +7,8 @@ one kernel. What comes out is again an ordinary Spark plan, which is planned onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
@@ -16,9 +16,12 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from eddyline.changes import OPERATION, SEQUENCE
 from eddyline.operators.base import numbered
 from eddyline.operators.collect import Apply, Materialize
+from eddyline.operators.hold import SLOT as PENDING
+from eddyline.operators.hold import Hold
 from eddyline.plan.aggregates import aggregate, window
-from eddyline.plan.build import Build, Delta, text
+from eddyline.plan.build import Build, Delta, text, until
 from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
+from eddyline.plan.eventtime import Bound, Expiry, expanded, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
 from eddyline.plan.nodes import Node
@@ -39,6 +42,9 @@ class Compiled:
         order_types: types of the sort keys.
         key: places of the columns that identify a row; None if that isn't known.
         logical: Spark's optimised plan, as text.
+        endless: its rows grow without end.
+        bounds: the least event times that changes can still have, by places of columns.
+        final: of EMIT FINAL the column that tells when a row is final, and below which bound.
     """
 
     frame: DataFrame
@@ -50,10 +56,17 @@ class Compiled:
     order_types: tuple[DataType, ...] = ()
     key: tuple[int, ...] | None = None
     logical: str = ""
+    endless: bool = False
+    bounds: Mapping[int, Bound] = field(default_factory=dict)
+    final: tuple[int, Bound] | None = None
 
 
-def compile_view(build: Build, query: str) -> Compiled:
-    """Compile a query; QueryError if it is wrong or no live view can keep it."""
+def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
+    """Compile a query; QueryError if it is wrong or no live view can keep it.
+
+    Args:
+        final: give each row once, when a watermark has passed it.
+    """
     catalyst = build.catalyst
     analyzed = catalyst.analyzed(query)
     _refuse(build, analyzed)
@@ -72,13 +85,22 @@ def compile_view(build: Build, query: str) -> Compiled:
     delta, keys, order = ordered(build, optimized, lambda node: lower(build, node))
     columns = numbered("c", len(output) + len(keys))
     frame = build.named(delta, list(zip([*output, *keys], columns, strict=True)))
+    ids = [attribute.exprId().id() for attribute in output]
+    bounds = {place: delta.bounds[one] for place, one in enumerate(ids) if one in delta.bounds}
+    closes: tuple[int, Bound] | None = None
+    if final:
+        closes = _closing(build, bounds)
+        frame, delta = _held(build, frame, delta, columns, names, closes)
     rows = build.hashed(frame, columns, columns)
     in_place = delta.in_place
     if not in_place:
         rows = build.shuffled(rows, single=False)
     done = build.run(rows, Materialize(len(columns)), [], single=in_place and delta.single)
     schema = StructType(
-        [StructField(name, type_of(a), True) for name, a in zip(names, output, strict=True)]
+        [
+            StructField(name, type_of(a), True, catalyst.window_marks(a))
+            for name, a in zip(names, output, strict=True)
+        ]
     )
     node = Node(
         "View", "collect", build.view, tuple(names), "result rows",
@@ -94,7 +116,44 @@ def compile_view(build: Build, query: str) -> Compiled:
         tuple(type_of(key) for key in keys),
         _row_key(optimized),
         str(optimized.toString()),
+        delta.endless,
+        {} if final else bounds,
+        closes,
     )
+
+
+def _closing(build: Build, bounds: Mapping[int, Bound]) -> tuple[int, Bound]:
+    """The column that tells when a row is final: a window, if there is one."""
+    if not bounds:
+        raise build.refused(
+            "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
+            "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "
+            "select that",
+            condition="NO_WATERMARK",
+        )
+    return min(bounds.items(), key=lambda item: (not item[1].field, item[0]))
+
+
+def _held(
+    build: Build,
+    frame: DataFrame,
+    delta: Delta,
+    columns: Sequence[str],
+    names: Sequence[str],
+    closes: tuple[int, Bound],
+) -> tuple[DataFrame, Delta]:
+    """The rows of a result once they are final, and what is known of them."""
+    place, bound = closes
+    rows = build.shuffled(build.hashed(frame, columns, columns), single=False)
+    out = [frame.schema[column] for column in columns]
+    expiry = Expiry(PENDING, columns[place], bound)
+    operator = Hold(len(columns), columns[place], bound.field)
+    held = build.run(rows, operator, out, single=False, expiry=[expiry])
+    shown = Node(
+        "Final", "hold until final", f"by {names[place]}", (), until("pending rows", [expiry]),
+        shuffle=True, children=(delta.node,),
+    )  # fmt: skip
+    return held, replace(delta, node=shown, append_only=True, in_place=True, single=False)
 
 
 def _row_key(plan: Plan) -> tuple[int, ...] | None:
@@ -161,10 +220,17 @@ def _relation(build: Build, node: Plan) -> Delta:
     places = [i for i, a in enumerate(output) if a.exprId().id() in build.needed]
     wanted = [output[place] for place in places]
     schema = _wire([type_of(attribute) for attribute in wanted])
-    frame = build.leaf(relation.name, places, schema)
+    frame = build.leaf(relation.name, places, schema, relation.time, relation.late)
     plan, others = build.rebound(frame, wanted)
     shown = Node("Scan", "stateless", relation.name)
-    return Delta(plan, others[0], shown, relation.append_only)
+    bounds = {
+        wanted[i].exprId().id(): relation.bounds[place]
+        for i, place in enumerate(places)
+        if place in relation.bounds
+    }
+    return Delta(
+        plan, others[0], shown, relation.append_only, endless=relation.endless, bounds=bounds
+    )
 
 
 def _constant(build: Build, node: Plan) -> Delta:
@@ -184,8 +250,10 @@ def _wire(types: list[DataType]) -> StructType:
 
 def _project(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
-    plan = build.catalyst.project([*items(node.projectList()), child.weight], child.plan)
-    return child.through(plan, "Project", text(node))
+    columns = items(node.projectList())
+    plan = build.catalyst.project([*columns, child.weight], child.plan)
+    bounds = projected(build.catalyst, columns, child.bounds)
+    return child.through(plan, "Project", text(node), bounds)
 
 
 def _filter(build: Build, node: Plan) -> Delta:
@@ -210,7 +278,9 @@ def _generate(build: Build, node: Plan) -> Delta:
 def _expand(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
     plan = build.catalyst.expand(node, child.weight, child.plan)
-    return child.through(plan, "Expand", text(node))
+    projections = [items(projection) for projection in items(node.projections())]
+    bounds = expanded(build.catalyst, projections, items(node.output()), child.bounds)
+    return child.through(plan, "Expand", text(node), bounds)
 
 
 def _union(build: Build, node: Plan) -> Delta:
@@ -222,9 +292,18 @@ def _union(build: Build, node: Plan) -> Delta:
         united = frame if united is None else united.unionAll(frame)
         deltas.append(delta)
     assert united is not None
-    plan, others = build.rebound(united, items(node.output()))
+    output = items(node.output())
+    plan, others = build.rebound(united, output)
     shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
-    return Delta(plan, others[0], shown, all(delta.append_only for delta in deltas))
+    inputs = [items(child.output()) for child in items(node.children())]
+    return Delta(
+        plan,
+        others[0],
+        shown,
+        all(delta.append_only for delta in deltas),
+        endless=any(delta.endless for delta in deltas),
+        bounds=same_places(output, inputs, [delta.bounds for delta in deltas]),
+    )
 
 
 def _aggregate(build: Build, node: Plan) -> Delta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from eddyline.operators.base import Operator
+from eddyline.plan.eventtime import Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class StatefulPart:
-    """A stateful operator as the epoch runs it: its name within the view and its bucket count."""
+    """A stateful operator as the epoch runs it.
+
+    Attributes:
+        name: within the view.
+        buckets: how many tasks keep its state.
+        expiry: which rows of its state a watermark makes useless.
+    """
 
     name: str
     operator: Operator
     buckets: int
+    expiry: tuple[Expiry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,12 @@ class Leaf:
         name: within the view, unique.
         relation: table, stream or view that it reads; empty for constant rows.
         columns: places of the columns that are needed.
+        time: of a stream with a watermark the place of its event time.
+        late: it reads the late rows, not those in time.
     """
 
     name: str
     relation: str
     columns: tuple[int, ...]
+    time: int | None = None
+    late: bool = False

@@ -11,12 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from eddyline.catalog import STREAM, Catalog, Entry
+from eddyline.catalog import STREAM, VIEW, Catalog, Entry
 from eddyline.errors import QueryError
 from eddyline.operators.collect import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.eventtime import stream_bound
 from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
@@ -25,6 +26,7 @@ from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.task import KernelTask, ScanTask, TableTask
 from eddyline.source.log import write_rows
 from eddyline.source.segments import Segment
+from eddyline.state.expiry import Place
 from eddyline.storage.files import Files
 
 
@@ -83,10 +85,14 @@ class Compiler:
         self,
         entry: Entry,
         catalog: Catalog,
-        append_only: Callable[[Entry], bool],
+        plan_of: Callable[[Entry], CompiledPlan],
         upstream: Sequence[str],
     ) -> CompiledPlan:
-        """Compile a view; QueryError if its query is wrong or can't be kept live."""
+        """Compile a view; QueryError if its query is wrong or can't be kept live.
+
+        Args:
+            plan_of: gives the compiled form of another view.
+        """
         session = self._fresh()
         catalyst = Catalyst(session)
         relations: dict[int, Relation] = {}
@@ -95,11 +101,11 @@ class Compiler:
             leaf = session.createDataFrame(session.sparkContext.emptyRDD(), known.columns)
             leaf.createOrReplaceTempView(name)
             plan = catalyst.plan(leaf)
-            relations[catalyst.rdd_id(plan)] = Relation(name, known.columns, append_only(known))
-        build = self._build(catalyst, entry, {r.name: r.schema.names for r in relations.values()})
+            relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
+        build = self._build(catalyst, entry, {r.name: r.schema for r in relations.values()})
         build.relations.update(relations)
         try:
-            compiled = compile_view(build, entry.query)
+            compiled = compile_view(build, entry.query, final=entry.final)
         except PySparkException as error:
             raise QueryError(
                 _first_paragraph(str(error)),
@@ -110,10 +116,22 @@ class Compiler:
             ) from error
         return self._planned(entry, catalog, compiled, upstream)
 
+    def _relation(self, entry: Entry, plan_of: Callable[[Entry], CompiledPlan]) -> Relation:
+        if entry.kind == VIEW:
+            view = plan_of(entry).compiled
+            return Relation(
+                entry.name, entry.columns, view.append_only, view.endless, dict(view.bounds)
+            )
+        stream = entry.kind == STREAM and not entry.arranged
+        late = bool(entry.late_of)
+        place = entry.time_place
+        bounds = {} if place is None or late else {place: stream_bound(entry.name)}
+        return Relation(entry.name, entry.columns, stream, stream, bounds, place, late)
+
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile the upkeep of a table (or of a stream of operations)."""
         columns = entry.columns
-        build = self._build(self.catalyst, entry, {entry.name: columns.names})
+        build = self._build(self.catalyst, entry, {entry.name: columns})
         key = tuple(columns.names.index(name) for name in entry.key)
         compiled = compile_table(build, columns, key)
         if entry.kind == STREAM:
@@ -141,14 +159,24 @@ class Compiler:
             found[leaf] = [write_rows(self.files, name, frame.toArrow())]
         return found
 
-    def _build(self, catalyst: Catalyst, entry: Entry, names: dict[str, list[str]]) -> Build:
+    def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, StructType]) -> Build:
         zone = self._zone()
         node = entry.id
 
         def scan(leaf: Leaf, schema: StructType) -> ScanTask:
-            known = tuple(names.get(leaf.relation, ()))
+            columns = known.get(leaf.relation, StructType())
+            time = None
+            if leaf.time is not None:
+                time = leaf.time, arrow_schema(StructType([columns[leaf.time]]), zone).types[0]
             return ScanTask(
-                self.files, node, leaf.name, known, leaf.columns, arrow_schema(schema, zone)
+                self.files,
+                node,
+                leaf.name,
+                tuple(columns.names),
+                leaf.columns,
+                arrow_schema(schema, zone),
+                time,
+                leaf.late,
             )
 
         def task(part: StatefulPart, schema: StructType) -> KernelTask:
@@ -159,6 +187,7 @@ class Compiler:
                 part.operator,
                 arrow_schema(schema, zone),
                 self.options.compaction_fan_in,
+                tuple(Place(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
             )
 
         return Build(

@@ -24,7 +24,9 @@ from eddyline.runtime.task import (
     TableTask,
     arrangement_name,
     inputs_name,
+    part_name,
 )
+from eddyline.runtime.watermarks import Watermarks
 from eddyline.source.segments import RUN, Segment, spread
 from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
 from eddyline.state.runs import Run
@@ -94,6 +96,7 @@ class EpochRunner:
         plans: Sequence[Plan],
         positions: Mapping[str, int],
         inputs: Inputs,
+        watermarks: Watermarks,
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -102,6 +105,7 @@ class EpochRunner:
             plans: all plans that take part, of any level.
             positions: how far the sources are consumed after this epoch.
             inputs: says what a leaf reads, given the deltas of this epoch by relation.
+            watermarks: those that hold in this epoch.
 
         Returns:
             the new manifest, and the seconds of each stage.
@@ -112,7 +116,16 @@ class EpochRunner:
         epoch = base.epoch + 1
         folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
         self.files.make_folder(folder)
-        context = EpochContext(folder, base.epoch)
+        values = watermarks.values
+        expired = {
+            part_name(plan.id, part.name): [
+                one.bound.least(self.catalyst, values) for one in part.expiry
+            ]
+            for plan in plans
+            for part in plan.parts
+            if part.expiry
+        }
+        context = EpochContext(folder, base.epoch, expired)
         seconds = {"plan": 0.0, "run": 0.0}
         arrangements = dict(base.arrangements)
         deltas: dict[str, Buckets] = {}
@@ -124,7 +137,7 @@ class EpochRunner:
                 ready, dealt = [], {}
                 for plan in (plan for plan in plans if plan.level == level):
                     given = {leaf.name: inputs(plan, leaf, changed) for leaf in plan.leaves}
-                    if any(given.values()):
+                    if any(given.values()) or watermarks.moved(plan.parts):
                         if not isinstance(plan.physical, TableTask):
                             self._deal(folder, plan, given)
                         dealt[plan.id] = [s for segments in given.values() for s in segments]
@@ -133,7 +146,7 @@ class EpochRunner:
                 started = time.perf_counter()
                 self._execute(ready, context, dealt)
                 for plan in ready:
-                    self._gather(folder, plan, arrangements, deltas, counters)
+                    self._gather(folder, plan, arrangements, deltas, counters, watermarks)
                     runs = [run for part in deltas.get(plan.result, {}).values() for run in part]
                     changed[plan.name.lower()] = [Segment(RUN, r.name, r.rows) for r in runs]
                 seconds["run"] += time.perf_counter() - started
@@ -145,6 +158,7 @@ class EpochRunner:
                 arrangements,
                 {name: buckets for name, buckets in deltas.items() if name in kept},
                 counters,
+                watermarks.after(positions),
             )
             write_manifest(self.files, manifest)
             seconds["commit"] = time.perf_counter() - started
@@ -203,6 +217,7 @@ class EpochRunner:
         arrangements: dict[str, Buckets],
         deltas: dict[str, Buckets],
         counters: dict[str, dict[str, int]],
+        watermarks: Watermarks,
     ) -> None:
         """Every task of every stateful operator must have reported."""
         names = [name for name in self.files.names(folder) if name.endswith(REPORT)]
@@ -211,7 +226,14 @@ class EpochRunner:
             own = [name for name in names if name.startswith(f"{plan.id}.{piece.name}.")]
             return [self.files.read_json(f"{folder}/{name}") for name in own]
 
-        read = sum(report["read"] for leaf in plan.leaves for report in reports(leaf))
+        read = 0
+        for leaf in plan.leaves:
+            told = reports(leaf)
+            read += sum(report["read"] for report in told)
+            if leaf.time is not None and not leaf.late:
+                times = [report["latest"] for report in told if "latest" in report]
+                late = sum(report["late"] for report in told)
+                watermarks.hear(leaf.relation, max(times, default=None), late)
         for part in plan.parts:
             total = {"in": 0, "out": 0}
             written = reports(part)

@@ -14,7 +14,7 @@ from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.changelog import net, paired, retracted
 from eddyline.runtime.task import fitted
-from eddyline.source.segments import Segment, read_segment
+from eddyline.source.segments import Segment, in_time, read_segment
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import repeat
 from eddyline.state.runs import Run, read_run
@@ -78,12 +78,14 @@ class ChangesTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentsTask:
-    """The rows of segments, one list of segments a task."""
+    """The rows of segments, one list of segments a task; see `segments_frame`."""
 
     files: Files
     dealt: tuple[tuple[Segment, ...], ...]
     names: tuple[str, ...]
     schema: pa.Schema
+    time: int | None
+    late: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, without their weights (which are 1)."""
@@ -96,6 +98,9 @@ class SegmentsTask:
                     ).append(pa.field(WEIGHT, pa.int64()))
                     places = range(len(columns))
                     for table in read_segment(self.files, segment, self.names, places, wire):
+                        if self.time is not None:
+                            mark = segment.watermark
+                            table = in_time(table, f"c{self.time}", mark, late=self.late)
                         yield from fitted(table.select(columns), self.schema)
 
 
@@ -127,12 +132,20 @@ def segments_frame(
     files: Files,
     dealt: Sequence[Sequence[Segment]],
     schema: StructType,
+    time: int | None = None,
+    *,
+    late: bool = False,
 ) -> DataFrame:
-    """The rows of segments under the names of `schema`."""
+    """The rows of segments under the names of `schema`.
+
+    Args:
+        time: of a stream with a watermark the place of its event time.
+        late: the late rows, not those in time.
+    """
     plain = plain_schema(schema)
     zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
     given = tuple(tuple(segments) for segments in dealt)
-    task = SegmentsTask(files, given, tuple(schema.names), arrow_schema(plain, zone))
+    task = SegmentsTask(files, given, tuple(schema.names), arrow_schema(plain, zone), time, late)
     frame = numbers(session, len(given)).mapInArrow(task, plain)
     return frame.toDF(*schema.names)
 

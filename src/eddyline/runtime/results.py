@@ -38,9 +38,9 @@ class Results:
         """The rows of a table, stream or view as of an epoch; a view's in its order."""
         columns = entry.columns
         if _unarranged(entry):
-            end = manifest.positions.get(entry.id, 0)
-            dealt = spread(self.sources.log(entry).segments(0, end), self.scan_tasks)
-            return segments_frame(session, self.files, dealt, columns)
+            dealt = spread(self.history(entry, manifest), self.scan_tasks)
+            time, late = entry.time_place, bool(entry.late_of)
+            return segments_frame(session, self.files, dealt, columns, time, late=late)
         compiled = self.plan_of(entry)
         buckets = manifest.arrangements.get(compiled.plan.result, {})
         stored = compiled.stored_schema
@@ -54,12 +54,14 @@ class Results:
                 sorts.append(key.asc_nulls_last() if order.nulls_last else key.asc_nulls_first())
         if sorts:
             frame = frame.orderBy(*sorts)
-        return frame.select(*(col(quoted(name)) for name in columns.names))
+        return frame.select(
+            *(col(quoted(f.name)).alias(f.name, metadata=f.metadata or {}) for f in columns)
+        )
 
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """All that a relation holds as of an epoch, as input for a new view."""
         if _unarranged(entry):
-            return self.sources.log(entry).segments(0, manifest.positions.get(entry.id, 0))
+            return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
         buckets = manifest.arrangements.get(self.plan_of(entry).plan.result, {})
         return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
 

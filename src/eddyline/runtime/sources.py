@@ -38,9 +38,9 @@ class Sources:
 
     def log(self, entry: Entry) -> RedoLog:
         """The redo log of a table or stream."""
-        log = self._logs.get(entry.id)
+        log = self._logs.get(entry.source)
         if log is None:
-            log = self._logs[entry.id] = RedoLog(self.files, entry.id)
+            log = self._logs[entry.source] = RedoLog(self.files, entry.source)
         return log
 
     def attach(self, entry: Entry, frame: DataFrame | None = None) -> None:
@@ -155,7 +155,7 @@ class Sources:
                 if name not in ids:
                     self.files.remove(f"{folder}/{name}")
         for entry in catalog.entries:
-            if entry.kind != VIEW:
+            if entry.kind != VIEW and not entry.late_of:
                 log = self.log(entry)
                 log.tidy()
                 log.verify(manifest.positions.get(entry.id, 0))
@@ -164,7 +164,7 @@ class Sources:
         """For each source with input that is not committed yet: how far the next epoch goes."""
         found = {}
         for entry in catalog.entries:
-            if entry.kind == VIEW:
+            if entry.kind == VIEW or entry.late_of:
                 continue
             position, end = manifest.positions.get(entry.id, 0), self.log(entry).end()
             if end > position:
@@ -175,7 +175,7 @@ class Sources:
         """What a source's log holds from the committed position to `end`; None for no input."""
         if end is None:
             return []
-        return self.log(entry).segments(manifest.positions.get(entry.id, 0), end)
+        return self.log(entry).segments(manifest.positions.get(entry.source, 0), end)
 
     def _in_steps(self, entry: Entry) -> bool:
         """Whether an epoch takes one entry of the log at most."""

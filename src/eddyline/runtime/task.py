@@ -8,17 +8,20 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from eddyline.changes import BUCKET, HASH, SEQUENCE
 from eddyline.errors import EngineError
 from eddyline.operators.base import Operator
-from eddyline.source.segments import Segment, read_segment
+from eddyline.operators.hold import Hold
+from eddyline.source.segments import Segment, event_times, in_time, read_segment
 from eddyline.state.arrangement import Arrangement
+from eddyline.state.expiry import Place
 from eddyline.state.kernels import condensed, key_hashes
 from eddyline.state.manifest import Manifest, manifest_name, read_manifest
 from eddyline.storage.files import Files
@@ -36,14 +39,16 @@ class EpochContext:
     Attributes:
         folder: where the attempt writes, below the storage folder.
         base: the last committed epoch, whose state is read.
+        expired: for a stateful operator (node/part) what its expiries are compared with.
     """
 
     folder: str
     base: int
+    expired: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
 
     def as_property(self) -> str:
         """The text of the local property."""
-        return json.dumps([self.folder, self.base])
+        return json.dumps([self.folder, self.base, self.expired])
 
     @classmethod
     def current(cls) -> EpochContext:
@@ -118,6 +123,8 @@ class ScanTask:
         names: names of all columns of the relation that it reads.
         columns: places of the wanted ones.
         schema: Arrow schema of the output.
+        time: of a stream with a watermark the place and type of its event time.
+        late: give the late rows, not those in time.
     """
 
     files: Files
@@ -126,6 +133,8 @@ class ScanTask:
     names: tuple[str, ...]
     columns: tuple[int, ...]
     schema: pa.Schema
+    time: tuple[int, pa.DataType] | None = None
+    late: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The segments' rows, and behind them a report of how many were read.
@@ -138,17 +147,34 @@ class ScanTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 segments = dealt[number] if number < len(dealt) else []
-                read = 0
+                report = {"read": 0, "late": 0}
                 for segment in segments:
-                    for table in read_segment(
-                        self.files, segment, self.names, self.columns, self.schema
-                    ):
-                        read += table.num_rows
+                    for table in self._read(segment, report):
+                        report["read"] += table.num_rows
                         rows = table if SEQUENCE in table.column_names else condensed(table)
                         yield from fitted(rows, self.schema)
                 if segments:
                     name = f"{context.folder}/{self.node}.{self.leaf}.{number}{REPORT}"
-                    self.files.write_json(name, {"read": read}, durable=False)
+                    self.files.write_json(name, report, durable=False)
+
+    def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
+        """The rows of a segment; of a stream with a watermark those in time, or the late ones."""
+        if self.time is None:
+            yield from read_segment(self.files, segment, self.names, self.columns, self.schema)
+            return
+        place, kind = self.time
+        columns, schema = self.columns, self.schema
+        if place not in columns:
+            columns = (*columns, place)
+            schema = schema.insert(len(schema) - 1, pa.field(f"c{len(columns) - 1}", kind))
+        time = f"c{columns.index(place)}"
+        for table in read_segment(self.files, segment, self.names, columns, schema):
+            latest = pc.max(event_times(table[time])).as_py()
+            if latest is not None:
+                report["latest"] = max(latest, report.get("latest", latest))
+            rows = in_time(table, time, segment.watermark, late=self.late)
+            report["late"] += rows.num_rows if self.late else table.num_rows - rows.num_rows
+            yield rows.select(self.schema.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +183,9 @@ class KernelTask:
 
     It writes into the attempt's folder: runs, and a report that names them. A task that Spark runs
     twice writes runs of other names and puts its report, which says the same, over the first one.
+
+    Attributes:
+        expiry: what to compare with the context's values, to tell rows that may leave the state.
     """
 
     files: Files
@@ -165,6 +194,7 @@ class KernelTask:
     operator: Operator
     schema: pa.Schema
     fan_in: int
+    expiry: tuple[Place, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The operator's output delta."""
@@ -178,6 +208,8 @@ class KernelTask:
             delta = delta.drop_columns([BUCKET])
         task = TaskContext.get()
         assert task is not None
+        if bucket is None and isinstance(self.operator, Hold):
+            bucket = task.partitionId()  # nothing comes between its shuffle and it
         name = f"{task.stageId()}-{task.partitionId()}-{task.taskAttemptId()}"
         for table in run_kernel(self, context, name, bucket, delta):
             yield from fitted(table, self.schema)
@@ -191,12 +223,19 @@ def run_kernel(
     Args:
         name: of the task, ending in `-` and the number of its attempt.
         bucket: which one; None for a task that got no rows and so can't know.
+        delta: what came in; None if nothing did.
     """
     counts = {"in": 0, "out": 0}
     prefix = f"{context.folder}/{task.node}.{task.part}."
     slots: dict[str, dict[str, object]] = {}
-    if bucket is not None and delta is not None and delta.num_rows:
-        counts["in"] = delta.num_rows
+    operator = task.operator
+    values = context.expired.get(part_name(task.node, task.part), ())
+    limits = [(place, v) for place, v in zip(task.expiry, values, strict=False) if v is not None]
+    if isinstance(operator, Hold):
+        operator, limits = replace(operator, bound=limits[0][1] if limits else None), []
+    delta = delta if delta is not None and delta.num_rows else None
+    if bucket is not None and (delta is not None or isinstance(operator, Hold)):
+        counts["in"] = 0 if delta is None else delta.num_rows
         manifest = _manifest(task.files.root, context.base)
         state = {
             slot: Arrangement(
@@ -204,14 +243,15 @@ def run_kernel(
                 layout,
                 manifest.runs(arrangement_name(task.node, task.part, slot), bucket),
             )
-            for slot, layout in task.operator.layouts.items()
+            for slot, layout in operator.layouts.items()
         }
-        step = task.operator.step(delta, state)
+        step = operator.step(delta, state)
         for table in step.output:
             counts["out"] += table.num_rows
             yield table
         for slot, rows in step.appends.items():
-            runs, added = state[slot].extend(f"{prefix}{slot}.{name}", rows, task.fan_in)
+            old = [(place, limit) for place, limit in limits if place.slot == slot]
+            runs, added = state[slot].extend(f"{prefix}{slot}.{name}", rows, task.fan_in, old)
             slots[slot] = {
                 "runs": [run.as_list() for run in runs],
                 "delta": added.as_list() if added else None,
@@ -253,9 +293,14 @@ class TableTask:
                 pass  # a table's operator has no output but its rows
 
 
+def part_name(node: str, part: str) -> str:
+    """The name of a stateful operator among all of a storage."""
+    return f"{node}/{part}"
+
+
 def arrangement_name(node: str, part: str, slot: str) -> str:
     """The name of an arrangement in the manifest."""
-    return f"{node}/{part}/{slot}"
+    return f"{part_name(node, part)}/{slot}"
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -263,12 +308,12 @@ def fitted(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if table.num_rows == 0:
         return
     columns = []
-    for column, field in zip(table.columns, schema, strict=True):
-        if column.type != field.type:
+    for column, wanted in zip(table.columns, schema, strict=True):
+        if column.type != wanted.type:
             column = (
-                pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+                pa.chunked_array([pa.nulls(table.num_rows, wanted.type)])
                 if pa.types.is_null(column.type)
-                else column.cast(field.type)
+                else column.cast(wanted.type)
             )
         columns.append(column)
     yield from pa.table(columns, schema=schema).to_batches()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -16,6 +17,7 @@ from eddyline.storage.files import Files, Summing
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
+MARK = "watermark-"
 LOGGED = "file string, rows long, crc long"
 
 
@@ -29,6 +31,7 @@ class RedoLog:
     def __init__(self, files: Files, source: str) -> None:
         self.files = files
         self.folder = f"logs/{source}"
+        self._known: dict[int, int] = {}
         files.make_folder(self.folder)
 
     def start(self) -> int:
@@ -51,6 +54,7 @@ class RedoLog:
         sequence = number << SEQUENCE_SHIFT
         for segment in segments:
             numbered.append({**segment.as_dict(), "sequence": sequence})
+            del numbered[-1]["watermark"]  # not known before the entry is processed
             sequence += segment.rows
         self.files.write_json(self._entry(number), numbered)
 
@@ -81,11 +85,28 @@ class RedoLog:
                 file=self.folder,
                 hint="restore the manifest of a later epoch from a copy",
             )
+        marks = self._marks()
         found = []
         for number in self._numbers():
             if first <= number < end:
-                found += self.files.read_json(self._entry(number))
-        return [Segment(**segment) for segment in found]
+                watermark = _mark_of(marks, number)
+                segments = self.files.read_json(self._entry(number))
+                found += [Segment(**segment, watermark=watermark) for segment in segments]
+        return found
+
+    def mark(self, first: int, watermark: int) -> None:
+        """Note the watermark (microseconds since 1970) that holds for the entries from `first` on.
+
+        Marks behind `first` are of epochs that were never committed, or are lost: they go.
+        """
+        marks = self._marks()
+        for number in [number for number in marks if number > first]:
+            self.files.remove(self._mark(number))
+            del marks[number]
+            self._known.pop(number, None)
+        if _mark_of(marks, first) != watermark:
+            self.files.write_json(self._mark(first), watermark)
+            self._known[first] = watermark
 
     def verify(self, first: int) -> None:
         """Whether all from `first` on is there and sound; StateError otherwise."""
@@ -111,8 +132,27 @@ class RedoLog:
         names = self.files.names(self.folder)
         return [int(name[:NUMBER_DIGITS]) for name in names if name.endswith(".json")]
 
+    def _marks(self) -> dict[int, int]:
+        """The marks by number, in order."""
+        names = self.files.names(self.folder)
+        numbers = [int(name.removeprefix(MARK)) for name in names if name.startswith(MARK)]
+        for number in numbers:
+            if number not in self._known:
+                self._known[number] = int(self.files.read_json(self._mark(number)))
+        return {number: self._known[number] for number in numbers}
+
+    def _mark(self, number: int) -> str:
+        return f"{self.folder}/{MARK}{number:012d}"
+
     def _entry(self, number: int) -> str:
         return f"{self.folder}/{number:012d}.json"
+
+
+def _mark_of(marks: dict[int, int], number: int) -> int | None:
+    """The watermark that holds for an entry."""
+    numbers = list(marks)
+    at = bisect_right(numbers, number)
+    return marks[numbers[at - 1]] if at else None
 
 
 def write_rows(files: Files, name: str, table: pa.Table) -> Segment:

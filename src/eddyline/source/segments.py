@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.source.ndjson import read_ndjson
@@ -35,6 +36,8 @@ class Segment:
         sequence: number of the first row among the operations of a table.
         bytes: the part of an NDJSON file, from byte `start` on; 0 for all of it.
         crc: CRC-32 of the whole file, of the redo log only.
+        watermark: rows with an event time below it (microseconds since 1970) are late; None where
+            there is no watermark, or none yet.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class Segment:
     sequence: int = 0
     bytes: int = 0
     crc: int = 0
+    watermark: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For a JSON document."""
@@ -89,6 +93,22 @@ def read_segment(
             rows = rows.add_column(0, OPERATION, operations)
             rows = rows.add_column(0, SEQUENCE, pa.array(numbers))
         yield rows
+
+
+def in_time(table: pa.Table, column: str, watermark: int | None, *, late: bool = False) -> pa.Table:
+    """The rows whose event time isn't below a watermark; with `late` the others.
+
+    A row without an event time is never late.
+    """
+    if watermark is None:
+        return table.slice(0, 0) if late else table
+    behind = pc.fill_null(pc.less(event_times(table[column]), watermark), False)
+    return table.filter(behind if late else pc.invert(behind))
+
+
+def event_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Timestamps as microseconds since 1970."""
+    return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
 
 
 def _read_by_name(segment: Segment, schema: pa.Schema) -> Iterator[tuple[pa.Table, int]]:

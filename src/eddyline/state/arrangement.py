@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
+from eddyline.state.expiry import Place, without_expired
 from eddyline.state.kernels import Measure, SortKey, consolidate, sorted_rows, spans
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.storage.files import Files
@@ -80,13 +81,20 @@ class Arrangement:
         """The runs, old to new."""
         return [read_run(self.files, run) for run in self.runs]
 
-    def extend(self, name: str, delta: pa.Table, fan_in: int) -> tuple[tuple[Run, ...], Run | None]:
+    def extend(
+        self,
+        name: str,
+        delta: pa.Table,
+        fan_in: int,
+        expired: Sequence[tuple[Place, int]] = (),
+    ) -> tuple[tuple[Run, ...], Run | None]:
         """Write this epoch's delta, and a merged run where a size tier is full.
 
         Args:
             name: file name without ending; the delta is `<name>.arrow`, a merged run `<name>.merged.arrow`.
             delta: columns of the layout.
             fan_in: runs of one tier (of sizes within a factor `fan_in`) that are merged into one.
+            expired: limits below which rows needn't be kept; they are left out of a merged run.
 
         Returns:
             the runs that now make up the bucket, and the delta's own run (None if it is empty).
@@ -99,6 +107,7 @@ class Arrangement:
         if first is not None:
             tables = [read_run(self.files, run) for run in runs[first:]]
             merged = self.layout.consolidate(pa.concat_tables(tables))
+            merged = without_expired(merged, expired, whole=first == 0)
             runs = runs[:first]
             if merged.num_rows:
                 merged = self.layout.sorted(merged)

@@ -11,7 +11,14 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import hashes_of, identities, matched, order_frame, ranges
+from eddyline.state.kernels import (
+    hashes_of,
+    identities,
+    matched,
+    order_frame,
+    ranges,
+    with_weights,
+)
 
 PLACE = "place"
 FIRST_READ, MOST_AT_FIRST = 4, 4096
@@ -132,8 +139,7 @@ def _merged(
     lacking = wanted.filter(pl.Series(matched(wanted, full) < 0))[HASH].to_numpy()
     short = np.intersect1d(lacking, hashes[bound < count])
     table = taken.take(pa.array(rows["row"].to_numpy()))
-    weights = pa.array(rows[WEIGHT].to_numpy())
-    table = table.set_column(table.column_names.index(WEIGHT), WEIGHT, weights)
+    table = with_weights(table, rows[WEIGHT].to_numpy())
     return table, rows[PLACE].to_numpy(), short
 
 

@@ -350,6 +350,11 @@ def hashes_of(table: pa.Table) -> np.ndarray:
     return found
 
 
+def with_weights(table: pa.Table, weights: np.ndarray) -> pa.Table:
+    """The rows with other weights."""
+    return table.set_column(table.column_names.index(WEIGHT), WEIGHT, pa.array(weights))
+
+
 def repeat(table: pa.Table, weights: np.ndarray) -> pa.Table:
     """Each row as often as its weight says; rows of weight 0 or less are left out."""
     counts = np.maximum(weights, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eddyline.errors import StateError
@@ -17,6 +17,21 @@ Buckets = dict[int, tuple[Run, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    """The event time of a stream, in microseconds since 1970.
+
+    Attributes:
+        latest: the largest event time seen.
+        watermark: what held in the last epoch; rows below it were late. None: there was none yet.
+        late: how many rows were late so far.
+    """
+
+    latest: int
+    watermark: int | None = None
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What one committed epoch consists of.
 
@@ -26,6 +41,7 @@ class Manifest:
         arrangements: the runs of each arrangement, by its name, then by bucket.
         deltas: the runs that this epoch added to the arrangements whose changelog is kept.
         counters: for each operator the rows it took in and gave out in this epoch.
+        clocks: for each stream with a watermark where its event time stands.
     """
 
     epoch: int
@@ -33,6 +49,7 @@ class Manifest:
     arrangements: dict[str, Buckets] = field(default_factory=dict)
     deltas: dict[str, Buckets] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
+    clocks: dict[str, Clock] = field(default_factory=dict)
 
     def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
         """The runs of one bucket; none if it never held a row."""
@@ -51,6 +68,7 @@ class Manifest:
         return replace(
             self,
             positions={name: end for name, end in self.positions.items() if name in nodes},
+            clocks={name: clock for name, clock in self.clocks.items() if name in nodes},
             arrangements=keep(self.arrangements),
             deltas=keep(self.deltas),
         )
@@ -69,6 +87,7 @@ class Manifest:
             "arrangements": _to_json(self.arrangements),
             "deltas": _to_json(self.deltas),
             "counters": self.counters,
+            "clocks": {name: asdict(clock) for name, clock in self.clocks.items()},
         }
 
 
@@ -133,6 +152,7 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
         _from_json(document["arrangements"]),
         _from_json(document["deltas"]),
         document["counters"],
+        {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
     )
 
 

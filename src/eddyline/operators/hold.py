@@ -1,0 +1,69 @@
+"""EMIT FINAL: each row once, when nothing can change it any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, numbered, without_debts
+from eddyline.state.arrangement import Layout
+from eddyline.state.expiry import times
+from eddyline.state.kernels import with_weights
+
+SLOT = "pending"
+NEVER = np.iinfo(np.int64).max  # the time of a row that has none
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Hold a result's rows back until their time is below the bound, then give them as appends.
+
+    Input: `h, c0.., w`; `h` is not used. Output: `c0.., w`. The pending rows are kept by time, so
+    that an epoch reads those that are due and no others.
+
+    Attributes:
+        column, field: where a row's time is; see `state.expiry.Place`.
+        bound: rows below it are final; None while there is no watermark.
+    """
+
+    columns: int
+    column: str
+    field: str
+    bound: int | None = None
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The pending rows, by time instead of by hash."""
+        return {SLOT: Layout(numbered("c", self.columns))}
+
+    def step(self, delta: pa.Table | None, state: State) -> Step:
+        """See the class; without a delta the bound alone has moved."""
+        layout = self.layouts[SLOT]
+        given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
+        due = [] if self.bound is None else [self._due(t) for t in (*state[SLOT].tables(), *given)]
+        if not given and not any(table.num_rows for table in due):
+            return Step([])
+        schema = (given or due)[0].schema
+        final = layout.consolidate(
+            pa.concat_tables([t.cast(schema) for t in due] or [given[0][:0]])
+        )
+        final = without_debts("emit final", final)
+        change = layout.consolidate(
+            pa.concat_tables([*given, with_weights(final, -final[WEIGHT].to_numpy())])
+        )
+        return Step([final.drop_columns([HASH])], {SLOT: change})
+
+    def _by_time(self, delta: pa.Table) -> pa.Table:
+        rows = delta.select(self.layouts[SLOT].columns)
+        moments = times(rows, self.column, self.field).fill_null(NEVER)
+        return rows.set_column(0, HASH, moments)
+
+    def _due(self, rows: pa.Table) -> pa.Table:
+        assert self.bound is not None
+        moments = rows[HASH].to_numpy()
+        if len(moments) and (moments[:-1] > moments[1:]).any():
+            return rows.filter(pa.array(moments < self.bound))
+        return rows.slice(0, int(np.searchsorted(moments, self.bound, "left")))

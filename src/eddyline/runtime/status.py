@@ -1,0 +1,82 @@
+"""What a storage holds, in numbers: sources with their clocks, views with their state."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from eddyline.catalog import VIEW, Catalog, Entry
+from eddyline.operators.collect import ROWS
+from eddyline.runtime.watermarks import Watermarks
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+from eddyline.storage.files import Files
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
+    """Rows and bytes on disk of a table or view, its result and its operators' state."""
+    runs = [
+        run
+        for name, buckets in manifest.arrangements.items()
+        if name.startswith(f"{entry.id}/")
+        for part in buckets.values()
+        for run in part
+    ]
+    return sum(run.rows for run in runs), sum(run.bytes for run in runs)
+
+
+def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
+    """See `Engine.status`."""
+    retained = committed_epochs(files)
+    known = {manifest.epoch: manifest}
+    watermarks = Watermarks.behind(manifest, catalog)
+    sources, views = [], []
+    for entry in catalog.entries:
+        if entry.late_of:
+            continue
+        if entry.kind != VIEW:
+            position = manifest.positions.get(entry.id, 0)
+            source = {"name": entry.name, "kind": entry.kind, "position": position}
+            if entry.event_time:
+                clock = manifest.clocks.get(entry.id)
+                source["watermark"] = _moment(watermarks.of(entry))
+                source["late_rows"] = clock.late if clock else 0
+            sources.append(source)
+            continue
+        rows, size = state_size(manifest, entry)
+        since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
+        if since not in known:
+            known[since] = read_manifest(files, since)
+        views.append(
+            {
+                "name": entry.name,
+                "state_rows": rows,
+                "state_bytes": size,
+                "state_growth": _growth(entry, known[since], manifest),
+                "level": catalog.level(entry),
+            }
+        )
+    return {"epoch": manifest.epoch, "sources": sources, "views": views}
+
+
+def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
+    """Rows an epoch by which the operators' state has grown, the result apart; None if not known."""
+    epochs = now.epoch - earlier.epoch
+    grown = _operator_rows(entry, now) - _operator_rows(entry, earlier)
+    return grown / epochs if epochs > 0 else None
+
+
+def _operator_rows(entry: Entry, manifest: Manifest) -> int:
+    own = {
+        name: sum(run.rows for part in buckets.values() for run in part)
+        for name, buckets in manifest.arrangements.items()
+        if name.startswith(f"{entry.id}/")
+    }
+    results = [name for name in own if name.endswith(f"/{ROWS}")]
+    result = max(results, key=lambda name: int(name.split("/op")[1].split("/")[0]), default="")
+    return sum(rows for name, rows in own.items() if name != result)
+
+
+def _moment(micros: int | None) -> str | None:
+    return None if micros is None else (_EPOCH + timedelta(microseconds=micros)).isoformat()
