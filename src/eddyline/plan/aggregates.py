@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
@@ -25,6 +25,7 @@ from eddyline.plan.eventtime import (
     projected,
 )
 from eddyline.plan.nodes import Node
+from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.rules import Accumulators, Call, linear
 from eddyline.state.kernels import Measure
 
@@ -412,7 +413,7 @@ def _recomputed(
 
         results = [catalyst.rewrite(result, only_real) for result in results]
     weight = catalyst.alias(version, "w")
-    grouped = catalyst.aggregate([*keys, version], [*results, weight], plan)
+    kept = attribute_bounds(touched, key_bounds(catalyst, touched, child.bounds))
     shown = Node(
         "Aggregate",
         "recompute touched groups",
@@ -422,10 +423,22 @@ def _recomputed(
         shuffle=True,
         children=(child.node,),
     )
-    kept = attribute_bounds(touched, key_bounds(catalyst, touched, child.bounds))
+    change = weight.toAttribute()
+    if calls_python(catalyst, results):
+        skip = catalyst.negative(version)
+        named = [catalyst.alias(key, f"k{i}") for i, key in enumerate(touched)]
+        called = [skipping(build, result, skip) for result in results]
+        grouped = catalyst.aggregate([*keys, version], [*called, *named, weight], plan)
+        groups = [name.toAttribute() for name in named]
+        grouped, change = keep_outputs(
+            build, grouped, change, groups, key_bounds(catalyst, touched, child.bounds)
+        )
+        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
+    else:
+        grouped = catalyst.aggregate([*keys, version], [*results, weight], plan)
     return Delta(
         grouped,
-        weight.toAttribute(),
+        change,
         shown,
         single=not touched,
         endless=child.endless and bool(keys),
@@ -459,11 +472,13 @@ def versions(
     *,
     first_row: bool = False,
     sessions: Bounds = NO_BOUNDS,
+    exact: bool = False,
 ) -> Versions:
     """Keep the rows of a child by keys, and give those of the touched groups twice.
 
     Args:
         sessions: bounds of columns that are sessions.
+        exact: two keys are the same if they are so bit by bit, not as GROUP BY sees them.
     """
     names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
@@ -473,7 +488,8 @@ def versions(
         real = f"c{len(columns)}"
         once = _first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
-    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
+    frame = frame if exact else build.normalised(frame, key_names)
+    rows = build.hashed(frame, key_names, names)
     if child.keys != texts(keys):
         rows = build.shuffled(rows, single=not keys)
     out = [rows.schema[name] for name in names]
@@ -497,10 +513,17 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     child = lower(below)
     rows = versions(build, child, partition, items(below.output()))
     plan, version = rows.plan, rows.version
+    python = calls_python(
+        build.catalyst, [e for one in stack for e in items(one.windowExpressions())]
+    )
+    skip = build.catalyst.negative(version) if python else None
     if child.endless and not rows.expiry:
         build.grows(f"the rows by {', '.join(wanted) or 'nothing'}", PARTITION_BY_TIME)
     for one in reversed(stack):
-        plan = build.catalyst.window(one, [*partition, version], plan)
+        functions = items(one.windowExpressions())
+        if skip is not None:
+            functions = [skipping(build, function, skip) for function in functions]
+        plan = build.catalyst.window(one, functions, [*partition, version], plan)
     shown = Node(
         "Window",
         "recompute touched partitions",
@@ -511,6 +534,9 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         children=(child.node,),
     )
     kept = key_bounds(build.catalyst, partition, child.bounds)
+    if skip is not None:
+        plan, version = keep_outputs(build, plan, version, partition, kept)
+        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
     return Delta(
         plan,
         version,

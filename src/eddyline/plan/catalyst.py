@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyspark
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, _parse_datatype_json_string
+from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.changes import quoted
 from eddyline.errors import EngineError
@@ -189,11 +191,17 @@ class Catalyst:
             f"{_LOGICAL}.Aggregate", self.seq(keys), self.seq(results), child, nothing
         )
 
-    def window(self, node: Plan, partition: Sequence[Expression], child: Plan) -> Plan:
-        """The Window node `node` over another child, partitioned by `partition`."""
+    def window(
+        self,
+        node: Plan,
+        functions: Sequence[Expression],
+        partition: Sequence[Expression],
+        child: Plan,
+    ) -> Plan:
+        """The Window node `node` with other functions and partitions over another child."""
         return self._make(
             f"{_LOGICAL}.Window",
-            node.windowExpressions(),
+            self.seq(functions),
             self.seq(partition),
             node.orderSpec(),
             child,
@@ -211,6 +219,11 @@ class Catalyst:
     def with_child(self, node: Plan, child: Plan) -> Plan:
         """The node over another child."""
         return node.withNewChildren(self.seq([child]))
+
+    def negative(self, number: Expression) -> Expression:
+        """number < 0, for a BIGINT."""
+        zero = items(self.plan(self.session.range(0).selectExpr("0L")).projectList())[0].child()
+        return self._make(f"{_EXPRESSIONS}.LessThan", number, zero)
 
     def negated(self, condition: Expression) -> Expression:
         """NOT condition."""
@@ -287,6 +300,21 @@ class Catalyst:
         if all(new is old for new, old in zip(rewritten, children, strict=True)):
             return root
         return root.withNewChildren(self.seq(rewritten))
+
+    def python_function(self, call: Expression) -> Callable[..., Any]:
+        """The function behind a Python UDF, as the user's program has registered it."""
+        command = bytes(call.func().command().unsafeArray())
+        function, _ = CPickleSerializer().loads(command)
+        return cast("Callable[..., Any]", function)
+
+    def python_call(
+        self, function: UserDefinedFunction, arguments: Sequence[Expression], like: Expression
+    ) -> Expression:
+        """A call of a Python function; of an aggregate with the result's id of `like`."""
+        made = function._judf.builder(self.seq(arguments))
+        if kind(like) != "AggregateExpression":
+            return made
+        return self._call(like, made, False, like.filter())
 
     # -- frames ----------------------------------------------------------------------------
 

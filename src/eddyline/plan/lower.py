@@ -18,13 +18,14 @@ from eddyline.operators.base import numbered
 from eddyline.operators.collect import Apply, Materialize
 from eddyline.operators.hold import SLOT as PENDING
 from eddyline.operators.hold import Hold
-from eddyline.plan.aggregates import aggregate, window
-from eddyline.plan.build import Build, Delta, text, until
+from eddyline.plan.aggregates import aggregate, versions, window
+from eddyline.plan.build import Build, Delta, text, texts, until
 from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
-from eddyline.plan.eventtime import Bound, Expiry, expanded, projected, same_places
+from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
 from eddyline.plan.nodes import Node
+from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
 from eddyline.plan.rules import REFUSED_EXPRESSIONS, REFUSED_NODES
 
 
@@ -263,8 +264,29 @@ def _filter(build: Build, node: Plan) -> Delta:
 
 def _python_function(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
-    plan = build.catalyst.with_child(node, child.plan)
-    return child.through(plan, "Python function", text(node))
+    catalyst = build.catalyst
+    if child.append_only:  # nothing is ever taken back
+        return child.through(catalyst.with_child(node, child.plan), "Python function", text(node))
+    columns = items(node.child().output())
+    rows = versions(build, child, columns, columns, exact=True)
+    skip = catalyst.negative(rows.version)
+    calls = [
+        catalyst.alias(skipping(build, call, skip), given.name(), given)
+        for call, given in zip(items(node.udfs()), items(node.resultAttrs()), strict=True)
+    ]
+    plan = catalyst.project([*columns, *calls, rows.version], rows.plan)
+    bounds = key_bounds(catalyst, columns, child.bounds)
+    plan, weight = keep_outputs(build, plan, rows.version, columns, bounds)
+    shown = Node(
+        "Python function",
+        OUTPUTS_KEPT,
+        text(node),
+        texts(columns),
+        until("rows, outputs", rows.expiry),
+        shuffle=True,
+        children=(child.node,),
+    )
+    return Delta(plan, weight, shown, endless=child.endless, bounds=child.bounds)
 
 
 def _generate(build: Build, node: Plan) -> Delta:

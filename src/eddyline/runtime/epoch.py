@@ -263,6 +263,7 @@ class EpochRunner:
         counters[plan.name] = {"in": read, "out": sum(added)}
 
 
+_TRACEBACK = "Traceback (most recent call last):"
 _STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")
 
 
@@ -271,6 +272,9 @@ def _failed(plan: Plan, error: Exception) -> EddylineError:
     told = _STATE_ERROR.search(text)
     if told is not None:  # raised by a kernel, and come through Spark as text
         return StateError(told[2], condition=told[1], view=plan.name)
+    if _TRACEBACK in text:  # of the user's own function: what it ends with
+        python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
+        text = [line for line in python.splitlines() if line[:1].strip()][-1]
     named = [
         line.strip()
         for line in text.splitlines()

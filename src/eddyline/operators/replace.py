@@ -1,0 +1,43 @@
+"""Outputs that are kept, because they can't be made again: those of Python functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, numbered
+from eddyline.state.arrangement import Layout
+from eddyline.state.kernels import hashes_of, with_weights
+
+SLOT = "outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Keep rows by group; rows of a touched group take the place of all that it had.
+
+    Input: `h, c0.., w`: the rows of the touched groups (those of one hash) with w > 0; a row with
+    w < 0 only says that its group is touched. Output: `c0.., w`, the net change.
+    """
+
+    columns: int
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: the rows by group."""
+        return {SLOT: Layout(numbered("c", self.columns))}
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """See the class."""
+        layout = self.layouts[SLOT]
+        delta = delta.select(layout.columns)
+        new = delta.filter(pa.array(delta[WEIGHT].to_numpy() > 0))
+        stored = state[SLOT].lookup(hashes_of(delta))
+        if stored is not None:
+            weights = np.concatenate([new[WEIGHT].to_numpy(), -stored[WEIGHT].to_numpy()])
+            new = with_weights(pa.concat_tables([new, stored.cast(new.schema)]), weights)
+        change = layout.consolidate(new)
+        return Step([change.drop_columns([HASH])], {SLOT: change})

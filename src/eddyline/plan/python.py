@@ -1,0 +1,204 @@
+"""Python functions in views: an output that was given is taken back as it was given.
+
+A function may change between two runs of a program, or fail where it once worked. So where rows can
+be retracted the outputs are kept (`operators/replace.py`), and the function is called for the new
+version of the touched rows only: for the rows of the old version a wrapper gives null without a call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from eddyline.operators.base import numbered
+from eddyline.operators.replace import SLOT, Replace
+from eddyline.plan.build import Build, Delta
+from eddyline.plan.catalyst import Catalyst, Expression, Plan, items, kind, type_of
+from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds
+from eddyline.plan.nodes import Node
+
+OUTPUTS_KEPT = "Python called for new versions, outputs kept"
+FUNCTIONS = ("PythonUDF", "PythonUDAF")
+_BY_ROW = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF)
+_AGGREGATES = (
+    PythonEvalType.SQL_GROUPED_AGG_PANDAS_UDF,
+    PythonEvalType.SQL_GROUPED_AGG_ARROW_UDF,
+)
+
+
+def by_row(function: Callable[..., Any], skip: Any, *values: Any) -> Any:
+    """A function of one row at a time."""
+    return None if skip else function(*values)
+
+
+def by_series(
+    function: Callable[..., Any], fields: Sequence[str], skip: pd.Series, *values: Any
+) -> Any:
+    """A function of pandas Series (or DataFrames for structs)."""
+    if not skip.any():
+        return function(*values)
+    if skip.all():
+        nothing = pd.Series([None] * len(skip), dtype=object)
+        return pd.DataFrame(dict.fromkeys(fields, nothing)) if fields else nothing
+    kept = ~skip
+    return _spread_series(function(*(value[kept].reset_index(drop=True) for value in values)), skip)
+
+
+def _spread_series(given: Any, skip: pd.Series) -> Any:
+    given = given.astype(object)  # whole numbers stay whole beside nulls
+    given.index = skip.index[~skip]
+    return given.reindex(skip.index)
+
+
+def by_arrays(function: Callable[..., Any], skip: pa.Array, *values: pa.Array) -> pa.Array:
+    """A function of Arrow arrays."""
+    kept = pc.invert(skip)
+    return _spread_array(function(*(value.filter(kept) for value in values)), skip)
+
+
+def _spread_array(given: pa.Array, skip: pa.Array) -> pa.Array:
+    flags = skip.to_numpy(zero_copy_only=False)
+    return given.take(pa.array((~flags).cumsum() - 1, mask=flags))
+
+
+def by_batches(
+    function: Callable[..., Any], batches: Iterator[Any], spread: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """A function of an iterator of batches: one output batch for each."""
+    skips: deque[Any] = deque()
+
+    def kept() -> Iterator[Any]:
+        for skip, *values in batches:
+            skips.append(skip)
+            mask = ~skip if isinstance(skip, pd.Series) else pc.invert(skip)
+            rest = [
+                value[mask].reset_index(drop=True)
+                if isinstance(value, pd.Series | pd.DataFrame)
+                else value.filter(mask)
+                for value in values
+            ]
+            yield rest[0] if len(rest) == 1 else tuple(rest)
+
+    for given in function(kept()):
+        yield spread(given, skips.popleft())
+
+
+def of_group(function: Callable[..., Any], skip: Any, *values: Any) -> Any:
+    """An aggregate of a group, whose rows are all of one version."""
+    return None if len(skip) and bool(skip[0]) else function(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipping:
+    """A user's function with one more argument in front: the rows for which it is not called.
+
+    Attributes:
+        kind: a PythonEvalType.
+        fields: of the struct that it gives; none where it gives a plain value.
+    """
+
+    function: Callable[..., Any]
+    kind: int
+    fields: tuple[str, ...]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives, and null for the rows that are skipped."""
+        if self.kind in _BY_ROW:
+            return by_row(self.function, *arguments)
+        if self.kind == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
+            return by_series(self.function, self.fields, *arguments)
+        if self.kind == PythonEvalType.SQL_SCALAR_ARROW_UDF:
+            return by_arrays(self.function, *arguments)
+        if self.kind == PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF:
+            return by_batches(self.function, arguments[0], _spread_series)
+        if self.kind == PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF:
+            return by_batches(self.function, arguments[0], _spread_array)
+        if self.kind == PythonEvalType.SQL_GROUPED_AGG_ARROW_UDF:
+            skip, *values = arguments
+            return of_group(self.function, skip.to_pylist()[:1], *values)
+        skip, *values = arguments
+        return of_group(self.function, list(skip[:1]), *values)
+
+
+KNOWN = frozenset(
+    (
+        *_BY_ROW,
+        *_AGGREGATES,
+        PythonEvalType.SQL_SCALAR_PANDAS_UDF,
+        PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF,
+        PythonEvalType.SQL_SCALAR_ARROW_UDF,
+        PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF,
+    )
+)
+
+
+def calls_python(catalyst: Catalyst, expressions: Sequence[Expression]) -> bool:
+    """Whether one of the expressions calls a Python function."""
+    return any(catalyst.find(e, lambda name: name in FUNCTIONS) for e in expressions)
+
+
+def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
+    """The expression with its Python functions not called for the rows where `skip` holds."""
+    catalyst = build.catalyst
+
+    def change(call: Expression) -> Expression | None:
+        inner = call
+        if kind(call) == "AggregateExpression":
+            inner = call.aggregateFunction()
+        if kind(inner) not in FUNCTIONS:
+            return None
+        if inner.evalType() not in KNOWN:
+            raise build.refused(
+                f"{inner.name()} is a Python function of a form that isn't known here",
+                "write it over rows, Series or Arrow arrays",
+                fragment=root,
+            )
+        result, form = type_of(inner), inner.evalType()
+        fields = tuple(result.names) if isinstance(result, StructType) else ()
+        wrapped = Skipping(catalyst.python_function(inner), form, fields)
+        known = UserDefinedFunction(wrapped, result, name=inner.name(), evalType=form)
+        given = [skip, *(skipping(build, child, skip) for child in items(inner.children()))]
+        return catalyst.python_call(known, given, call)
+
+    return catalyst.rewrite(root, change)
+
+
+def keep_outputs(
+    build: Build,
+    plan: Plan,
+    version: Expression,
+    keys: Sequence[Expression],
+    bounds: Mapping[int, Bound],
+) -> tuple[Plan, Expression]:
+    """The change of outputs by group: what was given for a touched group goes, what it gives now comes.
+
+    Args:
+        plan: the columns of a node for both versions of the touched groups, and the version.
+        keys: attributes of the plan, or expressions over them; the groups.
+        bounds: of the keys, by their places.
+
+    Returns:
+        the plan of the columns, and the weight's attribute.
+    """
+    columns = [a for a in items(plan.output()) if not a.semanticEquals(version)]
+    names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
+    delta = Delta(plan, version, Node("Outputs", "kept"))
+    inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
+    frame = build.normalised(build.named(delta, inputs), key_names)
+    rows = build.shuffled(build.hashed(frame, key_names, names), single=not keys)
+    places = {column.exprId().id(): name for column, name in zip(columns, names, strict=True)}
+    kept = attribute_bounds(keys, bounds)
+    expiry = [Expiry(SLOT, places[key], bound) for key, bound in kept.items() if key in places]
+    out = [rows.schema[name] for name in names]
+    done = build.run(rows, Replace(len(names)), out, single=not keys, expiry=expiry)
+    bound, others = build.rebound(done, columns)
+    return bound, others[-1]
