@@ -401,3 +401,23 @@ def test_old_epochs_retire(tmp_path, spark):
         assert sorted(k for k, n in replayed.items() if n) == [(0, 14), (1, 13), (2, 13)]
         assert rows(view.snapshot(last - 1)) != rows(view.snapshot())
         assert len(list(Path(tmp_path / "storage/manifests").iterdir())) <= 4 + 16
+
+
+def test_sql_reads_earlier_epochs_side_by_side(tmp_path, spark):
+    with el.Engine(str(tmp_path / "s"), spark, el.Options(retain_epochs=3)) as engine:
+        table = engine.table("t", "k STRING, v BIGINT", ["k"])
+        engine.view("n", "SELECT count(*) AS n, sum(v) AS s FROM t")
+        first = engine.status()["epoch"]
+        for number in range(1, 4):
+            table.upsert([("a", number), (f"b{number}", 10)])
+            engine.advance()
+        query = f"""
+            SELECT now.n - n.n AS more, t.v FROM n AS now, n VERSION AS OF {first + 2},
+            t FOR VERSION AS OF {first + 1} WHERE t.k = 'a'
+        """
+        assert [tuple(row) for row in engine.sql(query).collect()] == [(1, 1)]
+        with pytest.raises(el.EddylineError, match="not among the committed") as caught:
+            engine.sql("SELECT * FROM n VERSION AS OF 999")
+        assert caught.value.condition == "NO_SUCH_EPOCH"
+        with pytest.raises(el.EddylineError, match="can't be kept live"):
+            engine.view("old", f"SELECT * FROM t VERSION AS OF {first}")

@@ -21,8 +21,9 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 from eddyline.catalog import NAME as CATALOG
 from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
 from eddyline.changes import OPERATION
+from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.dml import Dml, wrong_query
-from eddyline.errors import CatalogError, DataError, EngineError, StateGrowthWarning
+from eddyline.errors import CatalogError, DataError, EngineError, QueryError, StateGrowthWarning
 from eddyline.handles import Report, Stream, Table, View
 from eddyline.options import Options
 from eddyline.plan.eventtime import Bound
@@ -43,7 +44,6 @@ from eddyline.state.manifest import Manifest, last_committed, manifest_name, rea
 from eddyline.state.recover import open_storage, retire
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
-from eddyline.windowing import without_emit, written_out
 
 RETIRE_EVERY = 16
 
@@ -231,6 +231,14 @@ class Engine:
             CatalogError: the name is taken.
         """
         query, final = without_emit(query.strip().rstrip(";"))
+        if at_epochs(query)[1]:
+            raise QueryError(
+                "a live view follows all epochs: VERSION AS OF can't be kept live",
+                condition="NOT_LIVE",
+                hint="leave it out, or ask ad hoc with engine.sql",
+                view=name,
+                fragment=query[:200],
+            )
         query = self._written_out(query)
         with self._lock:
             self._writable()
@@ -359,10 +367,16 @@ class Engine:
         return run_script(self, script)
 
     def sql(self, query: str) -> DataFrame:
-        """Ad hoc SQL over tables, streams and views, all as of the last committed epoch."""
+        """Ad hoc SQL over tables, streams and views, all as of the last committed epoch.
+
+        `name VERSION AS OF epoch` reads an earlier one, as long as that is retained.
+        """
         manifest = self._current()
+        query, earlier = at_epochs(query)
         query = self._written_out(query)
         session = cloned(self.spark)
+        for alias, (name, epoch) in earlier.items():
+            self.snapshot(name, epoch).createOrReplaceTempView(alias)
         for name in self._compiler.mentioned(query, self.catalog):
             content = self._results.content(self.catalog.get(name), manifest, session)
             content.createOrReplaceTempView(name)

@@ -29,6 +29,7 @@ class _Tokenizer(Spark.Tokenizer):
 
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _STRINGS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
+_NAMES = frozenset({TokenType.VAR, TokenType.IDENTIFIER})
 _WORD = re.compile(r"\w*[^\W\d]\w*")
 
 
@@ -58,6 +59,11 @@ class Cursor:
     def at_string(self) -> bool:
         """Whether a string literal follows."""
         return not self.done and self.tokens[self.at].token_type in _STRINGS
+
+    @property
+    def at_name(self) -> bool:
+        """Whether a name follows that is no word of SQL."""
+        return not self.done and self.tokens[self.at].token_type in _NAMES
 
     def slice(self, start: int, end: int) -> str:
         """The verbatim text of the tokens from `start` up to `end`."""

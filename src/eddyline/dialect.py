@@ -1,6 +1,6 @@
-"""The WINDOWING clause, written out in plain Spark SQL.
+"""What queries may hold beyond Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
 
-`SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: the time column
+WINDOWING is written out in plain Spark SQL. `SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: the time column
 stands for the start of the row's window wherever it is selected or grouped by. WHERE and ON see
 the rows as they are. The clause is that of Mars's experiments; its forms:
 
@@ -46,6 +46,42 @@ class _Select:
     group: int
     clause: int
     end: int
+
+
+def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
+    """The query with each `name VERSION AS OF epoch` as a name of its own, and what these stand for.
+
+    Example:
+        >>> at_epochs("SELECT * FROM v VERSION AS OF 12")
+        ('SELECT * FROM v_version_12 AS v', {'v_version_12': ('v', 12)})
+    """
+    found: dict[str, tuple[str, int]] = {}
+    if "version" not in query.lower():
+        return query, found
+    parts: list[str] = []
+    (cursor, *more) = split(query)
+    if more:
+        return query, found
+    done = 0
+    for at in range(len(cursor.tokens)):
+        cursor.at = at
+        start = at - 1 - (cursor.word(-1) == "FOR")
+        if start < 0 or not cursor.accept("VERSION", "AS", "OF"):
+            continue
+        epoch = cursor.literal()
+        if not epoch.isdecimal():
+            cursor.fail(f"VERSION AS OF {epoch} is no epoch", "give the number of an epoch")
+        end, has_alias = cursor.at, cursor.word() == "AS" or cursor.at_name
+        cursor.at = start
+        name = cursor.name("the name of a table, stream or view")
+        alias = f"{name}_version_{epoch}"
+        found[alias] = name, int(epoch)
+        parts.append(query[done : cursor.tokens[start].start])
+        shown = cursor.slice(start, start + 1)
+        parts.append(f"`{alias}`" if shown.startswith("`") else alias)
+        parts.append("" if has_alias else f" AS {shown}")
+        done = cursor.tokens[end - 1].end + 1
+    return "".join([*parts, query[done:]]), found
 
 
 def without_emit(query: str) -> tuple[str, bool]:

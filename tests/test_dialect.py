@@ -8,9 +8,35 @@ from pathlib import Path
 import pytest
 
 import eddyline as el
+from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.errors import ScriptError
 from eddyline.runtime.session import local_session
-from eddyline.windowing import written_out
+
+
+@pytest.mark.parametrize(
+    ("given", "plain", "found"),
+    [
+        ("SELECT version FROM v", "SELECT version FROM v", {}),
+        (
+            "SELECT v.a FROM v FOR VERSION AS OF 3 WHERE v.a > 'VERSION AS OF 1'",
+            "SELECT v.a FROM v_version_3 AS v WHERE v.a > 'VERSION AS OF 1'",
+            {"v_version_3": ("v", 3)},
+        ),
+        (
+            "SELECT * FROM `a b` VERSION AS OF 1 x JOIN v version as of 2 AS y ON x.a = y.a",
+            "SELECT * FROM `a b_version_1` x JOIN v_version_2 AS y ON x.a = y.a",
+            {"a b_version_1": ("a b", 1), "v_version_2": ("v", 2)},
+        ),
+        (
+            "(SELECT * FROM v VERSION AS OF 1) EXCEPT SELECT * FROM v",
+            "(SELECT * FROM v_version_1 AS v) EXCEPT SELECT * FROM v",
+            {"v_version_1": ("v", 1)},
+        ),
+    ],
+)
+def test_earlier_epochs_are_names_of_their_own(given, plain, found):
+    assert at_epochs(given) == (plain, found)
+
 
 TIMES = {"ts"}
 
@@ -123,3 +149,11 @@ def test_windows_are_live(tmp_path: Path) -> None:
             report = engine.verify()
             assert report, report
             assert all(engine.sql(f"SELECT * FROM {name}").count() for name in WINDOWED)
+
+
+@pytest.mark.parametrize(
+    "query", ["SELECT 'emit final'", "SELECT 1 -- emit final", "SELECT final", "SELECT 1 AS emit"]
+)
+def test_emit_final_is_a_clause_at_the_end(query):
+    assert without_emit(query) == (query, False)
+    assert without_emit(query + "\n Emit /* */ FINAL") == (query, True) or "--" in query
