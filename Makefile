@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint bench setup clean
+.PHONY: help demo test test-all check lint bench setup postgresql clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -31,7 +31,12 @@ lint: setup ## lint, types and import contracts alone
 bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 	$(BIN)/eddyline bench $(NAME) $(ARGS)
 
-setup: $(VENV)/.installed-dev
+setup: $(VENV)/.installed-dev postgresql
+
+# A server for the tests of the catalog, which skip without one.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 || command -v pg_ctl >/dev/null || \
+	    .ci/install postgresql || echo "PostgreSQL can't be installed from apt: its tests skip."
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -132,6 +132,6 @@ def test_a_worker_is_killed_in_mid_epoch(
             cluster.add_worker()
         driver.say_no_more()
         driver.wait_for("fine")
-        os.stat(tmp_path / "storage" / "catalog.json")
+        os.stat(tmp_path / "storage" / "catalog.db")
     finally:
         driver.kill()

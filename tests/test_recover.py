@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import eddyline.catalog
 import eddyline.state.manifest
 import eddyline.state.recover
 import eddyline.testing
-from eddyline.catalog import TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
+from eddyline.catalog_store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.source.log import RedoLog
 from eddyline.source.segments import NDJSON, PARQUET, read_segment
@@ -163,7 +162,7 @@ def test_a_crashed_write_leaves_a_file_that_opening_removes(files: FaultyFiles) 
             commit(files, 1, attempt=str(n))
     files.arm(2, "crash")
     with pytest.raises(StorageError):
-        files.write_json("catalog.json", {})
+        files.write_json("postgresql.json", {})
     assert any(name.endswith(".tmp") for name in all_names(files))
     files.arm(0)
     open_storage(files, writable=True)
@@ -175,16 +174,16 @@ def test_a_damaged_document_is_named(
     files: FaultyFiles, damage: Callable[[str, int], None]
 ) -> None:
     files.make_folder("")
-    files.write_json("catalog.json", {"some": "thing"})
-    size = os.path.getsize(files.path("catalog.json"))
-    whole = Path(files.path("catalog.json")).read_bytes()
+    files.write_json("document.json", {"some": "thing"})
+    size = os.path.getsize(files.path("document.json"))
+    whole = Path(files.path("document.json")).read_bytes()
     for at in range(size):
-        Path(files.path("catalog.json")).write_bytes(whole)
-        damage(files.path("catalog.json"), at)
+        Path(files.path("document.json")).write_bytes(whole)
+        damage(files.path("document.json"), at)
         with pytest.raises(StateError) as caught:
-            files.read_json("catalog.json")
+            files.read_json("document.json")
         assert caught.value.condition == "DAMAGED_FILE"
-        assert caught.value.context["file"] == "catalog.json"
+        assert caught.value.context["file"] == "document.json"
 
 
 def test_effects_are_counted_over_processes(files: FaultyFiles) -> None:
@@ -260,10 +259,10 @@ def test_a_manifest_keeps_what_has_an_owner(files: FaultyFiles) -> None:
 def test_a_newer_format_is_refused(files: FaultyFiles, newer: str) -> None:
     open_storage(files, writable=True)
     commit(files, 1)
-    write_catalog(files, Catalog(2))
+    files.write_json("catalog.json", {"format": 1, "buckets": 2, "next_id": 1, "entries": []})
     files.write_json(newer, {**files.read_json(newer), "format": 99})
     with pytest.raises(StateError) as caught:
-        read_catalog(files) if newer == "catalog.json" else open_storage(files, writable=True)
+        open_store(files).read() if newer == "catalog.json" else open_storage(files, writable=True)
     assert caught.value.condition == "NEWER_FORMAT"
     assert caught.value.context["file"] == newer
 
@@ -366,19 +365,6 @@ def test_stale_attempts_go_and_committed_ones_stay(files: FaultyFiles) -> None:
     assert all_names(files) == before, "a reader removes nothing"
     open_storage(files, writable=True)
     assert before - all_names(files) == {"epochs/000000000002-aa/v.arrow"}
-
-
-# -- the catalog -------------------------------------------------------------------------------
-
-
-def test_ids_are_never_used_again(files: FaultyFiles) -> None:
-    files.make_folder("")
-    catalog = Catalog(2).add(Entry("", TABLE, "a", "{}")).add(Entry("", VIEW, "b", "{}"))
-    write_catalog(files, catalog.drop("b"))
-    found = read_catalog(files)
-    assert found is not None
-    assert found.ids == {"t1"}
-    assert found.add(Entry("", VIEW, "b", "{}")).get("b").id == "v3"
 
 
 # -- redo logs ---------------------------------------------------------------------------------

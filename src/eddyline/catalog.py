@@ -1,17 +1,13 @@
-"""What is defined in a storage: tables, streams and views, in one atomic document."""
+"""What is defined in a storage: tables, streams and views. `catalog_store.py` keeps it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+import json
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
-from eddyline.errors import CatalogError, StateError
-from eddyline.storage.files import Files
-
-FORMAT_VERSION = 1
-NAME = "catalog.json"
+from eddyline.errors import CatalogError
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
 LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
@@ -56,8 +52,6 @@ class Entry:
     @property
     def columns(self) -> StructType:
         """The columns."""
-        import json
-
         return StructType.fromJson(json.loads(self.schema))
 
     @property
@@ -155,36 +149,3 @@ class Catalog:
         """Distance from the sources."""
         above = [self.level(self.get(name)) for name in entry.upstream]
         return 1 + max(above, default=0) if entry.kind == VIEW else 0
-
-
-def write_catalog(files: Files, catalog: Catalog) -> None:
-    """Put the catalog in place of the one before."""
-    document = {
-        "format": FORMAT_VERSION,
-        "buckets": catalog.buckets,
-        "next_id": catalog.next_id,
-        "entries": [asdict(entry) for entry in catalog.entries],
-    }
-    files.write_json(NAME, document)
-
-
-def read_catalog(files: Files) -> Catalog | None:
-    """The catalog; None in a new storage."""
-    if not files.exists(NAME):
-        return None
-    document = files.read_json(NAME)
-    if document["format"] > FORMAT_VERSION:
-        raise StateError(
-            f"the catalog has format {document['format']}, this version reads {FORMAT_VERSION}",
-            condition="NEWER_FORMAT",
-            file=NAME,
-            hint="use the newer version of Eddyline",
-        )
-    entries = tuple(_entry(item) for item in document["entries"])
-    return Catalog(document["buckets"], entries, document["next_id"])
-
-
-def _entry(document: dict[str, Any]) -> Entry:
-    return Entry(
-        **{**document, "key": tuple(document["key"]), "upstream": tuple(document["upstream"])}
-    )

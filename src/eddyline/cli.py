@@ -14,12 +14,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eddyline.errors import EddylineError, ScriptError, StorageError
+from eddyline.options import Options
 from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
 
 if TYPE_CHECKING:
@@ -135,7 +137,8 @@ def _sql(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     views: dict[str, None] = {}
     statements = parse_script(_read_script(args.script))
-    with tempfile.TemporaryDirectory() as storage, _engine(storage) as engine:
+    options = replace(Options.from_environment(), catalog="")  # nothing of it is to stay
+    with tempfile.TemporaryDirectory() as storage, _engine(storage, options=options) as engine:
         for statement in statements:
             if isinstance(statement, CreateTable | CreateStream | CreateView | Drop):
                 statement.run(engine)
@@ -188,7 +191,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _engine(storage: str, *, must_exist: bool = False) -> Iterator[Engine]:
+def _engine(
+    storage: str, *, must_exist: bool = False, options: Options | None = None
+) -> Iterator[Engine]:
     if must_exist and "://" not in storage and not Path(storage).is_dir():
         raise StorageError(
             "there is no stored engine",
@@ -198,7 +203,7 @@ def _engine(storage: str, *, must_exist: bool = False) -> Iterator[Engine]:
         )
     from eddyline.engine import Engine  # late: it takes a second, which --help need not wait for
 
-    with Engine(storage) as engine:
+    with Engine(storage, options=options) as engine:
         yield engine
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from eddyline.catalog import NAME as CATALOG
-from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry, read_catalog, write_catalog
+from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog_store import open_store
 from eddyline.changes import OPERATION
 from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.dml import Dml, wrong_query
@@ -40,7 +40,13 @@ from eddyline.runtime.status import state_size, storage_status
 from eddyline.runtime.watermarks import Watermarks, below, declared_watermark, with_watermark
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
-from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
+from eddyline.state.manifest import (
+    Manifest,
+    committed_epochs,
+    last_committed,
+    manifest_name,
+    read_manifest,
+)
 from eddyline.state.recover import open_storage, retire
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
@@ -83,6 +89,7 @@ class Engine:
         self._lock = threading.RLock()
         self._storage_lock = StorageLock(self.files)
         try:
+            self._store = open_store(self.files, self.options.catalog)
             self.spark = spark or local_session()
             self.catalog, self._manifest = self._open()
             self._sources = Sources(self.files, self.spark)
@@ -344,8 +351,7 @@ class Engine:
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         with self._lock:
-            self._sources.stop()
-            self._storage_lock.release()
+            self._release()
 
     def __enter__(self) -> Engine:
         return self
@@ -525,29 +531,40 @@ class Engine:
     def _open(self) -> tuple[Catalog, Manifest]:
         held = self._storage_lock.held
         # the catalog first: a view is in it only once its state is committed
-        catalog = read_catalog(self.files)
-        manifest = open_storage(self.files, writable=held)
-        if catalog is None:
-            if manifest.epoch or self.files.names("logs"):
-                raise damaged(CATALOG, "it is missing")
-            catalog = Catalog(self.options.buckets)
-            if held:
-                write_catalog(self.files, catalog)
+        found = self._store.read()
+        catalog = found or Catalog(self.options.buckets)
+        last = max(committed_epochs(self.files), default=0)
         for entry in catalog.entries:
-            if entry.since > manifest.epoch:
+            if entry.since > last:
                 raise damaged(
                     manifest_name(entry.since), f"it is missing, but {entry.name} is made of it"
                 )
+        if found is None and (last or self.files.names("logs")):
+            raise damaged(self._store.name, "it is missing")
+        manifest = open_storage(self.files, writable=held)
+        if held and (found is None or self._store.outdated):
+            self._store.write(catalog)
         return catalog, manifest.owned(catalog.ids)
 
     def _save(self, catalog: Catalog) -> None:
         try:
-            write_catalog(self.files, catalog)
+            self._store.write(catalog)
         except BaseException:
-            # it may be in place though the call failed behind that
-            self.catalog = read_catalog(self.files) or self.catalog
+            if not self._store.certain:  # it may be in place though the call failed behind that
+                try:
+                    self.catalog = self._store.read() or self.catalog
+                except BaseException:
+                    # what is defined is not known: nothing can go on before someone opens it again
+                    self._stopping.set()
+                    self._release()
+                    raise
             raise
         self.catalog = catalog
+
+    def _release(self) -> None:
+        self._sources.stop()
+        self._store.close()
+        self._storage_lock.release()
 
     def _writable(self) -> None:
         if not self._storage_lock.held:
@@ -561,8 +578,11 @@ class Engine:
         """The last committed epoch; a reader beside a running engine looks anew."""
         if not self._storage_lock.held:
             with self._lock:
-                self.catalog = read_catalog(self.files) or self.catalog
-                self._manifest = last_committed(self.files)
+                while True:  # until both are of one moment
+                    self.catalog = self._store.read() or self.catalog
+                    self._manifest = last_committed(self.files)
+                    if self._store.read() in (None, self.catalog):
+                        break
         return self._manifest
 
     def _define(self, entry: Entry) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from eddyline.errors import EngineError
 
@@ -39,9 +40,23 @@ class Options:
     native_rules: int = _setting(
         1, "1: fast incremental rules where they apply; 0: the generic rule everywhere", 0, 1
     )
+    # it may hold a password, so it is never shown
+    catalog: str = field(
+        default="",
+        repr=False,
+        metadata={"help": "URL of a PostgreSQL database for the catalog; empty: in the storage"},
+    )
 
     def __post_init__(self) -> None:
+        if self.catalog and not self.catalog.startswith(("postgresql://", "postgres://")):
+            raise EngineError(
+                "option catalog is not the URL of a PostgreSQL database",
+                condition="BAD_OPTION",
+                hint="write postgresql://user@host:port/database, or leave it out",
+            )
         for item in fields(self):
+            if item.name == "catalog":
+                continue
             value, limits = getattr(self, item.name), item.metadata
             if not isinstance(value, int) or not limits["least"] <= value <= limits["most"]:
                 raise EngineError(
@@ -53,10 +68,12 @@ class Options:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
         """Options from `EDDYLINE_BUCKETS`, `EDDYLINE_RETAIN_EPOCHS` and so on; defaults elsewhere."""
-        found: dict[str, int] = {}
+        found: dict[str, Any] = {}
         for item in fields(cls):
             text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
-            if text is not None:
+            if text is not None and item.name == "catalog":
+                found[item.name] = text
+            elif text is not None:
                 if not text.lstrip("-").isdigit():
                     raise EngineError(
                         f"{ENVIRONMENT_PREFIX}{item.name.upper()} is {text!r}",

@@ -48,7 +48,7 @@ class Files:
         target = self.path(name)
         suffix = f".{uuid.uuid4().hex}{UNFINISHED}"
         try:
-            with _told(name):
+            with told(name):
                 self.step("write", name)
                 with open(target + suffix, "wb") as stream:
                     fill(stream)
@@ -85,7 +85,7 @@ class Files:
 
     def sync(self, name: str) -> None:
         """Flush a file, or the entries of a folder, to the disk."""
-        with _told(name):
+        with told(name):
             self.step("sync", name)
             _sync(self.path(name))
 
@@ -98,7 +98,7 @@ class Files:
         while not os.path.isdir(target):
             made.append(target)
             target = os.path.dirname(target)
-        with _told(name):
+        with told(name):
             self.step("make", name)
             for folder in reversed(made):
                 os.makedirs(folder, exist_ok=True)
@@ -126,7 +126,7 @@ class Files:
     def remove(self, name: str) -> None:
         """Remove a file or a folder with all in it; no error if it is missing."""
         target = self.path(name)
-        with _told(name):
+        with told(name):
             self.step("remove", name)
             if os.path.isdir(target):
                 shutil.rmtree(target, ignore_errors=True)
@@ -170,8 +170,8 @@ def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateE
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """What the system says about a file becomes an error of ours."""
+def told(name: str) -> Iterator[None]:
+    """What the system says about a file becomes an error of ours: StorageError WRITE_FAILED."""
     try:
         yield
     except OSError as error:
