@@ -36,11 +36,12 @@ class Server:
         self.url = f"postgresql://eddy:{QUOTED}@127.0.0.1:{self.port}/postgres"
         secret = folder / "password"
         secret.write_text(PASSWORD)
-        user = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
-        # the server refuses to run as root
-        self._as_user = [] if user is None else ["setpriv", "--reuid=postgres", "--regid=postgres"]
-        self._as_user += [] if user is None else ["--clear-groups"]
-        if user is not None:
+        self._as_user: list[str] = []
+        if os.geteuid() == 0:  # which the server refuses to run as
+            user = pwd.getpwnam("postgres")
+            self._as_user = [
+                "setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
+            ]  # fmt: skip
             for path in (folder, secret):
                 os.chown(path, user.pw_uid, user.pw_gid)
         self._run(

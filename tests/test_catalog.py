@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sqlite3
 import threading
@@ -11,6 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import postgres
 from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry
@@ -24,8 +27,9 @@ from eddyline.catalog_store import (
     CatalogStore,
     open_store,
 )
-from eddyline.errors import EddylineError, StateError, StorageError
+from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.options import Options
+from eddyline.runtime.requests import Inbox
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 
@@ -68,7 +72,7 @@ def some(number: int = 0) -> Catalog:
     view = Entry(
         "", VIEW, "v", "{}", query="SELECT '?', \"%\"\n", upstream=("Übung", "s'q"), since=3
     )
-    return Catalog(4).add(table).add(stream).add(view)
+    return Catalog(4).add(table).add(stream).add(view).pause("v", 7)
 
 
 def again(store: CatalogStore, url: str) -> Catalog | None:
@@ -328,7 +332,9 @@ def test_a_storage_says_where_its_catalog_is(
 def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postgres.Server) -> None:
     store = open_store(files, server.url)
     store.write(some())
+    inbox = Inbox(store)
     store.ask("drop", "v")
+    assert len(inbox.waiting()) == 1
     server.stop()
     try:
         for call in (store.read, lambda: store.write(some(1)), store.waiting):
@@ -336,11 +342,12 @@ def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postg
                 call()
             assert caught.value.condition == "CATALOG_UNAVAILABLE"
             assert store.certain
+        assert inbox.waiting() == [], "epochs go on without it"
     finally:
         server.start()
     store.write(some(1))
     assert again(store, server.url) == some(1)
-    assert len(store.waiting()) == 1
+    assert len(Inbox(store).waiting()) == 1
     store.close()
 
 
@@ -403,3 +410,98 @@ def test_requests_wait_in_order_and_are_answered_once(store: CatalogStore, url: 
     assert (found.state, found.message, len(store.waiting())) == (REFUSED, "it can't", 39)
     for other in others:
         other.close()
+
+
+def test_an_answer_that_could_not_be_given_is_given_later(
+    store: CatalogStore, files: FaultyFiles
+) -> None:
+    store.write(some())
+    number = store.ask("drop", "v")
+    inbox = Inbox(store)
+    [request] = inbox.waiting()
+    files.arm(1)
+    with inbox.answering(request):
+        store.write(some().drop("v"), inbox.number)
+    assert store.request(number).state == WAITING
+    files.arm(0)
+    assert inbox.waiting() == [], "not at once"
+    with Inbox(store).answering(request):
+        raise CatalogError("no", condition="NOT_FOUND", hint="look")
+    assert store.request(number).message == "[NOT_FOUND] no Way out: look"
+
+
+# -- pauses ------------------------------------------------------------------------------------
+
+
+def reading(*views: tuple[str, ...]) -> Catalog:
+    """Views a, b, c, ... that read these."""
+    catalog = Catalog(2)
+    for name, upstream in zip("abcdefgh", views, strict=False):
+        catalog = catalog.add(Entry("", VIEW, name, "{}", upstream=upstream))
+    return catalog
+
+
+def pauses(catalog: Catalog) -> dict[str, tuple[int, str]]:
+    return {e.name: (e.paused, e.paused_with) for e in catalog.entries if e.paused}
+
+
+def test_a_pause_takes_readers_along_and_gives_them_back() -> None:
+    catalog = reading((), ("a",), ("b",), ())
+    paused = catalog.pause("A", 5)
+    assert pauses(paused) == {"a": (5, ""), "b": (5, "a"), "c": (5, "b")}
+    assert paused.resume("a") == catalog
+    with pytest.raises(CatalogError, match="resume a first"):
+        paused.resume("b")
+    early = catalog.pause("c", 3).pause("a", 5)
+    assert pauses(early) == {"a": (5, ""), "b": (5, "a"), "c": (3, "")}
+    assert pauses(early.resume("a")) == {"c": (3, "")}
+
+
+def test_a_reader_of_two_goes_on_when_both_do() -> None:
+    both = reading((), (), ("a", "b"), ("c",)).pause("a", 5).pause("b", 7)
+    assert pauses(both) == {"a": (5, ""), "b": (7, ""), "c": (5, "a"), "d": (5, "c")}
+    one = both.resume("a")
+    assert pauses(one) == {"b": (7, ""), "c": (5, "b"), "d": (5, "c")}
+    assert pauses(one.resume("b")) == {}
+
+
+def test_an_epoch_that_rebuilt_a_view_has_ended_its_pause() -> None:
+    paused = reading((), ("a",)).pause("a", 5)
+    assert paused.resumed_by({"v1": 5, "v2": 4}) == paused, "these were before"
+    over = paused.resumed_by({"v1": 6, "v2": 6})
+    assert pauses(over) == {}
+    assert [entry.since for entry in over.entries] == [6, 6]
+    assert over.resumed_by({"v1": 6, "v2": 6}) is over
+    both = reading((), (), ("a", "b")).pause("a", 5).pause("b", 7)
+    assert pauses(both.resumed_by({"v1": 8})) == {"b": (7, ""), "c": (5, "b")}
+
+
+@given(st.data())
+def test_no_running_view_reads_a_paused_one(data: st.DataObject) -> None:
+    names = "abcdef"
+    above = [
+        tuple(data.draw(st.lists(st.sampled_from(names[:i]), unique=True, max_size=2)) if i else ())
+        for i in range(len(names))
+    ]
+    catalog = reading(*above)
+    for epoch in range(1, data.draw(st.integers(1, 8)) + 1):
+        name = data.draw(st.sampled_from(names))
+        before = pauses(catalog)
+        if data.draw(st.booleans()):
+            catalog = catalog.pause(name, epoch)
+            assert catalog.get(name).paused
+        else:
+            try:
+                catalog = catalog.resume(name)
+                assert not catalog.get(name).paused
+            except CatalogError:
+                assert any(catalog.get(upstream).paused for upstream in catalog.get(name).upstream)
+        for entry, upstream in itertools.product(catalog.entries, names):
+            if upstream in entry.upstream and catalog.get(upstream).paused:
+                assert entry.paused
+        for entry in catalog.entries:
+            if entry.paused_with:
+                assert catalog.get(entry.paused_with).paused
+                assert entry.paused_with in entry.upstream
+            if entry.paused and entry.name in before:
+                assert entry.paused == before[entry.name][0], "it keeps what it has"

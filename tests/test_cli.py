@@ -45,6 +45,15 @@ def test_explain_status_and_verify() -> None:
     assert parse("verify", "--storage", "d", "v").view == "v"
 
 
+def test_task() -> None:
+    assert parse("task", "list", "--storage", "d").storage == "d"
+    args = parse("task", "add", "v", "SELECT 1", "--storage", "d", "--wait", "5")
+    assert (args.action, args.name, args.query, args.wait) == ("add", "v", "SELECT 1", 5.0)
+    for action in ("pause", "resume", "drop"):
+        args = parse("task", action, "v", "--storage", "d")
+        assert (args.action, args.name, args.query, args.wait) == (action, "v", "", 60.0)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -56,6 +65,10 @@ def test_explain_status_and_verify() -> None:
         ["sql", "q", "--storage", "d", "--format", "xml"],
         ["status"],
         ["verify", "v"],
+        ["task", "--storage", "d"],
+        ["task", "list"],
+        ["task", "add", "v", "--storage", "d"],
+        ["task", "stop", "v", "--storage", "d"],
     ],
 )
 def test_wrong_arguments_end_with_the_usage(
@@ -72,7 +85,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for name in ("run", "sql", "explain", "status", "verify", *cli.PLUGINS):
+    for name in ("run", "sql", "explain", "status", "verify", "task", *cli.PLUGINS):
         assert f"\n    {name} " in shown
 
 
@@ -83,7 +96,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("eddyline ")
 
 
-@pytest.mark.parametrize("command", [["sql", "SELECT 1"], ["status"], ["verify"]])
+@pytest.mark.parametrize(
+    "command",
+    [["sql", "SELECT 1"], ["status"], ["verify"], ["task", "list"], ["task", "drop", "v"]],
+)
 def test_a_storage_that_is_not_there_is_refused(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +110,15 @@ def test_a_storage_that_is_not_there_is_refused(
     assert shown.err.startswith("eddyline: [NO_STORAGE] there is no stored engine")
     assert shown.err.count("\n") == 1
     assert not missing.exists()
+
+
+def test_tasks_of_a_folder_that_is_no_storage_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["list"], ["pause", "v"]):
+        assert cli.main(["task", *command, "--storage", str(tmp_path)]) == 2
+        assert "[NO_STORAGE]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [["explain"], ["run", "--storage", "unused"]])

@@ -34,7 +34,7 @@ from eddyline.state.manifest import (
 from eddyline.state.recover import Recovery, decide, open_storage, retire
 from eddyline.state.runs import Run, read_run, verify_run, write_run
 from eddyline.storage.files import Files
-from eddyline.storage.lock import StorageLock
+from eddyline.storage.lock import StorageLock, in_use
 from eddyline.testing import FaultyFiles
 
 ROWS = pa.table({"h": [1, 2, 3], "c0": ["x", "y", "z"], "w": [1, 1, 1]})
@@ -220,9 +220,12 @@ def test_the_lock_is_free_when_its_process_dies(files: FaultyFiles) -> None:
         os._exit(0 if StorageLock(files).held else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0
+    assert not in_use(files)
     lock = StorageLock(files)
     assert lock.held
+    assert in_use(files)
     lock.release()
+    assert not in_use(files)
 
 
 # -- manifests and runs ------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from eddyline.errors import (
     StateError,
     StorageError,
 )
-from eddyline.handles import Report, Stream, Table, View
+from eddyline.handles import Stream, Table, View
 from eddyline.options import Options
 from eddyline.runtime.epoch import Progress
+from eddyline.runtime.verify import Report
 
 __all__ = [
     "CatalogError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
@@ -26,11 +27,13 @@ class Entry:
         upstream: names that a view reads.
         format, options: of a stream defined in SQL; empty for one made of a DataFrame.
         operation: the column of a stream that holds +/-.
-        since: the epoch that gave a view its first rows.
         event_time, delay: of a stream with a watermark the column that tells the time, and by how
             many microseconds the watermark stays behind the latest.
         late_of: of the late rows of a stream: its id.
         final: a view gives each row once, when nothing can change it any more.
+        since: the epoch that gave a view its first rows, or made them anew after a pause.
+        paused: the epoch whose result a paused view keeps; 0 for one that is not paused.
+        paused_with: the view it reads whose pause it shares; empty for one paused by itself.
     """
 
     id: str
@@ -48,6 +51,8 @@ class Entry:
     delay: int = 0
     late_of: str = ""
     final: bool = False
+    paused: int = 0
+    paused_with: str = ""
 
     @property
     def columns(self) -> StructType:
@@ -149,3 +154,61 @@ class Catalog:
         """Distance from the sources."""
         above = [self.level(self.get(name)) for name in entry.upstream]
         return 1 + max(above, default=0) if entry.kind == VIEW else 0
+
+    def pause(self, name: str, epoch: int) -> Catalog:
+        """With a view that takes no more changes from an epoch on, and with it all that read it."""
+        chosen = self.get(name, VIEW)
+        changed = {chosen.name: replace(chosen, paused=chosen.paused or epoch, paused_with="")}
+        for entry in self.entries:
+            with_it = [above for above in entry.upstream if above in changed]
+            if with_it and not entry.paused:
+                changed[entry.name] = replace(entry, paused=epoch, paused_with=with_it[0])
+        return self._with(changed)
+
+    def resume(self, name: str) -> Catalog:
+        """Without the pause of a view, and of those that were paused with it.
+
+        A reader stays paused where it also reads another view that is.
+        """
+        chosen = self.get(name, VIEW)
+        above = self._paused_above(chosen, {})
+        if above:
+            raise CatalogError(
+                f"view {chosen.name} reads {above}, which is paused",
+                condition="UPSTREAM_PAUSED",
+                hint=f"resume {above} first",
+            )
+        changed = {chosen.name: replace(chosen, paused=0, paused_with="")}
+        for entry in self.entries:
+            if entry.paused_with not in changed or changed[entry.paused_with].paused:
+                continue
+            changed[entry.name] = replace(
+                entry,
+                paused=entry.paused if (still := self._paused_above(entry, changed)) else 0,
+                paused_with=still,
+            )
+        return self._with(changed)
+
+    def resumed_by(self, rebuilt: Mapping[str, int]) -> Catalog:
+        """Without the pauses that epochs have ended: their commit ends them, not the catalog's.
+
+        Args:
+            rebuilt: by id, the epoch that made the state of a view anew.
+        """
+        over: dict[str, Entry] = {}
+        for entry in self.entries:
+            epoch = rebuilt.get(entry.id, 0)
+            if epoch > max(entry.paused, entry.since):
+                over[entry.name] = replace(entry, paused=0, paused_with="", since=epoch)
+            elif entry.paused_with in over:
+                still = self._paused_above(entry, over)
+                over[entry.name] = replace(entry, paused_with=still)
+        return self._with(over) if over else self
+
+    def _paused_above(self, entry: Entry, changed: Mapping[str, Entry]) -> str:
+        """A paused view that a view reads; empty if there is none."""
+        above = (changed.get(name, self.get(name)) for name in entry.upstream)
+        return next((known.name for known in above if known.paused), "")
+
+    def _with(self, changed: Mapping[str, Entry]) -> Catalog:
+        return replace(self, entries=tuple(changed.get(e.name, e) for e in self.entries))

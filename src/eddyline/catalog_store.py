@@ -64,6 +64,8 @@ TABLES = (
         delay BIGINT NOT NULL,
         late_of TEXT NOT NULL,
         final BIGINT NOT NULL,
+        paused BIGINT NOT NULL,
+        paused_with TEXT NOT NULL,
         PRIMARY KEY (storage, id)
     )""",
     """CREATE TABLE IF NOT EXISTS eddyline_requests (

@@ -1,6 +1,7 @@
 """The command line: each command is one call on an Engine.
 
-Exit codes: 0 done, 1 `verify` found a difference, 2 refused (one message on stderr), 130 interrupted.
+Exit codes: 0 done; 1 `verify` found a difference, or the engine refused a task or has not answered
+in time; 2 refused (one message on stderr); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eddyline.catalog_store import REFUSED, WAITING, CatalogStore, open_store
 from eddyline.errors import EddylineError, ScriptError, StorageError
 from eddyline.options import Options
 from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
+from eddyline.storage.files import Files
+from eddyline.storage.lock import in_use
+from eddyline.tasks import answer, ask, listed, without_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +40,13 @@ PLUGINS = {
     "bench": ("eddyline.bench", "benchmarks, each against an alternative in the same run"),
 }
 """Commands of their own modules, which give `add_arguments(parser)` and `run(args) -> int`."""
+
+TASK_ACTIONS = {
+    "add": "add a view, which takes in all that its inputs hold",
+    "pause": "let a view, and those that read it, keep the result they have",
+    "resume": "let a paused view catch up in one epoch, and go on",
+    "drop": "remove a view",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +100,29 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     verify = command("verify", _verify, "compare views with the same SQL run offline")
     verify.add_argument("view", metavar="VIEW", nargs="?", help="one view; without: all")
 
-    for added in (run, sql, status, verify):
+    task = commands.add_parser(
+        "task",
+        help="list, add, pause, resume or drop views, also while another process runs the engine",
+        description="Tasks are live views. The engine that runs takes a request before its next "
+        "epoch; where none runs, this command does it.",
+    )
+    actions = task.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="what is defined, and what is asked for")
+    listing.set_defaults(run=_task_list)
+    asking = []
+    for action, purpose in TASK_ACTIONS.items():
+        added = actions.add_parser(action, help=purpose, description=purpose)
+        added.add_argument("name", metavar="NAME", help="name of a view")
+        if action == "add":
+            added.add_argument("query", metavar="SELECT", help="what the view keeps live")
+        added.add_argument(
+            "--wait", type=float, metavar="S", default=60.0,
+            help="seconds to wait for a running engine's answer (default: 60)",
+        )  # fmt: skip
+        added.set_defaults(run=_task, action=action, query="")
+        asking.append(added)
+
+    for added in (run, sql, status, verify, listing, *asking):
         added.add_argument(
             "--storage", metavar="DIR", required=True, help="where the engine keeps its data"
         )
@@ -129,7 +163,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    with _engine(args.storage, must_exist=True) as engine:
+    with _engine(_existing(args.storage)) as engine:
         print(FORMATS[args.format](engine.sql(args.query)))
     return 0
 
@@ -138,7 +172,7 @@ def _explain(args: argparse.Namespace) -> int:
     views: dict[str, None] = {}
     statements = parse_script(_read_script(args.script))
     options = replace(Options.from_environment(), catalog="")  # nothing of it is to stay
-    with tempfile.TemporaryDirectory() as storage, _engine(storage, options=options) as engine:
+    with tempfile.TemporaryDirectory() as storage, _engine(storage, options) as engine:
         for statement in statements:
             if isinstance(statement, CreateTable | CreateStream | CreateView | Drop):
                 statement.run(engine)
@@ -153,7 +187,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    with _engine(args.storage, must_exist=True) as engine:
+    with _engine(_existing(args.storage)) as engine:
         status = engine.status()
     sources = [
         (
@@ -172,35 +206,83 @@ def _status(args: argparse.Namespace) -> int:
             f"{item['state_rows']:,}",
             size(item["state_bytes"]),
             "" if item["state_growth"] is None else f"{item['state_growth']:+,.1f}",
+            f"paused since epoch {item['paused']}" if item["paused"] else "",
         )
         for item in status["views"]
-    ]
+    ]  # fmt: skip
     print(f"last committed epoch: {status['epoch']}\n")
     columns = ("source", "kind", "position", "watermark", "late rows")
     print(layout(columns, sources, right=(2, 4)), end="\n\n")
-    columns = ("view", "level", "state rows", "state size", "rows/epoch")
-    print(layout(columns, views, right=(1, 2, 3, 4)))
+    heads = ("view", "level", "state rows", "state size", "rows/epoch", "")
+    print(layout(heads, views, right=(1, 2, 3, 4)))
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    with _engine(args.storage, must_exist=True) as engine:
+    with _engine(_existing(args.storage)) as engine:
         report = engine.verify(args.view)
     print(report)
     return 0 if report.equal else 1
 
 
+def _task_list(args: argparse.Namespace) -> int:
+    with _task_store(args.storage) as store:
+        tasks = listed(store)
+        if not in_use(store.files):
+            print("no engine runs on this storage", file=sys.stderr)
+    rows = [
+        (task.name, task.kind, task.state, *("" if n is None else f"{n:,}" for n in numbers))
+        for task in tasks
+        for numbers in [(task.level, task.since, task.rows)]
+    ]
+    print(layout(("name", "kind", "state", "level", "since", "rows"), rows, right=(3, 4, 5)))
+    return 0
+
+
+def _task(args: argparse.Namespace) -> int:
+    def open_engine() -> None:
+        with _engine(args.storage) as engine:
+            engine.answer()
+
+    with _task_store(args.storage) as store:
+        before = {task.name: task.state for task in listed(store)}
+        number = ask(store, args.action, args.name, args.query)
+        if without_engine(store, open_engine):
+            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
+        request = answer(store, number, args.wait)
+        after = {task.name: task.state for task in listed(store)}
+    if request.state == REFUSED:
+        print(f"eddyline: {request.message}", file=sys.stderr)
+        return 1
+    if request.state == WAITING:
+        print(f"{args.action} {args.name}: waits for the engine", file=sys.stderr)
+        return 1 if args.wait else 0
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    for name in changed or [args.name]:
+        print(f"{name}: {after.get(name, 'dropped') if changed else 'as it was'}")
+    return 0
+
+
 @contextmanager
-def _engine(
-    storage: str, *, must_exist: bool = False, options: Options | None = None
-) -> Iterator[Engine]:
-    if must_exist and "://" not in storage and not Path(storage).is_dir():
+def _task_store(storage: str) -> Iterator[CatalogStore]:
+    files = Files(_existing(storage))
+    with closing(open_store(files, Options.from_environment().catalog)) as store:
+        yield store
+
+
+def _existing(storage: str) -> str:
+    if "://" not in storage and not Path(storage).is_dir():
         raise StorageError(
             "there is no stored engine",
             condition="NO_STORAGE",
             hint="give the folder that `eddyline run` was given",
             storage=storage,
         )
+    return storage
+
+
+@contextmanager
+def _engine(storage: str, options: Options | None = None) -> Iterator[Engine]:
     from eddyline.engine import Engine  # late: it takes a second, which --help need not wait for
 
     with Engine(storage, options=options) as engine:

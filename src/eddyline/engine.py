@@ -19,24 +19,25 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry
-from eddyline.catalog_store import open_store
+from eddyline.catalog_store import Request, open_store
 from eddyline.changes import OPERATION
 from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.dml import Dml, wrong_query
 from eddyline.errors import CatalogError, DataError, EngineError, QueryError, StateGrowthWarning
-from eddyline.handles import Report, Stream, Table, View
+from eddyline.handles import Stream, Table, View
 from eddyline.options import Options
 from eddyline.plan.eventtime import Bound
 from eddyline.plan.explain import explain_text
 from eddyline.plan.nodes import Leaf
-from eddyline.runtime.changelog import Difference, difference
 from eddyline.runtime.compiler import CompiledPlan, Compiler
 from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
 from eddyline.runtime.reader import arrow_schema
+from eddyline.runtime.requests import Inbox
 from eddyline.runtime.results import Results
 from eddyline.runtime.session import cloned, epoch_session, local_session
 from eddyline.runtime.sources import Sources
 from eddyline.runtime.status import state_size, storage_status
+from eddyline.runtime.verify import Report, verified
 from eddyline.runtime.watermarks import Watermarks, below, declared_watermark, with_watermark
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
@@ -90,6 +91,7 @@ class Engine:
         self._storage_lock = StorageLock(self.files)
         try:
             self._store = open_store(self.files, self.options.catalog)
+            self._inbox = Inbox(self._store)
             self.spark = spark or local_session()
             self.catalog, self._manifest = self._open()
             self._sources = Sources(self.files, self.spark)
@@ -264,6 +266,13 @@ class Engine:
             catalog = self.catalog if present is None else self.catalog.drop(name)
             draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query, final=final)
             upstream = self._compiler.mentioned(query, catalog)
+            for known in map(catalog.get, upstream):
+                if known.paused:
+                    raise CatalogError(
+                        f"view {name} would read {known.name}, which is paused",
+                        condition="UPSTREAM_PAUSED",
+                        hint=f"resume {known.name} first",
+                    )
             compiled = self._compiler.view(draft, catalog, self._plan, upstream)
             for growing in compiled.compiled.build.growing:
                 warnings.warn(f"view {name}: {growing}", StateGrowthWarning, stacklevel=2)
@@ -284,6 +293,38 @@ class Engine:
             entry = self.catalog.get(name, kind)
             self._save(self.catalog.drop(name))
             self._forget(entry)
+
+    def pause(self, name: str) -> list[str]:
+        """Let a view take no more changes: it keeps the result of the last committed epoch.
+
+        Returns:
+            the views that are paused with it, because they read it.
+        """
+        with self._lock:
+            self._writable()
+            catalog = self.catalog.pause(name, self._manifest.epoch)
+            pairs = list(zip(self.catalog.entries, catalog.entries, strict=True))
+            self._save(catalog)
+            return [now.name for old, now in pairs if now.paused_with and not old.paused]
+
+    def resume(self, name: str) -> list[str]:
+        """Let a paused view go on, and those that were paused with it, in one epoch of their own.
+
+        They are made anew from what their inputs hold by now; their changelogs get the difference.
+
+        Returns:
+            the views that go on; none if it was not paused.
+        """
+        with self._lock:
+            self._writable()
+            pairs = zip(self.catalog.entries, self.catalog.resume(name).entries, strict=True)
+            resumed = [entry for entry, after in pairs if entry.paused and not after.paused]
+            if resumed:
+                plans = [self._plan(entry) for entry in resumed]
+                seconds = self._fill(self.catalog, plans, [entry.id for entry in resumed])
+                self._save(self.catalog)
+                self._committed({"ingest": 0.0, **seconds})
+            return [entry.name for entry in resumed]
 
     def show(self, kind: str) -> DataFrame:
         """The tables, streams or views, with their columns and what they are made of."""
@@ -314,6 +355,23 @@ class Engine:
             while self._epoch(ingest):
                 ingest = 0.0
             return self._manifest.epoch
+
+    def answer(self) -> None:
+        """Do what other processes have asked for (`eddyline task`).
+
+        A running engine and `advance()` do this by themselves before each epoch.
+        """
+        actions: dict[str, Callable[[Request], Any]] = {
+            "add": lambda request: self.view(request.name, request.query),
+            "pause": lambda request: self.pause(request.name),
+            "resume": lambda request: self.resume(request.name),
+            "drop": lambda request: self.drop(VIEW, request.name),
+        }
+        with self._lock:
+            self._writable()
+            for request in self._inbox.waiting():
+                with self._inbox.answering(request):
+                    actions[request.action](request)
 
     def start(self, interval: float | None = None) -> None:
         """Run in the background until `stop()`.
@@ -429,25 +487,16 @@ class Engine:
     def verify(self, view: str | None = None) -> Report:
         """The self-proof: the identical SQL offline on the same inputs, compared as multisets.
 
+        A paused view is compared as of its pause, or skipped if that epoch is no longer retained.
+
         Args:
             view: name of one view; None for all.
         """
         manifest = self._current()
-        session = cloned(self.spark)
-        found: dict[str, Difference] = {}
-        wanted = None if view is None else self.catalog.get(view, VIEW).name
-        for entry in self.catalog.entries:
-            if entry.kind != VIEW:
-                content = self._results.content(entry, manifest, session)
-            else:
-                content = session.sql(entry.query)
-                if entry.final:
-                    content = self._final_rows(entry, manifest, content)
-                if wanted in (None, entry.name):
-                    live = self._results.content(entry, manifest, session).toArrow()
-                    found[entry.name] = difference(live, content.toArrow())
-            content.createOrReplaceTempView(entry.name)
-        return Report(manifest.epoch, found)
+        wanted = [e for e in self.catalog.entries if e.kind == VIEW]
+        if view is not None:
+            wanted = [self.catalog.get(view, VIEW)]
+        return verified(self._results, self.catalog, manifest, self.spark, wanted, self._final_rows)
 
     def _final_rows(self, entry: Entry, manifest: Manifest, content: DataFrame) -> DataFrame:
         """Those rows of a query's result that EMIT FINAL has let through by an epoch."""
@@ -535,24 +584,27 @@ class Engine:
         catalog = found or Catalog(self.options.buckets)
         last = max(committed_epochs(self.files), default=0)
         for entry in catalog.entries:
-            if entry.since > last:
+            needed = max(entry.since, entry.paused)
+            if needed > last:
                 raise damaged(
-                    manifest_name(entry.since), f"it is missing, but {entry.name} is made of it"
+                    manifest_name(needed), f"it is missing, but {entry.name} is made of it"
                 )
         if found is None and (last or self.files.names("logs")):
             raise damaged(self._store.name, "it is missing")
         manifest = open_storage(self.files, writable=held)
+        catalog = catalog.resumed_by(manifest.rebuilt)
         if held and (found is None or self._store.outdated):
             self._store.write(catalog)
         return catalog, manifest.owned(catalog.ids)
 
-    def _save(self, catalog: Catalog) -> None:
+    def _save(self, catalog: Catalog, *, final: bool = True) -> None:
+        """Make the catalog durable; `final`: with that a request is done, if one is answered."""
         try:
-            self._store.write(catalog)
+            self._store.write(catalog, self._inbox.number if final else None)
         except BaseException:
             if not self._store.certain:  # it may be in place though the call failed behind that
                 try:
-                    self.catalog = self._store.read() or self.catalog
+                    self._reread()
                 except BaseException:
                     # what is defined is not known: nothing can go on before someone opens it again
                     self._stopping.set()
@@ -560,6 +612,9 @@ class Engine:
                     raise
             raise
         self.catalog = catalog
+
+    def _reread(self) -> None:
+        self.catalog = (self._store.read() or self.catalog).resumed_by(self._manifest.rebuilt)
 
     def _release(self) -> None:
         self._sources.stop()
@@ -579,9 +634,10 @@ class Engine:
         if not self._storage_lock.held:
             with self._lock:
                 while True:  # until both are of one moment
-                    self.catalog = self._store.read() or self.catalog
+                    known = self._store.read()
                     self._manifest = last_committed(self.files)
-                    if self._store.read() in (None, self.catalog):
+                    self._reread()
+                    if self._store.read() == known:
                         break
         return self._manifest
 
@@ -615,6 +671,7 @@ class Engine:
 
     def _epoch(self, ingest: float) -> bool:
         """One epoch over what the redo logs hold; False if there is nothing new."""
+        self.answer()
         base = self._manifest
         positions = self._sources.waiting(self.catalog, base)
         watermarks = Watermarks.behind(base, self.catalog)
@@ -624,7 +681,7 @@ class Engine:
         plans = [
             self._plan(entry).plan
             for entry in self.catalog.entries
-            if entry.kind == VIEW or entry.arranged
+            if (entry.kind == VIEW and not entry.paused) or entry.arranged
         ]
         compile_s = time.perf_counter() - started
 
@@ -651,22 +708,29 @@ class Engine:
         return any(
             watermarks.moved(self._plan(entry).plan.parts)
             for entry in self.catalog.entries
-            if entry.final
+            if entry.final and not entry.paused
         )
 
     def _run(
-        self, plans: Sequence[Plan], positions: Mapping[str, int], inputs: Inputs
+        self,
+        plans: Sequence[Plan],
+        positions: Mapping[str, int],
+        inputs: Inputs,
+        rebuilt: Sequence[str] = (),
     ) -> dict[str, float]:
         """Run an epoch on the last committed one; the seconds of its stages."""
         try:
             watermarks = Watermarks.behind(self._manifest, self.catalog)
             self._manifest, seconds = self._runner.run(
-                self._manifest, plans, positions, inputs, watermarks
+                self._manifest, plans, positions, inputs, watermarks, rebuilt
             )
         except BaseException:
             # the commit may be in place though the call failed behind that
             self._manifest = last_committed(self.files).owned(self.catalog.ids)
             raise
+        finally:
+            # an epoch that made views anew has ended their pauses, whatever comes of the catalog
+            self.catalog = self.catalog.resumed_by(self._manifest.rebuilt)
         return seconds
 
     def _committed(self, seconds: dict[str, float]) -> None:
@@ -699,21 +763,37 @@ class Engine:
         the commit: a crash between leaves state that belongs to nothing, which the next epoch
         leaves out. A view that it takes the place of is whole until then.
         """
-        self._save(dataclasses.replace(self.catalog, next_id=catalog.next_id))
-        constants = self._compiler.write_constants(entry, compiled)
-        base = self._manifest
-
-        def inputs(_plan: Plan, leaf: Leaf, _: Mapping[str, list[Segment]]) -> list[Segment]:
-            if not leaf.relation:
-                return constants[leaf.name]
-            return self._results.history(catalog.get(leaf.relation), base)
-
-        seconds = self._run([compiled.plan], {}, inputs)
+        self._save(dataclasses.replace(self.catalog, next_id=catalog.next_id), final=False)
+        seconds = self._fill(catalog, [compiled])
         self._save(catalog.committed(entry, self._manifest.epoch))
         self._plans[entry.id] = compiled
         if replaced is not None:
             self._forget(replaced)
         self._committed({"ingest": 0.0, **seconds})
+
+    def _fill(
+        self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Give views all that their inputs hold, in an epoch of their own; its seconds.
+
+        Args:
+            rebuilt: ids of those that have rows already, which these take the place of.
+        """
+        base = self._manifest
+        filled = {compiled.plan.name for compiled in plans}
+        constants = {
+            compiled.plan.id: self._compiler.write_constants(compiled) for compiled in plans
+        }
+
+        def inputs(plan: Plan, leaf: Leaf, changed: Mapping[str, list[Segment]]) -> list[Segment]:
+            if not leaf.relation:
+                return constants[plan.id][leaf.name]
+            entry = catalog.get(leaf.relation)
+            if entry.name in filled:
+                return changed.get(entry.name.lower(), [])
+            return self._results.history(entry, base)
+
+        return self._run([compiled.plan for compiled in plans], {}, inputs, rebuilt)
 
     def _forget(self, entry: Entry) -> None:
         self._plans.pop(entry.id, None)

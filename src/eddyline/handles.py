@@ -11,7 +11,6 @@ from pyspark.sql.types import StructType
 from eddyline.catalog import STREAM, TABLE, VIEW
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError
-from eddyline.runtime.changelog import Difference
 from eddyline.source.rows import Rows
 
 if TYPE_CHECKING:
@@ -104,36 +103,3 @@ class View:
                 row) and `epoch`, paired by the grouping key of the view if it has one.
         """
         return self.engine.changes(self.name, after, form)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What `verify` found; true if all views agree with offline SQL.
-
-    Attributes:
-        epoch: as of which epoch.
-        views: the difference of each view (left: live, right: offline).
-    """
-
-    epoch: int
-    views: dict[str, Difference]
-
-    @property
-    def equal(self) -> bool:
-        """Whether all views agree."""
-        return all(found.equal for found in self.views.values())
-
-    def __bool__(self) -> bool:
-        return self.equal
-
-    def __str__(self) -> str:
-        width = max((len(name) for name in self.views), default=4)
-        lines = [f"{'view':{width}}  {'live':>9}  {'offline':>9}  equal"]
-        for name, found in self.views.items():
-            lines.append(
-                f"{name:{width}}  {found.left_rows:9,}  {found.right_rows:9,}  "
-                f"{'yes' if found.equal else 'NO'}"
-            )
-            for side, rows in (("live", found.left_only), ("offline", found.right_only)):
-                lines += [f"  only {side}: {row}" for row in rows]
-        return "\n".join(lines)

@@ -150,12 +150,12 @@ class Compiler:
     def _zone(self) -> str:
         return self.catalyst.session.conf.get("spark.sql.session.timeZone") or "UTC"
 
-    def write_constants(self, entry: Entry, compiled: CompiledPlan) -> dict[str, list[Segment]]:
+    def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; the segments of each of its constant leaves."""
         found: dict[str, list[Segment]] = {}
         for leaf, frame in compiled.compiled.build.constants.items():
             self.files.make_folder("constants")
-            name = f"constants/{entry.id}.{leaf}.arrow"
+            name = f"constants/{compiled.plan.id}.{leaf}.arrow"
             found[leaf] = [write_rows(self.files, name, frame.toArrow())]
         return found
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from eddyline.runtime.task import (
 )
 from eddyline.runtime.watermarks import Watermarks
 from eddyline.source.segments import RUN, Segment, spread
+from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
@@ -97,6 +98,7 @@ class EpochRunner:
         positions: Mapping[str, int],
         inputs: Inputs,
         watermarks: Watermarks,
+        rebuilt: Collection[str] = (),
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -106,6 +108,9 @@ class EpochRunner:
             positions: how far the sources are consumed after this epoch.
             inputs: says what a leaf reads, given the deltas of this epoch by relation.
             watermarks: those that hold in this epoch.
+            rebuilt: ids of views whose state is made anew: they start empty, what they give in
+                this epoch is all their rows, and their changelog gets the difference to the rows
+                before.
 
         Returns:
             the new manifest, and the seconds of each stage.
@@ -125,9 +130,13 @@ class EpochRunner:
             for part in plan.parts
             if part.expiry
         }
-        context = EpochContext(folder, base.epoch, expired)
+        context = EpochContext(folder, base.epoch, expired, tuple(rebuilt))
         seconds = {"plan": 0.0, "run": 0.0}
-        arrangements = dict(base.arrangements)
+        arrangements = {
+            name: part
+            for name, part in base.arrangements.items()
+            if name.split("/")[0] not in rebuilt
+        }
         deltas: dict[str, Buckets] = {}
         counters: dict[str, dict[str, int]] = {}
         changed: dict[str, list[Segment]] = {}
@@ -151,6 +160,11 @@ class EpochRunner:
                     changed[plan.name.lower()] = [Segment(RUN, r.name, r.rows) for r in runs]
                 seconds["run"] += time.perf_counter() - started
             started = time.perf_counter()
+            for plan in (plan for plan in plans if plan.id in rebuilt):
+                old, new = (part.get(plan.result, {}) for part in (base.arrangements, arrangements))
+                deltas[plan.result] = self._difference(folder, plan.result, old, new)
+                if plan.name in counters:
+                    counters[plan.name]["out"] = _rows(deltas[plan.result])
             kept = {plan.result for plan in plans}
             manifest = Manifest(
                 epoch,
@@ -159,6 +173,7 @@ class EpochRunner:
                 {name: buckets for name, buckets in deltas.items() if name in kept},
                 counters,
                 watermarks.after(positions),
+                {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
             )
             write_manifest(self.files, manifest)
             seconds["commit"] = time.perf_counter() - started
@@ -166,6 +181,17 @@ class EpochRunner:
             self._abandon(folder, epoch)
             raise
         return manifest, seconds
+
+    def _difference(self, folder: str, result: str, old: Buckets, new: Buckets) -> Buckets:
+        """What leads from the old rows of a result to the new ones."""
+        prefix = f"{folder}/{result.replace('/', '.')}.difference"
+        found = {
+            bucket: difference_run(
+                self.files, f"{prefix}-{bucket}.arrow", old.get(bucket, ()), new.get(bucket, ())
+            )
+            for bucket in sorted({*old, *new})
+        }
+        return {bucket: (run,) for bucket, run in found.items() if run is not None}
 
     def _abandon(self, folder: str, epoch: int) -> None:
         if self.files.exists(manifest_name(epoch)):
@@ -259,8 +285,13 @@ class EpochRunner:
             counters[f"{plan.name}/{part.name}"] = total
             if isinstance(plan.physical, TableTask):  # no leaf of its own
                 read = total["in"]
-        added = [run.rows for runs in deltas.get(plan.result, {}).values() for run in runs]
-        counters[plan.name] = {"in": read, "out": sum(added)}
+        # known by its name even where it has no row
+        arrangements.setdefault(plan.result, {})
+        counters[plan.name] = {"in": read, "out": _rows(deltas.get(plan.result, {}))}
+
+
+def _rows(buckets: Buckets) -> int:
+    return sum(run.rows for runs in buckets.values() for run in runs)
 
 
 _TRACEBACK = "Traceback (most recent call last):"

@@ -55,6 +55,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
                 "state_bytes": size,
                 "state_growth": _growth(entry, known[since], manifest),
                 "level": catalog.level(entry),
+                "paused": entry.paused,
             }
         )
     return {"epoch": manifest.epoch, "sources": sources, "views": views}

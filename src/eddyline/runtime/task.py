@@ -40,15 +40,17 @@ class EpochContext:
         folder: where the attempt writes, below the storage folder.
         base: the last committed epoch, whose state is read.
         expired: for a stateful operator (node/part) what its expiries are compared with.
+        rebuilt: ids of views whose state is made anew: what is stored of it doesn't count.
     """
 
     folder: str
     base: int
     expired: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
+    rebuilt: tuple[str, ...] = ()
 
     def as_property(self) -> str:
         """The text of the local property."""
-        return json.dumps([self.folder, self.base, self.expired])
+        return json.dumps([self.folder, self.base, self.expired, self.rebuilt])
 
     @classmethod
     def current(cls) -> EpochContext:
@@ -236,7 +238,8 @@ def run_kernel(
     delta = delta if delta is not None and delta.num_rows else None
     if bucket is not None and (delta is not None or isinstance(operator, Hold)):
         counts["in"] = 0 if delta is None else delta.num_rows
-        manifest = _manifest(task.files.root, context.base)
+        known = 0 if task.node in context.rebuilt else context.base
+        manifest = _manifest(task.files.root, known)
         state = {
             slot: Arrangement(
                 task.files,

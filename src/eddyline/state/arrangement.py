@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import Place, without_expired
@@ -113,6 +114,25 @@ class Arrangement:
                 merged = self.layout.sorted(merged)
                 runs.append(write_run(self.files, f"{name}.merged.arrow", merged))
         return tuple(runs), added
+
+
+def difference_run(files: Files, name: str, old: Sequence[Run], new: Sequence[Run]) -> Run | None:
+    """Write what leads from one content of a bucket to another; None if they are the same.
+
+    Args:
+        name: of the file.
+        old, new: runs of Z-sets with the same columns.
+    """
+    tables = [read_run(files, run) for run in new]
+    for run in old:
+        rows = read_run(files, run)
+        taken = pc.negate(rows[WEIGHT])
+        tables.append(rows.set_column(rows.column_names.index(WEIGHT), WEIGHT, taken))
+    if not tables:
+        return None
+    layout = Layout(tuple(n for n in tables[0].column_names if n not in (HASH, WEIGHT)))
+    rows = layout.consolidate(pa.concat_tables(tables, promote_options="default"))
+    return write_run(files, name, layout.sorted(rows)) if rows.num_rows else None
 
 
 def compaction_start(rows: Sequence[int], fan_in: int) -> int | None:

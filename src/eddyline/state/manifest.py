@@ -42,6 +42,7 @@ class Manifest:
         deltas: the runs that this epoch added to the arrangements whose changelog is kept.
         counters: for each operator the rows it took in and gave out in this epoch.
         clocks: for each stream with a watermark where its event time stands.
+        rebuilt: for each view whose state was made anew, in which epoch (the last time).
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class Manifest:
     deltas: dict[str, Buckets] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     clocks: dict[str, Clock] = field(default_factory=dict)
+    rebuilt: dict[str, int] = field(default_factory=dict)
 
     def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
         """The runs of one bucket; none if it never held a row."""
@@ -71,6 +73,7 @@ class Manifest:
             clocks={name: clock for name, clock in self.clocks.items() if name in nodes},
             arrangements=keep(self.arrangements),
             deltas=keep(self.deltas),
+            rebuilt={name: epoch for name, epoch in self.rebuilt.items() if name in nodes},
         )
 
     def all_runs(self) -> list[Run]:
@@ -88,6 +91,7 @@ class Manifest:
             "deltas": _to_json(self.deltas),
             "counters": self.counters,
             "clocks": {name: asdict(clock) for name, clock in self.clocks.items()},
+            "rebuilt": self.rebuilt,
         }
 
 
@@ -153,6 +157,7 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
         _from_json(document["deltas"]),
         document["counters"],
         {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
+        document.get("rebuilt", {}),
     )
 
 

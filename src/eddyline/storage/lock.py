@@ -52,3 +52,19 @@ class StorageLock:
             self._handle = None
         if _holders.get(self._root) is self:
             del _holders[self._root]
+
+
+def in_use(files: Files) -> bool:
+    """Whether an engine, of this process or another, holds the storage."""
+    try:
+        handle = os.open(files.path(NAME), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)

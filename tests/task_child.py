@@ -1,0 +1,52 @@
+"""An engine that runs, and rows that keep coming, until someone kills it. Run by test_tasks.py.
+
+It says `ready` once its views have rows. A number N on its standard input makes it kill itself at
+the N-th effect on the disk from the next request on whose name begins with `w`.
+
+Arguments: folder of the storage.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from eddyline import Engine
+from eddyline.testing import FaultyFiles
+
+
+def main(folder: str) -> None:
+    files = FaultyFiles(folder)
+    engine = Engine(files)
+    rows = engine.table("rows", "k BIGINT, v BIGINT")
+    engine.view("total", "SELECT count(*) AS n, sum(v) AS s FROM rows")
+    engine.view("by_k", "SELECT k, count(*) AS n FROM rows GROUP BY k")
+    engine.view("top", "SELECT k, n FROM by_k ORDER BY n DESC, k LIMIT 2")
+    view = Engine.view
+
+    def armed(self: Engine, name: str, query: str, *, replace: bool = False) -> object:
+        if name.startswith("w"):
+            files.arm(fail_at, "kill", "driver")
+        return view(self, name, query, replace=replace)
+
+    fail_at = 0
+    Engine.view = armed  # type: ignore[method-assign,assignment]
+
+    def feed() -> None:
+        number = 0
+        while True:
+            rows.insert([(number % 5, number), (number % 3, 1)])
+            number += 1
+            time.sleep(0.02)
+
+    engine.start(0.05)
+    threading.Thread(target=feed, daemon=True).start()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        fail_at = int(line)
+        print("armed", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
