@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from eddyline import bench
-from eddyline.bench import grouped_count, history, keyed_total, two_level
+from eddyline.bench import delivery, grouped_count, history, keyed_total, two_level
 from eddyline.bench.measure import Meter, aligned, same_rows, tree_cpu_seconds
 from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
 
@@ -84,3 +84,10 @@ def test_two_level():
     assert result.equal
     assert result.stages
     assert "share" in result.text()
+
+
+@pytest.mark.spark
+def test_delivery():
+    result = delivery.run(rows=20, repeat=1)
+    assert result.equal
+    assert "at_most_once" in result.text()

@@ -48,11 +48,16 @@ from eddyline.state.manifest import (
     manifest_name,
     read_manifest,
 )
-from eddyline.state.recover import open_storage, retire
+from eddyline.state.recover import flush, open_storage, retire
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 
 RETIRE_EVERY = 16
+UNFLUSHED = {
+    "exactly_once": (),
+    "at_least_once": ("epochs/", "manifests/"),
+    "at_most_once": ("epochs/", "manifests/", "logs/"),
+}
 
 
 class Engine:
@@ -90,13 +95,15 @@ class Engine:
         self._lock = threading.RLock()
         self._storage_lock = StorageLock(self.files)
         try:
+            self.files.unflushed = UNFLUSHED[self.options.delivery]
             self._store = open_store(self.files, self.options.catalog)
             self._inbox = Inbox(self._store)
             self.spark = spark or local_session()
             self.catalog, self._manifest = self._open()
             self._sources = Sources(self.files, self.spark)
             if self._storage_lock.held:
-                self._sources.recover(self.catalog, self._manifest)
+                skip = self.options.delivery == "at_most_once"
+                self._sources.recover(self.catalog, self._manifest, skip=skip)
         except BaseException:
             self._storage_lock.release()
             raise
@@ -409,6 +416,8 @@ class Engine:
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         with self._lock:
+            if self._storage_lock.held:
+                self._flush()
             self._release()
 
     def __enter__(self) -> Engine:
@@ -591,7 +600,8 @@ class Engine:
                 )
         if found is None and (last or self.files.names("logs")):
             raise damaged(self._store.name, "it is missing")
-        manifest = open_storage(self.files, writable=held)
+        manifest = open_storage(self.files, writable=held, lenient=bool(self.files.unflushed))
+        self._flushed = manifest.epoch
         catalog = catalog.resumed_by(manifest.rebuilt)
         if held and (found is None or self._store.outdated):
             self._store.write(catalog)
@@ -599,6 +609,7 @@ class Engine:
 
     def _save(self, catalog: Catalog, *, final: bool = True) -> None:
         """Make the catalog durable; `final`: with that a request is done, if one is answered."""
+        self._flush()  # it may tell of epochs
         try:
             self._store.write(catalog, self._inbox.number if final else None)
         except BaseException:
@@ -612,6 +623,12 @@ class Engine:
                     raise
             raise
         self.catalog = catalog
+
+    def _flush(self) -> None:
+        """Make the committed epochs durable, where they aren't flushed one by one."""
+        if self.files.unflushed and self._flushed < self._manifest.epoch:
+            flush(self.files, self._flushed)
+        self._flushed = self._manifest.epoch
 
     def _reread(self) -> None:
         self.catalog = (self._store.read() or self.catalog).resumed_by(self._manifest.rebuilt)
@@ -745,6 +762,7 @@ class Engine:
                 state[entry.name] = {"rows": rows, "bytes": size}
         self._progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state)
         if manifest.epoch % RETIRE_EVERY == 0:
+            self._flush()
             before = read_manifest(self.files, manifest.epoch - 1)
             for entry in self.catalog.entries:
                 if entry.arranged:

@@ -40,6 +40,16 @@ class Options:
     native_rules: int = _setting(
         1, "1: fast incremental rules where they apply; 0: the generic rule everywhere", 0, 1
     )
+    delivery: str = field(
+        default="exactly_once",
+        metadata={
+            "help": "what of the input counts after a crash: "
+            "exactly_once: all, once, even after a power cut; "
+            "at_least_once: all; a power cut can make recent epochs run, and be told, again; "
+            "at_most_once: what wasn't committed is skipped, so that nothing is told again",
+            "choices": ("exactly_once", "at_least_once", "at_most_once"),
+        },
+    )
     # it may hold a password, so it is never shown
     catalog: str = field(
         default="",
@@ -58,6 +68,14 @@ class Options:
             if item.name == "catalog":
                 continue
             value, limits = getattr(self, item.name), item.metadata
+            if "choices" in limits:
+                if value not in limits["choices"]:
+                    raise EngineError(
+                        f"option {item.name} is {value!r}",
+                        condition="BAD_OPTION",
+                        hint=f"choose of {', '.join(limits['choices'])}",
+                    )
+                continue
             if not isinstance(value, int) or not limits["least"] <= value <= limits["most"]:
                 raise EngineError(
                     f"option {item.name} is {value!r}",
@@ -71,7 +89,7 @@ class Options:
         found: dict[str, Any] = {}
         for item in fields(cls):
             text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
-            if text is not None and item.name == "catalog":
+            if text is not None and item.name in ("catalog", "delivery"):
                 found[item.name] = text
             elif text is not None:
                 if not text.lstrip("-").isdigit():

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Protocol
 
-from eddyline.bench import grouped_count, history, keyed_total, two_level
+from eddyline.bench import delivery, grouped_count, history, keyed_total, two_level
 
 
 class Result(Protocol):
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "keyed-total": keyed_total.run,
     "history": history.run,
     "two-level": two_level.run,
+    "delivery": delivery.run,
 }
 
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows",
         type=int,
-        help="records in all (grouped-count), of a batch (keyed-total, two-level), "
+        help="records in all (grouped-count), of a batch (keyed-total, two-level, delivery), "
         "of the short history (history)",
     )
     parser.add_argument("--repeat", type=int, help="timed repetitions")

@@ -143,8 +143,11 @@ class Sources:
         for folder in (f"logs/{entry.id}", f"checkpoints/{entry.id}"):
             self.files.remove(folder)
 
-    def recover(self, catalog: Catalog, manifest: Manifest) -> None:
+    def recover(self, catalog: Catalog, manifest: Manifest, *, skip: bool) -> None:
         """Remove what crashes have left, and check what waits in the logs.
+
+        Args:
+            skip: what waits is left out instead.
 
         Raises:
             StateError: a log is damaged, or doesn't hold all that the manifest lacks.
@@ -156,9 +159,11 @@ class Sources:
                     self.files.remove(f"{folder}/{name}")
         for entry in catalog.entries:
             if entry.kind != VIEW and not entry.late_of:
-                log = self.log(entry)
+                log, position = self.log(entry), manifest.positions.get(entry.id, 0)
+                if skip:
+                    log.skip(position)
                 log.tidy()
-                log.verify(manifest.positions.get(entry.id, 0))
+                log.verify(position)
 
     def waiting(self, catalog: Catalog, manifest: Manifest) -> dict[str, int]:
         """For each source with input that is not committed yet: how far the next epoch goes."""

@@ -113,6 +113,14 @@ class RedoLog:
         for segment in self.segments(first, max(self.end(), first + 1)):
             verify_segment(self.files, segment)
 
+    def skip(self, first: int) -> None:
+        """Remove the entries from `first` on, which were never processed: they don't count."""
+        for number in self._numbers():
+            if number >= first:
+                self.files.remove(self._entry(number))
+        if self.end() < first:
+            self.files.write_json(f"{self.folder}/{START}", first)
+
     def forget(self, end: int) -> None:
         """Remove the entries before `end`: what they hold is committed elsewhere."""
         if self.start() < end:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eddyline.errors import StateError
 from eddyline.state.manifest import (
     FOLDER,
     Manifest,
@@ -47,8 +49,12 @@ def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
     return Recovery(last, tuple(name for name in attempts if _epoch_of(name) > last))
 
 
-def open_storage(files: Files, *, writable: bool) -> Manifest:
+def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Manifest:
     """The last committed manifest, its runs checked byte by byte; what crashes left is removed.
+
+    Args:
+        lenient: epochs aren't flushed one by one, so that a power cut can damage the newest; the
+            last one that is whole is taken, and those behind it are removed.
 
     Raises:
         StateError: a manifest or a run is damaged or missing.
@@ -57,11 +63,12 @@ def open_storage(files: Files, *, writable: bool) -> Manifest:
         for folder in (FOLDER, EPOCHS):
             files.make_folder(folder)
     epochs = committed_epochs(files)
+    manifest, epochs = _last_whole(files, epochs, lenient=lenient)
     recovery = decide(epochs, files.names(EPOCHS))
-    manifest = read_manifest(files, recovery.epoch)
-    for run in {run.name: run for run in manifest.all_runs()}.values():
-        verify_run(files, run)
     if writable:
+        for epoch in reversed(committed_epochs(files)):
+            if epoch > recovery.epoch:
+                files.remove(manifest_name(epoch))
         for folder in ("", FOLDER):
             files.remove_unfinished(folder)
         if files.exists(CONSTANTS):
@@ -71,6 +78,37 @@ def open_storage(files: Files, *, writable: bool) -> Manifest:
         if epochs:
             sweep(files, read_manifest(files, epochs[0]))
     return manifest
+
+
+def _last_whole(files: Files, epochs: list[int], *, lenient: bool) -> tuple[Manifest, list[int]]:
+    """The newest manifest that is whole with all its runs, and the epochs up to it."""
+    while True:
+        try:
+            manifest = read_manifest(files, epochs[-1] if epochs else 0)
+            for run in {run.name: run for run in manifest.all_runs()}.values():
+                verify_run(files, run)
+        except StateError:
+            if not lenient or len(epochs) < 2:
+                raise
+            epochs = epochs[:-1]
+        else:
+            return manifest, epochs
+
+
+def flush(files: Files, since: int) -> None:
+    """Make durable all that was committed after an epoch without being flushed."""
+    epochs = [epoch for epoch in committed_epochs(files) if epoch > since]
+    runs = {run.name for epoch in epochs for run in read_manifest(files, epoch).all_runs()}
+    folders = {FOLDER}
+    for name in sorted(runs):
+        folder = os.path.dirname(name)
+        if _epoch_of(os.path.basename(folder)) > since:
+            files.sync(name)
+            folders.add(folder)
+    for epoch in epochs:
+        files.sync(manifest_name(epoch))
+    for folder in sorted(folders):
+        files.sync(folder)
 
 
 def retire(files: Files, retained: int) -> None:

@@ -24,6 +24,10 @@ class Files:
     A write goes to a temporary name, is flushed to the disk, renamed, and the folder is flushed:
     a crash leaves the old file or the new one. `step` is called before each effect on the disk;
     tests replace it to fail there.
+
+    Attributes:
+        unflushed: beginnings of names whose files aren't flushed when they are written: they
+            outlive the process, but perhaps not the machine.
     """
 
     def __init__(self, root: str) -> None:
@@ -35,6 +39,7 @@ class Files:
                 hint="give a local or mounted path; all workers must see it under that path",
             )
         self.root = os.path.abspath(parsed.path if parsed.scheme else root)
+        self.unflushed: tuple[str, ...] = ()
 
     def step(self, what: str, name: str) -> None:
         """Hook before each effect on the disk; nothing here."""
@@ -46,6 +51,7 @@ class Files:
     def write(self, name: str, fill: Callable[[BinaryIO], Any], *, durable: bool = True) -> int:
         """Make the file `name` out of what `fill` writes; returns its size in bytes."""
         target = self.path(name)
+        durable = durable and not name.startswith(self.unflushed)
         suffix = f".{uuid.uuid4().hex}{UNFINISHED}"
         try:
             with told(name):
