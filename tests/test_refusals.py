@@ -26,6 +26,7 @@ REFUSED = {
     "rand with a seed": ("SELECT * FROM t WHERE rand(1) < 0.5", "NOT_LIVE", "rand"),
     "uuid": ("SELECT uuid() AS u FROM t", "NOT_LIVE", "uuid"),
     "shuffle": ("SELECT shuffle(array(id, v)) AS a FROM t", "NOT_LIVE", "shuffle"),
+    "random sketch": ("SELECT kll_sketch_agg_bigint(id) AS k FROM t", "NOT_LIVE", "random"),
     "now": ("SELECT * FROM t WHERE ts > now() - INTERVAL 1 HOUR", "NOT_LIVE", "now"),
     "current_timestamp": (
         "SELECT current_timestamp() AS c FROM t",

@@ -10,7 +10,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered, without_debts
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, repeat
+from eddyline.state.kernels import hashes_of, repeat, sorted_rows
 
 SLOT = "rows"
 VERSION = WEIGHT
@@ -24,6 +24,8 @@ class Regroup:
     epoch, +1 for those after; a row of weight n comes n times. What Spark makes of each version,
     with w as one more grouping key, is then the output delta with w as its weight.
     Groups are the rows of one key hash: colliding keys are evaluated too, and cancel out.
+    The rows of a version always come in the same order: what depends on it (`collect_list`, `first`,
+    the last bits of a sum of doubles) is the same when the version is taken back.
     """
 
     columns: int
@@ -47,10 +49,12 @@ class Regroup:
             old = layout.consolidate(stored)
             new = layout.consolidate(pa.concat_tables([old, delta.cast(old.schema)]))
         new = without_debts("recompute", new)
-        return Step([_version(old, -1), _version(new, 1)], {SLOT: delta})
+        versions = [_version(old, -1, layout), _version(new, 1, layout)]
+        return Step(versions, {SLOT: delta})
 
 
-def _version(table: pa.Table, version: int) -> pa.Table:
+def _version(table: pa.Table, version: int, layout: Layout) -> pa.Table:
+    table = sorted_rows(table, layout.identity, ())
     rows = repeat(table, table[WEIGHT].to_numpy())
     mark = pa.array(np.full(rows.num_rows, version, np.int64))
     return rows.drop_columns([HASH, WEIGHT]).append_column(VERSION, mark)

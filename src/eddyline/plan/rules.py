@@ -170,6 +170,7 @@ def _ordered_in_polars(name: str) -> bool:
 # Leaf expressions whose value changes with the moment or the machine, and the way out.
 _CLOCK = "write the moment as a literal, or give it as a column of a table that you update"
 _RANDOM = "compute it before the row enters the stream, or hash a key of the row instead"
+_QUANTILES = "use approx_percentile or percentile"
 REFUSED_EXPRESSIONS: dict[str, tuple[str, str]] = {
     "CurrentTimestamp": ("a live view would have to change without any new row", _CLOCK),
     "CurrentTimestampLike": ("a live view would have to change without any new row", _CLOCK),
@@ -187,6 +188,11 @@ REFUSED_EXPRESSIONS: dict[str, tuple[str, str]] = {
     "MonotonicallyIncreasingID": ("it isn't deterministic", _RANDOM),
     "SparkPartitionID": ("it depends on where the row is processed", _RANDOM),
     "InputFileName": ("it depends on where the row is read", _RANDOM),
+    **{
+        f"Kll{what}{kind}": ("the sketch draws random numbers when it is merged", _QUANTILES)
+        for what in ("SketchAgg", "MergeAgg", "SketchMerge")
+        for kind in ("Bigint", "Double", "Float")
+    },
 }
 
 REFUSED_NODES: dict[str, tuple[str, str]] = {
