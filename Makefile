@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint bench setup postgresql clean
+.PHONY: help demo test test-all check lint bench setup postgresql clean coverage
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,6 +30,9 @@ lint: setup ## lint, types and import contracts alone
 
 bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 	$(BIN)/eddyline bench $(NAME) $(ARGS)
+
+coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
+	$(BIN)/python tests/functions.py
 
 setup: $(VENV)/.installed-dev postgresql
 

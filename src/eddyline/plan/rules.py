@@ -188,6 +188,13 @@ REFUSED_EXPRESSIONS: dict[str, tuple[str, str]] = {
     "MonotonicallyIncreasingID": ("it isn't deterministic", _RANDOM),
     "SparkPartitionID": ("it depends on where the row is processed", _RANDOM),
     "InputFileName": ("it depends on where the row is read", _RANDOM),
+    "Measure": ("it is known in metric views only", "write the aggregate out"),
+    "InputFileBlockStart": ("it depends on where the row is read", _RANDOM),
+    "InputFileBlockLength": ("it depends on where the row is read", _RANDOM),
+    **dict.fromkeys(
+        ("CurrentUser", "CurrentDatabase", "CurrentCatalog", "CurrentPath", "SparkVersion"),
+        ("it depends on who runs the engine, and where", "write the value as a literal"),
+    ),
     **{
         f"Kll{what}{kind}": ("the sketch draws random numbers when it is merged", _QUANTILES)
         for what in ("SketchAgg", "MergeAgg", "SketchMerge")

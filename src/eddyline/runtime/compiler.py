@@ -106,6 +106,7 @@ class Compiler:
         build.relations.update(relations)
         try:
             compiled = compile_view(build, entry.query, final=entry.final)
+            return self._planned(entry, catalog, compiled, upstream)
         except PySparkException as error:
             raise QueryError(
                 _first_paragraph(str(error)),
@@ -114,7 +115,6 @@ class Compiler:
                 view=entry.name,
                 fragment=" ".join(entry.query.split())[:200],
             ) from error
-        return self._planned(entry, catalog, compiled, upstream)
 
     def _relation(self, entry: Entry, plan_of: Callable[[Entry], CompiledPlan]) -> Relation:
         if entry.kind == VIEW:
