@@ -56,5 +56,15 @@ class EngineError(EddylineError):
     """The engine was called in a way or at a time that it can't serve."""
 
 
+class QueueError(EddylineError):
+    """A data queue can't be used, or was used in a way that it can't serve."""
+
+
+class QueueFullError(QueueError):
+    """More waits in a data queue than was allowed: the consumer is slower than the producers."""
+
+    retryable = True
+
+
 class StateGrowthWarning(UserWarning):
     """A view was created whose state grows as long as its streams go on."""

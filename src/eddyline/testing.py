@@ -176,6 +176,12 @@ class FaultyFiles(Files):
             fail_at = int(stream.readline().split()[0])
             return 0 < fail_at <= len(stream.readlines())
 
+    def append(self, name: str, data: bytes | memoryview, at: int) -> None:
+        """In two effects, so that a fault can leave the first half."""
+        half = len(data) // 2
+        super().append(name, data[:half], at)
+        super().append(name, data[half:], at + half)
+
     def step(self, what: str, name: str) -> None:
         """Count the effect, and fail if it is the one."""
         with open(self.control, "r+", encoding="utf-8") as stream:

@@ -1,0 +1,266 @@
+"""The data queue in a folder, broken at every effect on the disk and killed at random moments."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eddyline.errors import EddylineError, StateError
+from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.queue import DataQueue, Producer
+from eddyline.storage.files import Files
+from eddyline.storage.log import HEADER, FrameLog
+from eddyline.testing import FaultyFiles
+from processes import Child
+
+CHILD = Path(__file__).with_name("relay_child.py")
+ROUNDS = 3
+KINDS = ("crash", "fail")
+
+
+class Load:
+    """Puts records, lets every third attempt fail, and remembers what was acknowledged."""
+
+    def __init__(self, files: FaultyFiles) -> None:
+        self.files = files
+        self.put = 0
+        self.acknowledged: set[str] = set()
+        self.tried: Counter[str] = Counter()
+        self.committed: Counter[str] = Counter()
+        self.waiting: dict[int, list[str]] = {}
+        self.before = 0  # what was done before this load
+        self.queue: DataQueue | None = None
+
+    def open(self) -> None:
+        self.queue = None
+        self.waiting = {}
+        self.queue = DataQueue(LogBackend(self.files, segment_bytes=600))
+
+    def round(self, bad_every: int = 3) -> None:
+        assert self.queue is not None
+        names = [f"{self.put + i}" for i in range(4)]
+        self.put += 4
+        self.queue.put(names)
+        self.acknowledged |= set(names)
+        self.drain(3, bad_every)
+
+    def drain(self, rows_max: int, bad_every: int = 0) -> None:
+        queue = self.queue
+        assert queue is not None
+        found = queue.read(rows_max)
+        if found is not None:
+            batch, records = found
+            names = [value.decode() for value in records["payload"].to_pylist()]
+            self.tried.update(names)
+            bad = [i for i, name in enumerate(names) if bad_every and int(name) % bad_every == 0]
+            good = [i for i in range(len(names)) if i not in bad]
+            self.waiting[batch.number] = [names[i] for i in good]
+            queue.fail(batch.number, bad, "bad")
+            queue.ack(batch.number, good)
+        self.commit()
+
+    def commit(self) -> None:
+        assert self.queue is not None
+        try:
+            self.queue.commit()
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """What is committed counts as done; after a fault the storage says what that is."""
+        assert self.queue is not None
+        if self.files.hit():
+            return
+        for number in [n for n in self.waiting if n <= self.queue.committed]:
+            self.committed.update(self.waiting.pop(number))
+
+    def end(self) -> None:
+        """All that was acknowledged comes out once, and nothing else but what may have been put."""
+        queue = self.queue
+        assert queue is not None
+        while self.drain_once():
+            pass
+        account = queue.account()
+        done = set(self.committed)
+        assert max(self.committed.values()) == 1
+        assert self.acknowledged <= done <= {f"{i}" for i in range(self.put)}
+        assert account.received == account.done == len(done) + self.before
+        assert account.retry == account.in_flight == 0
+
+    def drain_once(self) -> bool:
+        before = sum(self.committed.values())
+        self.drain(100)
+        return sum(self.committed.values()) > before
+
+
+def broken(root: Path, fail_at: int, kind: str) -> int:
+    """A few rounds with a fault in them, and the way back; how many effects these have."""
+    files = FaultyFiles(str(root / f"{kind}{fail_at}"))
+    load = Load(files)
+    load.open()
+    load.round()
+    files.arm(fail_at, kind)
+    rounds = 0
+    try:
+        while rounds < ROUNDS:
+            load.round()
+            rounds += 1
+    except EddylineError:
+        assert files.hit()
+    effects = files.effects()
+    waiting = dict(load.waiting)
+    where = f"{kind} at {effects[fail_at - 1] if 0 < fail_at <= len(effects) else 'no'} effect"
+    files.arm(0)
+    try:
+        if kind == "crash":
+            load.open()
+            assert load.queue is not None
+            for number in [n for n in waiting if n <= load.queue.committed]:
+                load.committed.update(waiting.pop(number))
+        else:
+            load.commit()
+        for _ in range(ROUNDS):
+            load.round()
+        load.end()
+    except Exception as error:
+        raise AssertionError(f"wrong after a {where} {fail_at}") from error
+    return len(effects)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_at_every_effect(tmp_path: Path, kind: str) -> None:
+    count = broken(tmp_path, 0, kind)
+    assert count >= 30
+    for fail_at in range(1, count + 1):
+        broken(tmp_path, fail_at, kind)
+
+
+def test_a_fault_while_the_queue_is_made(tmp_path: Path) -> None:
+    fail_at, hit = 0, True
+    while hit:
+        fail_at += 1
+        files = FaultyFiles(str(tmp_path / f"{fail_at}"))
+        files.arm(fail_at, "crash")
+        load = Load(files)
+        try:
+            load.open()
+            load.round()
+        except EddylineError:
+            assert files.hit()
+        hit = files.hit()
+        files.arm(0)
+        load = Load(files)
+        load.open()
+        assert load.queue is not None
+        load.before = load.queue.account().done
+        load.put = 4
+        load.round()
+        load.end()
+    assert fail_at > 8
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
+    """Producers in one process and the reader in another, each killed over and over."""
+    moments = random.Random(5)
+    folder = tmp_path / "queue"
+    children = {}
+    for number in range(kills):
+        for role in ("produce", "consume"):
+            if role not in children:
+                children[role] = Child(
+                    [sys.executable, str(CHILD), str(folder), role, str(tmp_path)],
+                    tmp_path / f"{role}.stderr",
+                )
+                children[role].wait_for("ready")
+        victim = ("produce", "consume")[number % 2]
+        child = children.pop(victim)
+        with pytest.raises(subprocess.TimeoutExpired):  # it lives until it is killed
+            child.process.wait(moments.uniform(0.05, 0.4))
+        child.kill()
+    for child in children.values():
+        child.kill()
+    queue = DataQueue(LogBackend(str(folder)))
+    effects = (tmp_path / "effects").read_text().splitlines()
+    while found := queue.read(10_000):
+        batch, records = found
+        effects += [value.decode() for value in records["payload"].to_pylist()]
+        queue.ack(batch.number, range(batch.rows))
+        queue.commit()
+    acknowledged = (tmp_path / "acknowledged").read_text().split()
+    assert acknowledged
+    assert set(acknowledged) <= set(effects)
+    account = queue.account()
+    assert account.received == account.done
+    assert len(set(acknowledged)) <= account.received
+    assert account.retry == account.in_flight == 0
+
+
+def test_a_torn_frame_at_the_end_is_cut_and_damage_is_told(tmp_path: Path) -> None:
+    log = FrameLog(Files(str(tmp_path)), "log")
+    for i in range(3):
+        log.append(f"body {i}".encode(), 1, i)
+    (path,) = (tmp_path / "log").glob("*.frames")
+    whole = path.read_bytes()
+    size = len(whole) // 3
+    for torn in range(2 * size + 1, 3 * size):
+        path.write_bytes(whole[:torn])
+        log = FrameLog(Files(str(tmp_path)), "log")
+        assert log.end() == 2
+        assert log.append(b"body 2", 1, 2) == 2
+        assert path.read_bytes() == whole
+    for place in (0, 6, 12, HEADER.size + 2, size + 3):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StateError, match="DAMAGED_FILE"):
+            FrameLog(Files(str(tmp_path)), "log")
+    path.write_bytes(whole)
+    log = FrameLog(Files(str(tmp_path)), "log")
+    damaged = bytearray(whole)
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(StateError, match="DAMAGED_FILE"):
+        list(log.frames(0, 3))
+
+
+def test_a_log_that_lacks_what_was_read_is_told(tmp_path: Path) -> None:
+    queue = DataQueue(LogBackend(str(tmp_path)))
+    queue.put(["a"])
+    queue.settle(queue.plan(1))
+    queue.commit()
+    for path in (tmp_path / "eden").glob("*.frames"):
+        path.unlink()
+    with pytest.raises(StateError, match="DAMAGED_FILE"):
+        DataQueue(LogBackend(str(tmp_path)))
+
+
+def test_what_is_read_is_removed_and_what_is_put_goes_on(tmp_path: Path) -> None:
+    queue = DataQueue(LogBackend(str(tmp_path), segment_bytes=2000))
+    producer = Producer(LogBackend(str(tmp_path), segment_bytes=2000))
+    most = 0
+    for i in range(100):
+        producer.put([f"{i}"] * 10)
+        queue.settle(queue.plan(100))
+        queue.commit()
+        most = max(most, len(list((tmp_path / "eden").glob("*.frames"))))
+    assert most <= 3
+    assert queue.account().done == 1000
+
+
+def test_one_process_reads(tmp_path: Path) -> None:
+    queue = DataQueue(LogBackend(str(tmp_path)))
+    child = Child(
+        [sys.executable, str(CHILD), str(tmp_path), "consume", str(tmp_path)], tmp_path / "stderr"
+    )
+    try:
+        assert child.process.wait(60) != 0
+        assert "QUEUE_IN_USE" in child.last_words()
+    finally:
+        child.kill()
+    queue.close()
