@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint bench setup postgresql clean coverage
+.PHONY: help demo test test-all check lint bench coverage setup postgresql kafka clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,12 +34,21 @@ bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
 	$(BIN)/python tests/functions.py
 
-setup: $(VENV)/.installed-dev postgresql
+setup: $(VENV)/.installed-dev postgresql kafka
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 || command -v pg_ctl >/dev/null || \
 	    .ci/install postgresql || echo "PostgreSQL can't be installed from apt: its tests skip."
+
+# A broker for the tests of queues on Kafka, which skip without one.
+kafka: .kafka/.fetched
+
+.kafka/.fetched: tests/kafka/pom.xml
+	@command -v mvn >/dev/null || .ci/install maven || true
+	@rm -rf .kafka
+	@mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka \
+	    && touch $@ || echo "Kafka can't be fetched with Maven: the tests of queues on it skip."
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
