@@ -1,0 +1,204 @@
+"""Records over HTTP: a producer for programs that can't put by themselves, or can't put again.
+
+    POST /records      a record a line; the answer comes when they are durable: {"records": 2}
+    GET  /health       204 while the endpoint takes records
+
+Every request but the last kind carries `Authorization: Bearer <token>`. A request is taken whole or not
+at all. What is refused:
+
+| status | why |
+|---|---|
+| 400 | the body ends too early |
+| 401 | no token, or another one |
+| 408 | the body takes too long |
+| 413 | more bytes than allowed |
+| 415 | neither text nor JSON lines |
+| 429 | the queue is full, or too many requests wait; `Retry-After` says when to come again |
+| 503 | the queue's disk or brokers fail; it isn't known whether the records were put |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+import threading
+from types import TracebackType
+
+import pyarrow as pa
+
+from eddyline.errors import EddylineError, EngineError, QueueFullError
+from eddyline.relay.queue import Producer
+
+try:
+    import uvicorn
+    from anyio import CapacityLimiter, to_thread
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise EngineError(
+        "the HTTP endpoint needs the packages starlette and uvicorn, which aren't installed",
+        condition="MISSING_PACKAGE",
+        hint="pip install 'eddyline[ingest]'",
+    ) from error
+
+LOOPBACK = "127.0.0.1"
+BODY_BYTES_MAX = 8 << 20
+REQUESTS_MAX = 32
+BODY_SECONDS_MAX = 30.0
+RETRY_AFTER_S = 1
+START_SECONDS_MAX = 30.0
+TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")
+
+
+class _RefusedError(Exception):
+    """The request ends with this answer."""
+
+    def __init__(self, status: int, why: str, **headers: str) -> None:
+        self.response = JSONResponse(
+            {"error": why}, status, {name.replace("_", "-"): text for name, text in headers.items()}
+        )
+
+
+class Ingest:
+    """The application, for any ASGI server.
+
+    Args:
+        producer: of the queue.
+        token: what clients must know.
+        body_bytes_max: largest body.
+        requests_max: requests that may wait for the disk; each holds at most one body.
+        body_seconds_max: longest time that a client may take to send its body.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        token: str,
+        *,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        requests_max: int = REQUESTS_MAX,
+        body_seconds_max: float = BODY_SECONDS_MAX,
+    ) -> None:
+        if not token:
+            raise EngineError(
+                "the endpoint needs a token",
+                condition="BAD_OPTION",
+                hint="give a long random text, for instance secrets.token_urlsafe()",
+            )
+        self.producer = producer
+        self.body_bytes_max = body_bytes_max
+        self.requests_max = requests_max
+        self.body_seconds_max = body_seconds_max
+        self._expected = f"Bearer {token}".encode()
+        self._requests = 0
+        self._threads: CapacityLimiter | None = None
+        self.app = Starlette(
+            routes=[
+                Route("/records", self._put, methods=["POST"]),
+                Route("/health", self._health, methods=["GET"]),
+            ]
+        )
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=204)
+
+    async def _put(self, request: Request) -> Response:
+        try:
+            self._admit(request)
+        except _RefusedError as refused:
+            return refused.response
+        self._requests += 1
+        try:
+            async with asyncio.timeout(self.body_seconds_max):
+                body = await self._body(request)
+            lines = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
+            payloads = pa.array(lines.split(b"\n") if lines else [], pa.binary())
+            self._threads = self._threads or CapacityLimiter(self.requests_max)
+            count = await to_thread.run_sync(self.producer.put, payloads, limiter=self._threads)
+            return JSONResponse({"records": count})
+        except _RefusedError as refused:
+            return refused.response
+        except TimeoutError:
+            return _RefusedError(408, "the body takes too long").response
+        except ClientDisconnect:
+            return _RefusedError(400, "the body ends too early").response
+        except QueueFullError:
+            return self._busy("the queue is full").response
+        except EddylineError as error:
+            return _RefusedError(503, error.condition).response
+        finally:
+            self._requests -= 1
+
+    def _admit(self, request: Request) -> None:
+        """Refuse what can be refused before the body is read."""
+        given = request.headers.get("authorization", "").encode("latin-1", "replace")
+        if not hmac.compare_digest(given, self._expected):
+            raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
+        kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip()
+        if kind.lower() not in TYPES:
+            raise _RefusedError(415, f"send {' or '.join(TYPES)}, a record a line")
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or int(announced) > self.body_bytes_max:
+            raise self._too_large()
+        if self._requests >= self.requests_max:
+            raise self._busy("too many requests wait")
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self.body_bytes_max:
+                raise self._too_large()
+        return bytes(body)
+
+    def _too_large(self) -> _RefusedError:
+        return _RefusedError(413, f"a body has at most {self.body_bytes_max} bytes")
+
+    def _busy(self, why: str) -> _RefusedError:
+        return _RefusedError(429, why, Retry_After=f"{RETRY_AFTER_S}")
+
+
+class IngestServer:
+    """The endpoint in a thread of this process, as long as a `with` block lasts.
+
+    Args:
+        ingest: the application.
+        host: address; other machines reach only what isn't loopback, and then without encryption.
+        port: 0: any that is free.
+    """
+
+    def __init__(self, ingest: Ingest, *, host: str = LOOPBACK, port: int = 0) -> None:
+        self._socket = socket.create_server((host, port), backlog=128)
+        self.url = "http://{}:{}".format(*self._socket.getsockname()[:2])
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                ingest.app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=5,
+                timeout_graceful_shutdown=5,
+                ws="none",
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="eddyline-ingest", daemon=True
+        )
+
+    def __enter__(self) -> IngestServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()

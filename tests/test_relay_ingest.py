@@ -1,0 +1,191 @@
+"""The HTTP endpoint of a queue, over real connections on loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+from eddyline.errors import EngineError
+from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.queue import DataQueue, Producer
+from eddyline.testing import FaultyFiles
+
+pytest.importorskip("uvicorn")
+
+from eddyline.relay.ingest import Ingest, IngestServer
+
+TOKEN = "correct horse"
+LIMIT = 1000
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FaultyFiles:
+    return FaultyFiles(str(tmp_path / "queue"))
+
+
+@pytest.fixture
+def queue(files: FaultyFiles) -> DataQueue:
+    return DataQueue(LogBackend(files))
+
+
+@pytest.fixture
+def ingest(files: FaultyFiles, queue: DataQueue) -> Ingest:
+    producer = Producer(LogBackend(files), unread_rows_max=10)
+    return Ingest(producer, TOKEN, body_bytes_max=LIMIT, body_seconds_max=0.5)
+
+
+@pytest.fixture
+def server(ingest: Ingest) -> Iterator[IngestServer]:
+    with IngestServer(ingest) as server:
+        yield server
+
+
+Answer = tuple[int, dict[str, str], dict[str, object]]
+
+
+def post(server: IngestServer, body: bytes | list[bytes], **headers: str) -> Answer:
+    given = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection(urlparse(server.url).netloc, timeout=30)
+    try:
+        connection.request("POST", "/records", body, given)
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, json.loads(answer.read() or b"{}")
+    finally:
+        connection.close()
+
+
+def waiting(queue: DataQueue) -> list[bytes]:
+    found = queue.read(1000)
+    return [] if found is None else found[1]["payload"].to_pylist()
+
+
+def test_what_is_acknowledged_is_durable(server, queue, files):
+    files.arm(0)
+    status, _, answer = post(server, b'{"a": 1}\n{"a": 2}\r\n\nplain')
+    assert (status, answer) == (200, {"records": 4})
+    effects = [effect.split()[0] for effect in files.effects()]
+    assert effects[-1] == "sync"
+    assert waiting(queue) == [b'{"a": 1}', b'{"a": 2}', b"", b"plain"]
+
+
+def test_only_loopback_is_heard(server):
+    assert urlparse(server.url).hostname == "127.0.0.1"
+
+
+def test_an_empty_body_holds_no_record(server, queue):
+    assert post(server, b"")[2] == {"records": 0}
+    assert waiting(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Authorization": "Bearer wrong"}, b"a", 401),
+        ({"Authorization": ""}, b"a", 401),
+        ({"Authorization": TOKEN}, b"a", 401),
+        ({"Authorization": "Bearer café"}, b"a", 401),
+        ({"Content_Type": "application/json"}, b"a", 415),
+        ({}, b"x" * (LIMIT + 1), 413),
+    ],
+)
+def test_what_is_refused_leaves_nothing(server, queue, headers, body, status):
+    found, answer_headers, answer = post(server, body, **headers)
+    assert found == status
+    assert answer["error"]
+    assert TOKEN not in json.dumps([answer_headers, answer])
+    assert waiting(queue) == []
+
+
+def test_a_body_that_is_larger_than_it_says_is_refused(server, queue):
+    assert post(server, [b"x" * 400] * 5)[0] == 413
+    assert waiting(queue) == []
+
+
+def test_a_full_queue_says_when_to_come_again(server, queue):
+    assert post(server, b"\n".join([b"a"] * 10))[0] == 200
+    status, headers, _ = post(server, b"b")
+    assert (status, headers["retry-after"]) == (429, "1")
+    batch, _ = queue.read(100)
+    queue.ack(batch.number, range(10))
+    queue.commit()
+    assert post(server, b"b")[0] == 200
+    assert waiting(queue) == [b"b"]
+
+
+def test_a_slow_body_is_given_up(server, queue):
+    host = urlparse(server.url)
+    with socket.create_connection((host.hostname, host.port), 30) as client:
+        client.sendall(
+            f"POST /records HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Length: 100\r\n\r\nabc".encode()
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+    assert waiting(queue) == []
+
+
+def test_a_failing_disk_is_told_and_acknowledges_nothing(server, queue, files):
+    files.arm(1, "crash")
+    status, _, answer = post(server, b"a")
+    assert (status, answer["error"]) == (503, "WRITE_FAILED")
+    files.arm(0)
+    assert post(server, b"b")[0] == 200
+    assert waiting(queue) == [b"b"]
+
+
+def test_requests_wait_in_bounded_number(files, queue, ingest):
+    """While the disk hangs, what comes beyond the bound is sent away at once."""
+    ingest.requests_max = 2
+    hanging, entered = threading.Event(), threading.Semaphore(0)
+    put = ingest.producer.put
+
+    def slow_put(payloads):
+        entered.release()
+        assert hanging.wait(30)
+        return put(payloads)
+
+    ingest.producer.put = slow_put
+    with IngestServer(ingest) as server:
+        answers: list[int] = []
+        clients = [
+            threading.Thread(target=lambda: answers.append(post(server, b"a")[0])) for _ in range(2)
+        ]
+        for client in clients:
+            client.start()
+        assert entered.acquire(timeout=30)
+        assert entered.acquire(timeout=30)
+        assert post(server, b"late")[0] == 429
+        hanging.set()
+        for client in clients:
+            client.join()
+    assert answers == [200, 200]
+    assert waiting(queue) == [b"a", b"a"]
+
+
+def test_clients_side_by_side_lose_and_double_nothing(files, queue):
+    with IngestServer(Ingest(Producer(LogBackend(files)), TOKEN)) as server:
+
+        def client(name: int) -> None:
+            for i in range(10):
+                assert post(server, f"{name}:{i}:a\n{name}:{i}:b".encode())[0] == 200
+
+        clients = [threading.Thread(target=client, args=(i,)) for i in range(8)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+    found = waiting(queue)
+    assert len(found) == len(set(found)) == 160
+
+
+def test_an_endpoint_without_a_token_is_refused(queue):
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        Ingest(Producer(queue.backend), "")
