@@ -5,7 +5,14 @@ import polars as pl
 import pytest
 
 from eddyline import bench
-from eddyline.bench import delivery, grouped_count, history, keyed_total, two_level
+from eddyline.bench import (
+    delivery,
+    grouped_count,
+    history,
+    keyed_total,
+    relay_parts,
+    two_level,
+)
 from eddyline.bench.measure import Meter, aligned, same_rows, tree_cpu_seconds
 from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
 
@@ -76,6 +83,16 @@ def test_history():
     assert result.equal
     assert set(result.ratios) == set(history.SHAPES)
     assert "ratio" in result.text()
+
+
+def test_relay_parts():
+    result = relay_parts.run(rows=3000, repeat=1)
+    assert result.equal
+    assert result.bytes_a_root <= 50
+    # failed records are read in the next round; at the tail they wait for all that came before
+    assert result.backflow_rounds == (1, 1)
+    assert result.tail_rounds[0] > 5
+    assert "records/s" in result.text()
 
 
 @pytest.mark.spark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def test_sql_of_the_readme_is_understood(script):
 @pytest.mark.spark
 def test_examples_in_docstrings():
     assert doctest.testmod(engine_module).failed == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["relay.acker", "relay.flow", "relay.queue", "relay.records", "storage.log"]
+)
+def test_examples_of_the_relay(name):
+    result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))
+    assert result.attempted
+    assert result.failed == 0
 
 
 def test_public_names_are_sorted_and_there():

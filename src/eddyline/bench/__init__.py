@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Callable
 from typing import Protocol
 
-from eddyline.bench import delivery, grouped_count, history, keyed_total, two_level
+from eddyline.bench import (
+    delivery,
+    grouped_count,
+    history,
+    keyed_total,
+    relay_parts,
+    two_level,
+)
 
 
 class Result(Protocol):
@@ -28,6 +35,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "history": history.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
+    "relay-parts": relay_parts.run,
 }
 
 
@@ -37,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows",
         type=int,
-        help="records in all (grouped-count), of a batch (keyed-total, two-level, delivery), "
-        "of the short history (history)",
+        help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
+        "delivery), of the short history (history)",
     )
     parser.add_argument("--repeat", type=int, help="timed repetitions")
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
