@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from broker import Broker
-from eddyline.errors import QueueError, StateError
+from eddyline.errors import StateError
 from eddyline.relay.queue import DataQueue
 
 pytest.importorskip("confluent_kafka")
@@ -87,21 +87,6 @@ def test_large_records_go_in_bundles_that_a_broker_takes(broker: Broker, app: st
     queue.put(payloads)
     assert pa.concat_tables(all_of(queue))["payload"].to_pylist() == payloads
     queue.close()
-
-
-def test_a_second_reader_takes_over_and_the_first_is_told(broker: Broker, app: str) -> None:
-    first = DataQueue(KafkaBackend(broker.address, app))
-    first.put(["a"])
-    batch, _ = first.read(10)
-    first.fail(batch.number, [0], "no answer")
-    second = DataQueue(KafkaBackend(broker.address, app))
-    for _ in range(2):
-        with pytest.raises(QueueError, match="QUEUE_TAKEN"):
-            first.commit()
-    assert [r["attempts"].to_pylist() for r in all_of(second)] == [[0]]
-    assert second.account().done == 1
-    first.close()
-    second.close()
 
 
 @pytest.mark.slow

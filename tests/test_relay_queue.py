@@ -305,6 +305,24 @@ def test_a_full_queue_refuses_and_takes_again_once_it_is_read(opened):
     assert taken(queue)[1] == ["c", "d"]
 
 
+def test_a_second_reader_takes_over_and_the_first_is_told(opened):
+    first = DataQueue(opened())
+    first.put(["a"])
+    batch, _ = taken(first)
+    first.fail(batch.number, [0], "no answer")
+    second = DataQueue(opened())
+    for _ in range(2):
+        with pytest.raises(QueueError, match="QUEUE_TAKEN"):
+            first.commit()
+    batch, records = second.read(10)
+    assert records["attempts"].to_pylist() == [0]
+    second.ack(batch.number, [0])
+    second.commit()
+    with pytest.raises(QueueError, match="QUEUE_TAKEN"):
+        first.commit()
+    assert second.account().done == 1
+
+
 def test_several_producers_at_once(opened):
     """Threads on one backend and on backends of their own, beside a reader with a backflow."""
     queue, count, each = DataQueue(opened()), 4, 50

@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from eddyline.errors import EddylineError, EngineError, QueueError, StateError, StorageError
-from eddyline.relay.queue import EDEN, QUEUES, Position, Span, State
+from eddyline.errors import EddylineError, EngineError, StateError, StorageError
+from eddyline.relay.queue import EDEN, QUEUES, TAKEN, Position, Span, State, taken
 from eddyline.relay.records import (
     KEY,
     NEW,
@@ -57,7 +58,6 @@ except ImportError as error:
     ) from error
 
 STATE = "state"
-TAKEN = "QUEUE_TAKEN"
 HEADER = "eddyline"  # its value is the number of records in the bundle
 BUNDLE_ROWS = 1000
 BUNDLE_BYTES = 900_000  # a broker takes messages of 1 MB by default
@@ -110,6 +110,7 @@ class KafkaBackend:
         self._offsets, self._group = self._consumer(), self._consumer()
         self._states = _Reader(self._consumer(), self._topic(STATE))
         self._asking = threading.Lock()
+        self._owner = uuid.uuid4().hex  # of the commits of this reader
         self._readers: dict[str, _Reader] = {}
         self._unread = (0.0, 0)
 
@@ -122,7 +123,7 @@ class KafkaBackend:
     def claim(self) -> State:
         with _told(self.app):
             self._commits = self._transactions()
-            return self._committed()
+            return self._committed()[0]
 
     def unread(self) -> int:
         """Messages of eden that aren't committed; a bundle of many records counts as one.
@@ -132,7 +133,7 @@ class KafkaBackend:
         asked, known = self._unread
         if time.monotonic() - asked > UNREAD_EVERY_S:
             with _told(self.app):
-                read = self._committed().read[EDEN]
+                read = self._committed()[0].read[EDEN]
                 known = sum(
                     _offset(end) - _offset(start)
                     for start, end in zip(read, self._ends(EDEN), strict=True)
@@ -168,8 +169,11 @@ class KafkaBackend:
             with _told(self.app):
                 if self._commits is None:  # a try has failed, and may have gone through
                     self._commits = self._transactions()
-                    if self._committed().number >= state.number:
-                        return
+                    durable, owner = self._committed()
+                    if durable.number >= state.number:
+                        if owner == self._owner:
+                            return
+                        raise taken(app=self.app)
                 self._transact(self._commits, state, back)
         except EddylineError as error:
             self._commits = None
@@ -180,7 +184,7 @@ class KafkaBackend:
     def _transact(self, producer: Producer, state: State, back: pa.Table) -> None:
         producer.begin_transaction()
         sent = self._send(producer, state.back, back)
-        text = json.dumps(state.as_dict())
+        text = json.dumps({"owner": self._owner, **state.as_dict()})
         producer.produce(self._topic(STATE), text, key=STATE, partition=0)
         producer.commit_transaction(TIMEOUT_S)
         self._unread = (0.0, 0)
@@ -303,7 +307,8 @@ class KafkaBackend:
             mine = records.filter(pa.array(hashes % np.uint64(count) == partition))
             yield from ((partition, bundle) for bundle in _cut(mine))
 
-    def _committed(self) -> State:
+    def _committed(self) -> tuple[State, str]:
+        """The state, and who has committed it."""
         with self._asking:
             ((begin, end),) = self._watermarks(STATE)
             for behind in (1 << i for i in range(6, 64)):
@@ -311,13 +316,15 @@ class KafkaBackend:
                 start = max(begin, end - behind)
                 found = self._states.fetch((_place(start),), (_place(end),))
                 if found:
-                    return State.from_dict(json.loads(found[-1].value))
+                    document = json.loads(found[-1].value)
+                    owner = document.pop("owner")
+                    return State.from_dict(document), owner
                 if start == begin:
                     break
         begins = {
             queue: [_place(begin) for begin, _ in self._watermarks(queue)] for queue in QUEUES
         }
-        return State(read={queue: tuple(places) for queue, places in begins.items()})
+        return State(read={queue: tuple(places) for queue, places in begins.items()}), ""
 
     def _as_offsets(self, state: State) -> list[TopicPartition]:
         return [
@@ -537,12 +544,7 @@ def _told(app: str) -> Iterator[None]:
     except KafkaException as error:
         cause = error.args[0]
         if cause.code() in FENCED:
-            raise QueueError(
-                "another process has taken this queue over",
-                condition=TAKEN,
-                app=app,
-                hint="run one reader for each application",
-            ) from error
+            raise taken(app=app) from error
         raise StorageError(
             f"Kafka can't be used: {cause.str()}",
             condition="KAFKA_FAILED",

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.errors import QueueError
-from eddyline.relay.queue import EDEN, FROM, QUEUES, TO, Position, Span, State
+from eddyline.relay.queue import EDEN, FROM, QUEUES, TO, Position, Span, State, taken
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
@@ -105,6 +105,8 @@ class LogBackend:
         return pa.concat_tables([table for _, table in tables]).slice(start - first, end - start)
 
     def commit(self, state: State, back: pa.Table) -> None:
+        if self._lock is None or not self._lock.held:  # this process has opened it again
+            raise taken(folder=self.files.root)
         durable, ends = self._committed()
         if durable.number >= state.number:
             self.files.sync("")  # an earlier try has failed behind its last write

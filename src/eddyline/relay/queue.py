@@ -36,6 +36,8 @@ TTL_MS = 60_000
 UNREAD_ROWS_MAX = 10_000_000
 BACKFLOW_EVERY_S = 0.02
 
+TAKEN = "QUEUE_TAKEN"
+
 Position = tuple[int, ...]
 """Where in a queue: the first row that is meant, or a number for each partition."""
 
@@ -172,6 +174,10 @@ class Backend(Protocol):
         """Append records to the queue at fromP and make `state` the state, both or neither.
 
         Nothing happens if a batch of that number is committed already.
+
+        Raises:
+            QueueError: another reader has claimed the queue since.
+            StorageError: it isn't known whether the commit went through.
         """
         ...
 
@@ -524,6 +530,16 @@ class Backflow:
             self.queue.commit()
         except EddylineError as error:
             self.error = error
+
+
+def taken(**context: object) -> QueueError:
+    """The error of a reader that isn't the one any more."""
+    return QueueError(
+        "another reader has taken this queue over",
+        condition=TAKEN,
+        hint="run one reader for each application",
+        **context,
+    )
 
 
 def other(queue: str) -> str:
