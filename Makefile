@@ -20,7 +20,7 @@ test-all: setup ## the same and the slow tests
 	$(BIN)/pytest -q -m ""
 
 check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
-	$(BIN)/pytest -q -m "not spark and not slow"
+	$(BIN)/pytest -q -m "not spark and not kafka and not slow"
 
 lint: setup ## lint, types and import contracts alone
 	$(BIN)/ruff check .

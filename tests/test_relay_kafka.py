@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient
 
 from eddyline.relay.kafka import BUNDLE_BYTES, KafkaBackend
 
+pytestmark = pytest.mark.kafka
+
 
 @pytest.fixture
 def app() -> str:

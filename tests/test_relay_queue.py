@@ -24,7 +24,7 @@ from eddyline.relay.records import RECORDS, failed_records
 Open = Callable[[], Backend]
 
 
-@pytest.fixture(params=["log", "kafka"])
+@pytest.fixture(params=["log", pytest.param("kafka", marks=pytest.mark.kafka)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Opens the same queue, again and again: each time as a new process would."""
     backends: list[Backend] = []
