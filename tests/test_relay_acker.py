@@ -300,6 +300,16 @@ def test_what_has_failed_is_told_once_and_before_its_init_waits_for_it():
     assert balanced(acker)
 
 
+def test_what_is_over_leaves_nothing_to_a_root_of_the_same_id():
+    acker = Acker()
+    acker.init([8, 9], [1, 1], [4, 5])
+    acker.fail([8])
+    acker.init([8], [2], [6])
+    assert outcomes(acker.ack([8], [2])) == {8: (6, DONE)}
+    assert acker.account.in_flight == 1
+    assert acker.account.unknown == 0
+
+
 def test_a_root_times_out_between_one_and_two_rotations_however_busy_it_is():
     acker = Acker()
     acker.init([1], [1], [0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eddyline.errors import EddylineError, StateError
+from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.storage.files import Files
@@ -199,6 +199,37 @@ def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     assert account.received == account.done
     assert len(set(acknowledged)) <= account.received
     assert account.retry == account.in_flight == 0
+
+
+def test_what_may_be_committed_is_not_abandoned(tmp_path: Path) -> None:
+    """The state is on the disk, and the flush behind it fails."""
+    files = FaultyFiles(str(tmp_path))
+    queue = DataQueue(LogBackend(files))
+    queue.put(["a", "b"])
+    first, second = queue.plan(1), queue.plan(1)
+    queue.settle(first)
+    files.arm(3)
+    with pytest.raises(StorageError):
+        queue.commit()
+    assert files.effects()[-1] == "sync "
+    queue.abandon(first)
+    assert queue.commit() == first.number
+    (batch, records) = queue.read(10)
+    assert records["payload"].to_pylist() == [b"b"]
+    assert batch.number == second.number
+
+
+def test_a_failed_read_changes_nothing(tmp_path: Path) -> None:
+    queue = DataQueue(LogBackend(str(tmp_path)))
+    queue.put(["a"])
+    (path,) = (tmp_path / "eden").glob("*.frames")
+    whole = path.read_bytes()
+    path.write_bytes(b"x" + whole[1:])
+    with pytest.raises(StateError, match="DAMAGED_FILE"):
+        queue.read(10)
+    path.write_bytes(whole)
+    assert queue.account().in_flight == 0
+    assert queue.read(10) is not None
 
 
 def test_a_torn_frame_at_the_end_is_cut_and_damage_is_told(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ class DataQueue:
             return None
         try:
             records = self.load(batch)
-        except EddylineError:
+        except BaseException:
             self.abandon(batch)
             raise
         with self._lock:
@@ -334,13 +334,16 @@ class DataQueue:
         return batch, records
 
     def abandon(self, batch: Batch) -> None:
-        """A batch, and all that were planned behind it, are unread again."""
+        """A batch, and all that were planned behind it, are unread again.
+
+        But for those that were committed, or may have been by a commit that has failed.
+        """
         with self._planning, self._committing, self._lock:
-            if batch.number in self._held:
-                for number in [n for n in self._held if n >= batch.number]:
-                    del self._held[number]
-                last = max(self._held, default=0)
-                self._planned = self._held[last].planned if last else self._state
+            passed = self._attempt[0].number if self._attempt else self._state.number
+            for number in [n for n in self._held if n >= batch.number and n > passed]:
+                del self._held[number]
+            last = max(self._held, default=None)
+            self._planned = self._state if last is None else self._held[last].planned
 
     def settle(self, batch: Batch, failed: pa.Table | None = None, dead: int = 0) -> None:
         """Say what has become of a batch; durable with the next commit.
