@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eddyline.engine import Engine
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from eddyline.errors import (
     CatalogError,
     DataError,
@@ -11,12 +13,16 @@ from eddyline.errors import (
     QueryError,
     ScriptError,
     StateError,
+    StateGrowthWarning,
     StorageError,
 )
-from eddyline.handles import Stream, Table, View
 from eddyline.options import Options
-from eddyline.runtime.epoch import Progress
-from eddyline.runtime.verify import Report
+
+if TYPE_CHECKING:
+    from eddyline.engine import Engine
+    from eddyline.handles import Stream, Table, View
+    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.verify import Report
 
 __all__ = [
     "CatalogError",
@@ -30,9 +36,27 @@ __all__ = [
     "Report",
     "ScriptError",
     "StateError",
+    "StateGrowthWarning",
     "StorageError",
     "Stream",
     "Table",
     "View",
 ]
 __version__ = "0.1.0"
+
+_WITH_SPARK = {
+    "Engine": "eddyline.engine",
+    "Progress": "eddyline.runtime.epoch",
+    "Report": "eddyline.runtime.verify",
+    "Stream": "eddyline.handles",
+    "Table": "eddyline.handles",
+    "View": "eddyline.handles",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs PySpark is imported when it is first asked for: the command line often needn't."""
+    if name not in _WITH_SPARK:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_WITH_SPARK[name]), name)
+    return found

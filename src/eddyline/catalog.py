@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING
 
 from eddyline.errors import CatalogError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
 LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
@@ -30,6 +32,7 @@ class Entry:
         event_time, delay: of a stream with a watermark the column that tells the time, and by how
             many microseconds the watermark stays behind the latest.
         late_of: of the late rows of a stream: its id.
+        result: of a view the arrangement that holds its rows; empty if they have an order.
         final: a view gives each row once, when nothing can change it any more.
         since: the epoch that gave a view its first rows, or made them anew after a pause.
         paused: the epoch whose result a paused view keeps; 0 for one that is not paused.
@@ -51,12 +54,15 @@ class Entry:
     delay: int = 0
     late_of: str = ""
     final: bool = False
+    result: str = ""
     paused: int = 0
     paused_with: str = ""
 
     @property
     def columns(self) -> StructType:
         """The columns."""
+        from pyspark.sql.types import StructType
+
         return StructType.fromJson(json.loads(self.schema))
 
     @property

@@ -64,6 +64,7 @@ TABLES = (
         delay BIGINT NOT NULL,
         late_of TEXT NOT NULL,
         final BIGINT NOT NULL,
+        result TEXT NOT NULL,
         paused BIGINT NOT NULL,
         paused_with TEXT NOT NULL,
         PRIMARY KEY (storage, id)

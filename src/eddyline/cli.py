@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING
 from eddyline.catalog_store import REFUSED, WAITING, CatalogStore, open_store
 from eddyline.errors import EddylineError, ScriptError, StorageError
 from eddyline.options import Options
-from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
 from eddyline.storage.files import Files
 from eddyline.storage.lock import in_use
-from eddyline.tasks import answer, ask, listed, without_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from eddyline.adhoc import Answer
     from eddyline.engine import Engine
     from eddyline.runtime.epoch import Progress
 
@@ -152,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
         engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
         answer = engine.execute(script)
         if answer is not None:
-            print(as_table(answer), flush=True)
+            print(as_table(spark_answer(answer)), flush=True)
         if args.once:
             engine.advance()
         else:
@@ -163,12 +162,30 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    with _engine(_existing(args.storage)) as engine:
-        print(FORMATS[args.format](engine.sql(args.query)))
+    answer = _without_spark(args.storage, args.query)
+    if answer is None or (args.format == "json" and answer.lines is None):
+        with _engine(_existing(args.storage)) as engine:
+            print(FORMATS[args.format](spark_answer(engine.sql(args.query))))
+    else:
+        print(FORMATS[args.format](answer))
     return 0
 
 
+def _without_spark(storage: str, query: str) -> Answer | None:
+    """The answer to a plain question to a stored result, read from its files."""
+    from eddyline.adhoc import answered
+
+    if not Path(storage).is_dir():
+        return None
+    files = Files(storage)
+    with closing(open_store(files, Options.from_environment().catalog)) as store:
+        catalog = store.read()
+    return None if catalog is None else answered(files, catalog, query)
+
+
 def _explain(args: argparse.Namespace) -> int:
+    from eddyline.script import CreateStream, CreateTable, CreateView, Drop, parse_script
+
     views: dict[str, None] = {}
     statements = parse_script(_read_script(args.script))
     options = replace(Options.from_environment(), catalog="")  # nothing of it is to stay
@@ -226,6 +243,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _task_list(args: argparse.Namespace) -> int:
+    from eddyline.tasks import listed
+
     with _task_store(args.storage) as store:
         tasks = listed(store)
         if not in_use(store.files):
@@ -240,6 +259,8 @@ def _task_list(args: argparse.Namespace) -> int:
 
 
 def _task(args: argparse.Namespace) -> int:
+    from eddyline.tasks import answer, ask, listed, without_engine
+
     def open_engine() -> None:
         with _engine(args.storage) as engine:
             engine.answer()
@@ -351,49 +372,55 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def _texts(frame: DataFrame) -> list[tuple[str | None, ...]]:
-    """The rows of a result, each value in the text form that Spark gives it."""
-    from pyspark.sql.functions import col
-
-    places = [str(place) for place in range(len(frame.columns))]
-    texts = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
-    return [tuple(row) for row in texts.collect()]
-
-
-def as_table(frame: DataFrame) -> str:
-    """A result as an aligned table; text of several lines alone, such as EXPLAIN's, as it is."""
+def spark_answer(frame: DataFrame) -> Answer:
+    """A DataFrame's rows, each value in the text form that Spark gives it."""
+    from pyspark.sql.functions import col, struct, to_json
     from pyspark.sql.types import NumericType
 
-    rows = [tuple("NULL" if text is None else text for text in row) for row in _texts(frame)]
-    if len(frame.columns) == 1 and any("\n" in row[0] for row in rows):
-        return "\n".join(row[0] for row in rows)
-    numbers = [
+    from eddyline.adhoc import Answer
+
+    def lines() -> list[str]:
+        line = to_json(struct("*"), {"ignoreNullFields": "false"})
+        return [row[0] for row in frame.select(line).collect()]
+
+    def texts() -> list[tuple[str | None, ...]]:
+        places = [str(place) for place in range(len(frame.columns))]
+        shown = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
+        return [tuple(row) for row in shown.collect()]
+
+    numeric = [
         place
         for place, column in enumerate(frame.schema.fields)
         if isinstance(column.dataType, NumericType)
     ]
+    return Answer(frame.columns, numeric, texts, lines)
+
+
+def as_table(answer: Answer) -> str:
+    """A result as an aligned table; text of several lines alone, such as EXPLAIN's, as it is."""
+    rows = [tuple("NULL" if text is None else text for text in row) for row in answer.texts()]
+    if len(answer.columns) == 1 and any("\n" in row[0] for row in rows):
+        return "\n".join(row[0] for row in rows)
     count = "1 row" if len(rows) == 1 else f"{len(rows):,} rows"
-    return f"{layout(frame.columns, rows, right=numbers)}\n({count})"
+    return f"{layout(answer.columns, rows, right=answer.numeric)}\n({count})"
 
 
-def as_csv(frame: DataFrame) -> str:
+def as_csv(answer: Answer) -> str:
     """A result as CSV with a header; a null is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(frame.columns)
-    writer.writerows(_texts(frame))
+    writer.writerow(answer.columns)
+    writer.writerows(answer.texts())
     return text.getvalue().removesuffix("\n")
 
 
-def as_json(frame: DataFrame) -> str:
-    """A result as one JSON object a line, written by Spark; nulls are kept."""
-    from pyspark.sql.functions import struct, to_json
-
-    line = to_json(struct("*"), {"ignoreNullFields": "false"})
-    return "\n".join(row[0] for row in frame.select(line).collect())
+def as_json(answer: Answer) -> str:
+    """A result as one JSON object a line, nulls kept."""
+    assert answer.lines is not None
+    return "\n".join(answer.lines())
 
 
-FORMATS: dict[str, Callable[[DataFrame], str]] = {
+FORMATS: dict[str, Callable[[Answer], str]] = {
     "table": as_table,
     "csv": as_csv,
     "json": as_json,

@@ -284,7 +284,10 @@ class Engine:
             for growing in compiled.compiled.build.growing:
                 warnings.warn(f"view {name}: {growing}", StateGrowthWarning, stacklevel=2)
             entry = dataclasses.replace(
-                draft, schema=compiled.compiled.schema.json(), upstream=tuple(upstream)
+                draft,
+                schema=compiled.compiled.schema.json(),
+                upstream=tuple(upstream),
+                result="" if compiled.order else compiled.plan.result.partition("/")[2],
             )
             catalog = catalog.add(entry)
             self._backfill(catalog, catalog.get(name), compiled, present)

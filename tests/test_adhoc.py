@@ -1,0 +1,127 @@
+"""Plain questions to a stored result, answered without Spark, and to the letter as Spark answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eddyline as el
+from eddyline import cli
+from eddyline.adhoc import answered
+from eddyline.errors import StateError
+from eddyline.storage.files import Files
+
+pytestmark = pytest.mark.spark
+
+ANSWERED = [
+    "select name, id from people where id >= 2 and name <> 'bob' order by name desc limit 2",
+    "SELECT count(*) FROM people",
+    "SELECT count( * ) AS n FROM by_team WHERE team IS NOT NULL",
+    "SELECT ID FROM people WHERE team IS NULL",
+    "SELECT * FROM by_team ORDER BY team",
+    "SELECT * FROM by_team ORDER BY n DESC, team DESC;",
+    "SELECT w, n FROM by_hour",
+    "SELECT `id`, born, paid, active, seen FROM people ORDER BY id LIMIT 3",
+    "SELECT * FROM doubled",
+    "SELECT team FROM by_team FOR VERSION AS OF {earlier} ORDER BY team",
+]
+FOR_SPARK = [
+    "SELECT * FROM people",
+    "SELECT id + 1 FROM people",
+    "SELECT * FROM people JOIN by_team ON true",
+    "SELECT DISTINCT team FROM people",
+    "SELECT * FROM people WHERE id = '1'",
+    "SELECT * FROM people WHERE name > 3",
+    "SELECT * FROM people WHERE id = 1 OR id = 2",
+    "SELECT * FROM people WHERE name = 'a\\'b'",
+    "SELECT * FROM people ORDER BY height",
+    "SELECT height FROM people",
+    "SELECT nothing FROM people",
+    "SELECT * FROM ordered",
+    "SELECT * FROM nothing",
+    "SELECT id FROM people -- WHERE id = 1",
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
+    storage = tmp_path_factory.mktemp("adhoc") / "storage"
+    with el.Engine(str(storage)) as engine:
+        columns = (
+            "id BIGINT, name STRING, team STRING, born DATE, paid DECIMAL(10,3), active BOOLEAN,"
+            " seen TIMESTAMP_NTZ, height DOUBLE"
+        )
+        engine.execute(f"CREATE TABLE people ({columns}, PRIMARY KEY (id))")
+        engine.execute("""
+            CREATE VIEW by_team AS SELECT team, count(*) AS n FROM people GROUP BY team;
+            CREATE VIEW by_hour AS SELECT window(seen, '1 hour') AS w, count(*) AS n FROM people GROUP BY 1;
+            CREATE VIEW doubled AS SELECT team, active FROM people UNION ALL SELECT team, active FROM people;
+            CREATE VIEW ordered AS SELECT name FROM people ORDER BY name;
+        """)
+        values = """
+            (1, 'ann', 'x', DATE '1999-12-31', 1.500, true, TIMESTAMP_NTZ '2026-01-01 10:20:30.120', 1D),
+            (2, 'bob', 'y', NULL, -0.001, false, TIMESTAMP_NTZ '2026-01-01 10:59:59', 2D),
+            (3, 'Émile', NULL, DATE '2000-01-01', NULL, NULL, NULL, 3D),
+            (4, '', 'x', DATE '0099-01-01', 12345.678, true, TIMESTAMP_NTZ '2026-01-01 11:00:00', 4D)
+        """
+        engine.execute(f"INSERT INTO people VALUES {values}")
+        engine.advance()
+        engine.execute("UPDATE people SET team = 'z' WHERE id = 2")
+        engine.advance()
+        yield engine
+
+
+def answer(engine: el.Engine, query: str) -> object:
+    return answered(engine.files, engine.catalog, query)
+
+
+@pytest.mark.parametrize("query", ANSWERED)
+def test_answers_are_those_of_spark(engine: el.Engine, query: str) -> None:
+    query = query.format(earlier=engine.status()["epoch"] - 1)
+    found = answered(engine.files, engine.catalog, query)
+    assert found is not None
+    wanted = cli.spark_answer(engine.sql(query.rstrip(";")))
+    assert (found.columns, found.numeric) == (wanted.columns, wanted.numeric)
+    ordered = "order by" in query.lower()
+    assert (
+        found.texts() == wanted.texts()
+        if ordered
+        else sorted(found.texts(), key=repr) == sorted(wanted.texts(), key=repr)
+    )
+    if found.lines is not None:
+        assert wanted.lines is not None
+        assert sorted(found.lines()) == sorted(wanted.lines())
+
+
+@pytest.mark.parametrize("query", FOR_SPARK)
+def test_other_questions_are_for_spark(engine: el.Engine, query: str) -> None:
+    assert answer(engine, query) is None
+
+
+def test_an_epoch_that_is_not_retained_is_told(engine: el.Engine) -> None:
+    with pytest.raises(StateError, match="not among the committed"):
+        answer(engine, "SELECT * FROM people VERSION AS OF 999")
+
+
+def test_the_command_line_answers_beside_a_running_engine_without_spark(
+    engine: el.Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = engine.files.root
+    code = f"""
+import sys
+from eddyline.cli import main
+main(["sql", "SELECT team, n FROM by_team ORDER BY team", "--storage", {root!r}, "--format", "json"])
+assert not {{"pyspark", "polars", "pandas"}} & set(sys.modules), sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows == [{"team": None, "n": 1}, {"team": "x", "n": 2}, {"team": "z", "n": 1}]
+    assert cli.main(["sql", "SELECT team FROM by_team WHERE n = 2", "--storage", root]) == 0
+    assert capsys.readouterr().out == "team\n----\nx\n(1 row)\n"
+    assert Files(root).exists("catalog.db")
+    assert Path(root, "manifests").is_dir()
