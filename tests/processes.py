@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from eddyline.bench.cluster import kill_session
 
 # For JVMs that live for a minute: less time goes into compiling their code.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
@@ -65,28 +66,7 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL to the child and all that it has started; they are gone when this returns."""
-        while members := _members(self.process.pid):
-            for member in members:
-                try:
-                    os.kill(member, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            self.process.poll()
-        self.process.wait()
+        kill_session(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not stream.closed:
                 stream.close()
-
-
-def _members(session: int) -> list[int]:
-    """The living processes of a session: Spark's workers are in process groups of their own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found

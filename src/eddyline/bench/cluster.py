@@ -1,0 +1,153 @@
+"""A Spark standalone cluster of processes on loopback, whose workers can be killed and cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+
+from eddyline.errors import EngineError
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+START_SECONDS = 120
+
+
+class Cluster:
+    """A master and its workers, each in a process session of its own; with one core a worker.
+
+    Args:
+        root: folder for the workers' files and the daemons' log.
+        settings: environment variables of all daemons, and of the executors that they start.
+
+    Raises:
+        EngineError: the master can't be started.
+
+    Example:
+        >>> with Cluster(Path(folder)) as cluster:  # doctest: +SKIP
+        ...     worker = cluster.add_worker()
+        ...     cluster.kill(worker)
+    """
+
+    def __init__(self, root: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.log = root / "daemons"
+        self._root = root
+        self._settings = dict(settings or {})
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        port = free_port()
+        self.address = f"spark://127.0.0.1:{port}"
+        self._start("master.Master", "--port", str(port))
+        deadline = time.monotonic() + START_SECONDS
+        while not _listens(port):
+            if self._daemons[0].poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise EngineError(
+                    f"the master of a cluster does not start: {self.log.read_text()[-2000:]}",
+                    condition="NO_CLUSTER",
+                    hint="it needs Java, memory, and the address 127.0.0.1",
+                )
+            time.sleep(0.2)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def add_worker(self) -> int:
+        """Start one more worker; its number, from 1 on."""
+        number = len(self._daemons)
+        folder = self._root / f"worker{number}"
+        self._start(
+            "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(folder),
+            self.address,
+        )  # fmt: skip
+        return number
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL to a worker and all that it has started; they are gone when this returns."""
+        kill_session(self._daemons[worker])
+
+    def cut_off(self, worker: int) -> None:
+        """SIGSTOP to a worker and all that it has started: to the others it is silent."""
+        _signal(self._daemons[worker].pid, signal.SIGSTOP)
+
+    def let_back(self, worker: int) -> None:
+        """SIGCONT: what was cut off goes on where it was."""
+        _signal(self._daemons[worker].pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Kill all."""
+        for daemon in reversed(self._daemons):
+            kill_session(daemon)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(SPARK_CLASS), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_LOCAL_DIRS": str(self._root / "scratch"),
+            **self._settings,
+        }
+        with open(self.log, "ab") as log:
+            daemon = subprocess.Popen(
+                [*command, "--webui-port", "0", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        self._daemons.append(daemon)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """SIGKILL to a process that leads a session, and to all of it; they are gone at the return."""
+    while _signal(leader.pid, signal.SIGKILL):
+        leader.poll()
+    leader.wait()
+
+
+def _signal(session: int, number: signal.Signals) -> list[int]:
+    """Send a signal to a session; the processes that it was sent to."""
+    members = _members(session)
+    for member in members:
+        try:
+            os.kill(member, number)
+        except ProcessLookupError:
+            continue
+    return members
+
+
+def _members(session: int) -> list[int]:
+    """The living processes of a session: Spark's workers are in process groups of their own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
