@@ -1,6 +1,7 @@
 import argparse
 import time
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -10,11 +11,22 @@ from eddyline.bench import (
     grouped_count,
     history,
     keyed_total,
+    mars,
     relay_parts,
     two_level,
 )
-from eddyline.bench.measure import Meter, aligned, same_rows, tree_cpu_seconds
+from eddyline.bench.mars.faults import ClusterRun, Faults, Mishap, on_cluster
+from eddyline.bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
+from eddyline.bench.measure import (
+    Meter,
+    aligned,
+    bench_session,
+    in_own_process,
+    same_rows,
+    tree_cpu_seconds,
+)
 from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
+from eddyline.errors import EngineError
 
 
 def test_tuples_have_20_fields_of_about_150_to_220_bytes(tmp_path):
@@ -108,3 +120,88 @@ def test_delivery():
     result = delivery.run(rows=20, repeat=1)
     assert result.equal
     assert "at_most_once" in result.text()
+
+
+def mars_result(counted: int = 1000) -> mars.Result:
+    """A made-up one: an epoch takes 0.1 s, and 10 microseconds a record on one core."""
+    curves = {
+        cores: [Point(size, 0.1 + size / 100_000 / cores) for size in (1000, 5000, 20_000)]
+        for cores in (1, 2)
+    }
+    peace = ClusterRun([1.0, 2.0, 3.0, 4.0], [250, 500, 750, 1000], [], 0, 1000, True)
+    mishaps = [Mishap(2.5, "worker 1 killed")]
+    faults = ClusterRun([1.0, 2.0, 3.0, 9.0], [250, 500, 750, 1000], mishaps, 1, counted, True)
+    return mars.Result(
+        mars.Machine(2, 0.1, "2026-01-02"),
+        200.0,
+        curves,
+        True,
+        Latency(500, np.array([0.1, 0.2, 0.3, 1.0]), 7, True),
+        Faults(1000, 250, peace, faults),
+    )
+
+
+def test_more_cores_are_simulated_from_a_measured_curve():
+    result = mars_result()
+    assert result.peak.size == 20_000
+    assert result.model.serial == pytest.approx(0.1)
+    assert result.model.parallel == pytest.approx(1e-5)
+    fewer = result.curves[1][-1].throughput
+    assert result.model.throughput(20_000, 1) == pytest.approx(fewer)
+    # never more than what the serial part leaves
+    assert 190_000 < Amdahl(0.1, 1e-5).throughput(20_000, 1000) < 200_000
+
+
+def test_mars_writes_its_page_and_plots(tmp_path):
+    pytest.importorskip("matplotlib", reason="the plots need it")
+    for name in ("one", "two"):
+        mars_result().write(tmp_path / name)
+    page = (tmp_path / "one/mars.md").read_text()
+    assert "| 20,000 (peak) | 200 | 100,000 | 20.0 |" in page
+    assert "| 4 (simulated) | - | 133,333 | 200,000 |" in page
+    assert "| mean | 400 |" in page
+    assert "| sum of all counts | 1,000 | 1,000 |" in page
+    assert "| longest epoch, s | 1.0 | 6.0 |" in page
+    plots = [(tmp_path / name / "mars.svg").read_text() for name in ("one", "two")]
+    assert plots[0] == plots[1]
+    assert "worker 1 killed" in plots[0]
+
+
+def test_mars_tells_of_a_wrong_count():
+    assert mars_result().equal
+    assert "results are equal" in mars_result().text()
+    assert not mars_result(counted=999).equal
+    assert "RESULTS DIFFER" in mars_result(counted=999).text()
+
+
+def test_only_mars_makes_a_page(tmp_path):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(EngineError, match="makes a page"):
+        bench.run(parser.parse_args(["history", "--write", str(tmp_path)]))
+
+
+@pytest.mark.spark
+def test_mars(tmp_path):
+    write_batches(tmp_path, 150, 6)
+    with bench_session(2) as spark:
+        points, counted = curve(spark, {50: str(tmp_path)}, 2, cores=2, repeat=1)
+        late = latency(spark, rate=400, seconds=1, cores=2, warm_up_seconds=0.5)
+    assert counted
+    assert [point.size for point in points] == [50]
+    assert points[0].seconds > 0
+    assert late.counted
+    assert len(late.seconds) == 400
+    assert 0 < late.quantile(0.5) <= late.quantile(0.99)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_mars_loses_nothing_with_its_workers():
+    found = in_own_process(on_cluster, 30_000, 1500)
+    assert found.equal
+    assert [mishap.what for mishap in found.faults.mishaps] == [
+        "worker 1 killed", "worker 2 killed", "worker 3 cut off", "worker 3 back",
+    ]  # fmt: skip
+    # the one that was cut off was missed
+    assert max(np.diff(found.faults.times)) > max(np.diff(found.peace.times))

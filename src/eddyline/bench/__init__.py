@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from eddyline.bench import (
     delivery,
     grouped_count,
     history,
     keyed_total,
+    mars,
     relay_parts,
     two_level,
 )
+from eddyline.errors import EngineError
 
 
 class Result(Protocol):
@@ -29,10 +32,20 @@ class Result(Protocol):
         ...
 
 
+@runtime_checkable
+class Page(Protocol):
+    """A result that makes a page of the documentation."""
+
+    def write(self, folder: Path) -> None:
+        """Write the page, and its plots, into a folder."""
+        ...
+
+
 BENCHMARKS: dict[str, Callable[..., Result]] = {
     "grouped-count": grouped_count.run,
     "keyed-total": keyed_total.run,
     "history": history.run,
+    "mars": mars.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
     "relay-parts": relay_parts.run,
@@ -46,19 +59,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery), of the short history (history)",
+        "delivery), of the short history (history), of the largest batch (mars)",
     )
     parser.add_argument("--repeat", type=int, help="timed repetitions")
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write the page of it, with its plots (mars)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark asked for, or all, and print each result; 1 where results differ."""
+    if args.write is not None:
+        if args.name != "mars":
+            raise EngineError(
+                "only the benchmark mars makes a page",
+                condition="BAD_OPTION",
+                hint="eddyline bench mars --write docs",
+            )
+        mars.require_matplotlib()
     chosen = {key: getattr(args, key) for key in ("rows", "repeat", "cores")}
     given = {key: value for key, value in chosen.items() if value is not None}
     code = 0
     for name in [args.name] if args.name else list(BENCHMARKS):
         result = BENCHMARKS[name](**given)
         print(result.text(), flush=True)
+        if args.write is not None and isinstance(result, Page):
+            result.write(args.write)
         code = code or int(not result.equal)
     return code

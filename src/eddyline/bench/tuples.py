@@ -65,13 +65,17 @@ def tuples(first: int, rows: int, total: int, seed: int = 0) -> pl.DataFrame:
     )
 
 
-def write_tuples(folder: Path, rows: int, files: int) -> int:
-    """Write `rows` records into `files` NDJSON files; the bytes written."""
+def write_tuples(folder: Path, rows: int, files: int, total: int | None = None) -> int:
+    """Write `rows` records into `files` NDJSON files, in order; the bytes written.
+
+    Args:
+        total: how many records make ten minutes of event time; `rows` by default.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     edges = [rows * i // files for i in range(files + 1)]
     written = 0
     for number, (first, end) in enumerate(pairwise(edges)):
         path = folder / f"part-{number:05d}.json"
-        tuples(first, end - first, rows).write_ndjson(path)
+        tuples(first, end - first, total or rows).write_ndjson(path)
         written += path.stat().st_size
     return written
