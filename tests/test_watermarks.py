@@ -209,7 +209,7 @@ def test_emit_final_gives_each_window_once_when_it_is_closed(fed: Fed) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("epochs", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("epochs", [24, pytest.param(2000, marks=pytest.mark.slow)])
 def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) -> None:
     fed = Fed(tmp_path, spark)
     names = ["tumbling", "sessions", "hours", "pairs", "unmatched", "ranked"]
