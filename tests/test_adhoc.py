@@ -42,6 +42,8 @@ FOR_SPARK = [
     "SELECT * FROM people ORDER BY height",
     "SELECT height FROM people",
     "SELECT nothing FROM people",
+    "SELECT * FROM where",
+    "SELECT from FROM people",
     "SELECT * FROM ordered",
     "SELECT * FROM nothing",
     "SELECT id FROM people -- WHERE id = 1",

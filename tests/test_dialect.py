@@ -17,6 +17,7 @@ from eddyline.runtime.session import local_session
     ("given", "plain", "found"),
     [
         ("SELECT version FROM v", "SELECT version FROM v", {}),
+        ("-- version", "-- version", {}),
         (
             "SELECT v.a FROM v FOR VERSION AS OF 3 WHERE v.a > 'VERSION AS OF 1'",
             "SELECT v.a FROM v_version_3 AS v WHERE v.a > 'VERSION AS OF 1'",

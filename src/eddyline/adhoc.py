@@ -45,7 +45,7 @@ _CONDITION = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _WORDS = frozenset(
-    [
+    {
         "select",
         "from",
         "where",
@@ -57,7 +57,7 @@ _WORDS = frozenset(
         "all",
         "union",
         "as",
-    ]
+    }
 )
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal, "<>": pc.not_equal, "!=": pc.not_equal,
@@ -92,39 +92,37 @@ def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
         StateError: the epoch asked for is not retained, or the state is damaged.
     """
     found = _QUERY.fullmatch(query)
-    if found is None:
-        return None
-    entry = catalog.find(_plain(found["name"]))
-    result = "" if entry is None else entry.result or ("op0/rows" if entry.arranged else "")
-    if entry is None or not result:
-        return None
-    manifest = last_committed(files)
-    if found["epoch"]:
-        manifest = read_manifest(files, int(found["epoch"]))
     try:
-        names = [field["name"] for field in json.loads(entry.schema)["fields"]]
-        buckets = manifest.arrangements.get(f"{entry.id}/{result}", {})
-        rows = _content(files, buckets.values(), names)
-        for condition in _conditions(found["where"]):
-            rows = _restricted(rows, names, condition)
-        if found["order"]:
-            rows = _sorted(rows, names, found["order"])
-        what = found["what"]
-        if what.lower().startswith("count"):
-            shown = _plain(found["alias"]) if found["alias"] else "count(1)"
-            rows = pa.table({shown: _numbers(np.array([rows.num_rows]))})
-        else:
-            chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
-            places = [_place(names, name) for name in chosen]
-            shown_names = [
-                names[place] if what == "*" else chosen[i] for i, place in enumerate(places)
-            ]
-            rows = rows.select([f"c{place}" for place in places]).rename_columns(shown_names)
-        if found["limit"]:
-            rows = rows.slice(0, int(found["limit"]))
-        return _answer(rows)
+        return None if found is None else _found(files, catalog, found)
     except _ForSpark:
         return None
+
+
+def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
+    entry = catalog.find(_plain(asked["name"]))
+    result = "" if entry is None else entry.result or ("op0/rows" if entry.arranged else "")
+    if entry is None or not result:
+        raise _ForSpark
+    epoch = asked["epoch"]
+    manifest = read_manifest(files, int(epoch)) if epoch else last_committed(files)
+    names = [field["name"] for field in json.loads(entry.schema)["fields"]]
+    buckets = manifest.arrangements.get(f"{entry.id}/{result}", {})
+    rows = _content(files, buckets.values(), names)
+    for condition in _conditions(asked["where"]):
+        rows = _restricted(rows, names, condition)
+    if asked["order"]:
+        rows = _sorted(rows, names, asked["order"])
+    what = asked["what"]
+    if what.lower().startswith("count"):
+        shown = _plain(asked["alias"]) if asked["alias"] else "count(1)"
+        rows = pa.table({shown: _numbers(np.array([rows.num_rows]))})
+    else:
+        chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
+        places = [f"c{_place(names, name)}" for name in chosen]
+        rows = rows.select(places).rename_columns(chosen)
+    if asked["limit"]:
+        rows = rows.slice(0, int(asked["limit"]))
+    return _answer(rows)
 
 
 def _plain(name: str) -> str:
@@ -290,10 +288,8 @@ def _has_text(kind: pa.DataType) -> bool:
 
 def _clock_is_utc() -> bool:
     """Whether a Spark that is started here takes UTC for its time zone."""
-    own = any("timeZone" in os.environ.get(name, "") for name in ("PYSPARK_SUBMIT_ARGS",))
-    return (
-        time.timezone == 0 and not time.daylight and not own and "SPARK_CONF_DIR" not in os.environ
-    )
+    own = "timeZone" in os.environ.get("PYSPARK_SUBMIT_ARGS", "") or "SPARK_CONF_DIR" in os.environ
+    return time.timezone == 0 and not time.daylight and not own
 
 
 def _text(value: object) -> str:

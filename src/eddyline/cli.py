@@ -175,12 +175,9 @@ def _without_spark(storage: str, query: str) -> Answer | None:
     """The answer to a plain question to a stored result, read from its files."""
     from eddyline.adhoc import answered
 
-    if not Path(storage).is_dir():
-        return None
-    files = Files(storage)
-    with closing(open_store(files, Options.from_environment().catalog)) as store:
+    with _store(storage) as store:
         catalog = store.read()
-    return None if catalog is None else answered(files, catalog, query)
+    return None if catalog is None else answered(store.files, catalog, query)
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -245,7 +242,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _task_list(args: argparse.Namespace) -> int:
     from eddyline.tasks import listed
 
-    with _task_store(args.storage) as store:
+    with _store(args.storage) as store:
         tasks = listed(store)
         if not in_use(store.files):
             print("no engine runs on this storage", file=sys.stderr)
@@ -265,7 +262,7 @@ def _task(args: argparse.Namespace) -> int:
         with _engine(args.storage) as engine:
             engine.answer()
 
-    with _task_store(args.storage) as store:
+    with _store(args.storage) as store:
         before = {task.name: task.state for task in listed(store)}
         number = ask(store, args.action, args.name, args.query)
         if without_engine(store, open_engine):
@@ -285,7 +282,7 @@ def _task(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _task_store(storage: str) -> Iterator[CatalogStore]:
+def _store(storage: str) -> Iterator[CatalogStore]:
     files = Files(_existing(storage))
     with closing(open_store(files, Options.from_environment().catalog)) as store:
         yield store

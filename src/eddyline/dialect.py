@@ -56,12 +56,10 @@ def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
         ('SELECT * FROM v_version_12 AS v', {'v_version_12': ('v', 12)})
     """
     found: dict[str, tuple[str, int]] = {}
-    if "version" not in query.lower():
+    cursor = _only(query, "version")
+    if cursor is None:
         return query, found
     parts: list[str] = []
-    (cursor, *more) = split(query)
-    if more:
-        return query, found
     done = 0
     for at in range(len(cursor.tokens)):
         cursor.at = at
@@ -91,10 +89,9 @@ def without_emit(query: str) -> tuple[str, bool]:
         >>> without_emit("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
         ('SELECT day, count(*) FROM s GROUP BY day', True)
     """
-    cursors = list(split(query)) if "final" in query.lower() else []
-    if len(cursors) != 1:
+    cursor = _only(query, "final")
+    if cursor is None:
         return query, False
-    cursor = cursors[0]
     cursor.at = len(cursor.tokens) - 2
     if cursor.at <= 0 or not cursor.accept("EMIT", "FINAL"):
         return query, False
@@ -115,12 +112,18 @@ def written_out(query: str, time_columns: Collection[str]) -> str:
         "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
     """
     times = {name.lower() for name in time_columns}
-    while True:
-        cursors = list(split(query))
-        clause = _clause(cursors[0]) if len(cursors) == 1 else -1
+    while (cursor := _only(query, "windowing")) is not None:
+        clause = _clause(cursor)
         if clause < 0:
-            return query
-        query = _rewritten(cursors[0], clause, times)
+            break
+        query = _rewritten(cursor, clause, times)
+    return query
+
+
+def _only(query: str, word: str) -> Cursor | None:
+    """The one statement of a text, if a word occurs in it at all: to look closer takes longer."""
+    cursors = list(split(query)) if word in query.lower() else []
+    return cursors[0] if len(cursors) == 1 else None
 
 
 def _clause(cursor: Cursor) -> int:
