@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +20,7 @@ from eddyline.source.log import RedoLog
 from eddyline.state.manifest import committed_epochs
 from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
+from eddyline.testing import FaultyFiles
 from processes import Child
 
 HERE = Path(__file__).parent
@@ -152,3 +154,28 @@ def test_an_unknown_delivery_is_refused() -> None:
     assert "at_least_once" in (caught.value.hint or "")
     found = el.Options.from_environment({"EDDYLINE_DELIVERY": "at_most_once"})
     assert found.delivery == "at_most_once"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once", "at_most_once"])
+def test_what_is_flushed_when(tmp_path: Path, delivery: str) -> None:
+    files = FaultyFiles(str(tmp_path / "storage"))
+    options = el.Options(delivery=delivery)
+    with (
+        patch("eddyline.engine.RETIRE_EVERY", RETIRE_EVERY),
+        el.Engine(files, local_session(), options) as engine,
+    ):
+        table = engine.table("t", "n BIGINT")
+        engine.view("v", "SELECT sum(n) AS n FROM t")
+        flushed: dict[int, set[str]] = {}
+        for number in range(2 * RETIRE_EVERY):
+            files.arm(0)
+            table.insert([(number,)])
+            epoch = engine.advance()
+            synced = [effect.split()[1] for effect in files.effects() if effect.startswith("sync")]
+            flushed[epoch] = {name.split("/")[0] for name in synced}
+    state, log = {"epochs", "manifests"}, {"logs"}
+    for epoch, found in flushed.items():
+        everything = delivery == "exactly_once" or epoch % RETIRE_EVERY == 0
+        assert found & state == (state if everything else set()), epoch
+        assert (log <= found) == (delivery != "at_most_once"), epoch
