@@ -718,7 +718,7 @@ class Engine:
             if stream.id in positions and watermark is not None:
                 first = base.positions.get(stream.id, 0)
                 self._sources.log(stream).mark(first, watermark)
-        seconds = self._run(plans, positions, inputs)
+        seconds = self._run(plans, positions, inputs, watermarks)
         seconds["plan"] += compile_s
         self._committed({"ingest": ingest, **seconds})
         return True
@@ -736,11 +736,11 @@ class Engine:
         plans: Sequence[Plan],
         positions: Mapping[str, int],
         inputs: Inputs,
+        watermarks: Watermarks,
         rebuilt: Sequence[str] = (),
     ) -> dict[str, float]:
         """Run an epoch on the last committed one; the seconds of its stages."""
         try:
-            watermarks = Watermarks.behind(self._manifest, self.catalog)
             self._manifest, seconds = self._runner.run(
                 self._manifest, plans, positions, inputs, watermarks, rebuilt
             )
@@ -814,7 +814,8 @@ class Engine:
                 return changed.get(entry.name.lower(), [])
             return self._results.history(entry, base)
 
-        return self._run([compiled.plan for compiled in plans], {}, inputs, rebuilt)
+        watermarks = Watermarks.behind(base, self.catalog)
+        return self._run([compiled.plan for compiled in plans], {}, inputs, watermarks, rebuilt)
 
     def _forget(self, entry: Entry) -> None:
         self._plans.pop(entry.id, None)

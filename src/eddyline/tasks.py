@@ -130,11 +130,6 @@ def _changed(store: CatalogStore, request: Request) -> Catalog:
 
 
 def _rows(files: Files, manifest: Manifest, view: str) -> int:
-    """The rows of a view's result: the arrangement of rows of its last operator."""
-    split = [name.split("/") for name in manifest.arrangements]
-    parts = [part for node, part, slot in split if (node, slot) == (view, ROWS)]
-    if not parts:
-        return 0
-    result = f"{view}/{max(parts, key=lambda part: int(part.removeprefix('op')))}/{ROWS}"
-    runs = [run for part in manifest.arrangements[result].values() for run in part]
+    """The rows of a view's result."""
+    runs = manifest.of(view).get(manifest.result(view, ROWS), [])
     return sum(pc.sum(read_run(files, run)[WEIGHT]).as_py() or 0 for run in runs)

@@ -413,7 +413,7 @@ def _recomputed(
 
         results = [catalyst.rewrite(result, only_real) for result in results]
     weight = catalyst.alias(version, "w")
-    kept = attribute_bounds(touched, key_bounds(catalyst, touched, child.bounds))
+    kept_keys = key_bounds(catalyst, touched, child.bounds)
     shown = Node(
         "Aggregate",
         "recompute touched groups",
@@ -430,9 +430,7 @@ def _recomputed(
         called = [skipping(build, result, skip) for result in results]
         grouped = catalyst.aggregate([*keys, version], [*called, *named, weight], plan)
         groups = [name.toAttribute() for name in named]
-        grouped, change = keep_outputs(
-            build, grouped, change, groups, key_bounds(catalyst, touched, child.bounds)
-        )
+        grouped, change = keep_outputs(build, grouped, change, groups, kept_keys)
         shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
     else:
         grouped = catalyst.aggregate([*keys, version], [*results, weight], plan)
@@ -442,7 +440,7 @@ def _recomputed(
         shown,
         single=not touched,
         endless=child.endless and bool(keys),
-        bounds=projected(catalyst, results, {**kept, **sessions}),
+        bounds=projected(catalyst, results, {**attribute_bounds(touched, kept_keys), **sessions}),
     )
 
 
@@ -472,13 +470,11 @@ def versions(
     *,
     first_row: bool = False,
     sessions: Bounds = NO_BOUNDS,
-    exact: bool = False,
 ) -> Versions:
     """Keep the rows of a child by keys, and give those of the touched groups twice.
 
     Args:
         sessions: bounds of columns that are sessions.
-        exact: two keys are the same if they are so bit by bit, not as GROUP BY sees them.
     """
     names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
@@ -488,8 +484,7 @@ def versions(
         real = f"c{len(columns)}"
         once = _first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
-    frame = frame if exact else build.normalised(frame, key_names)
-    rows = build.hashed(frame, key_names, names)
+    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
     if child.keys != texts(keys):
         rows = build.shuffled(rows, single=not keys)
     out = [rows.schema[name] for name in names]

@@ -22,7 +22,7 @@ from eddyline.plan.catalyst import (
     sql_type,
     type_of,
 )
-from eddyline.plan.eventtime import NO_BOUNDS, Bound, Bounds, Expiry
+from eddyline.plan.eventtime import Bound, Bounds, Expiry
 from eddyline.plan.nodes import Leaf, Node, StatefulPart
 from eddyline.plan.rules import REFUSED_TYPES
 
@@ -80,7 +80,7 @@ class Delta:
     single: bool = False
     keys: tuple[str, ...] | None = None
     endless: bool = False
-    bounds: Bounds = field(default_factory=lambda: NO_BOUNDS)
+    bounds: Bounds = field(default_factory=dict)
 
     def through(self, plan: Plan, name: str, detail: str, bounds: Bounds | None = None) -> Delta:
         """After a stateless operator; with other columns give their bounds."""

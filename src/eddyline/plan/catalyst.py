@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import pyspark
@@ -127,16 +128,19 @@ class Catalyst:
         """
         found = function.eval(self._row(argument, value))
         if argument.dataType().simpleString() == "timestamp":
-            zone = self._jvm.java.time.ZoneId.of(
-                self.session.conf.get("spark.sql.session.timeZone")
-            )
             instant = self._jvm.java.time.Instant.ofEpochSecond(value // MICROSECONDS)
-            change = zone.getRules().nextTransition(instant)
+            change = self._zone_rules.nextTransition(instant)
             if change is not None and change.isOverlap():
                 at = int(change.getInstant().getEpochSecond()) * MICROSECONDS
                 if at - value < _OVERLAP_MAX:
                     found = min(found, function.eval(self._row(argument, at)))
         return int(found)
+
+    @cached_property
+    def _zone_rules(self) -> Any:
+        """When the clocks of the session's time zone are changed."""
+        zone = self.session.conf.get("spark.sql.session.timeZone")
+        return self._jvm.java.time.ZoneId.of(zone).getRules()
 
     def _input(self, like: Expression) -> Expression:
         return self._make(f"{_EXPRESSIONS}.BoundReference", 0, like.dataType(), True)

@@ -279,8 +279,9 @@ def _with_rest(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Sid
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
     plan, others = build.rebound(united, columns)
+    having = [(branch.bounds, _ids(branch)) for branch in branches] if pairs.bounds else []
     bounds = {
-        column: lowest(*(one.bounds.get(column) for one in branches if column in _ids(one)))
+        column: lowest(*(known.get(column) for known, ids in having if column in ids))
         for column in pairs.bounds
     }
     return Delta(

@@ -268,7 +268,7 @@ def _python_function(build: Build, node: Plan) -> Delta:
     if child.append_only:  # nothing is ever taken back
         return child.through(catalyst.with_child(node, child.plan), "Python function", text(node))
     columns = items(node.child().output())
-    rows = versions(build, child, columns, columns, exact=True)
+    rows = versions(build, child, columns, columns)
     skip = catalyst.negative(rows.version)
     calls = [
         catalyst.alias(skipping(build, call, skip), given.name(), given)

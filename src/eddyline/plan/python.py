@@ -49,8 +49,15 @@ def by_series(
     if skip.all():
         nothing = pd.Series([None] * len(skip), dtype=object)
         return pd.DataFrame(dict.fromkeys(fields, nothing)) if fields else nothing
-    kept = ~skip
-    return _spread_series(function(*(value[kept].reset_index(drop=True) for value in values)), skip)
+    return _spread_series(function(*_without(skip, values)), skip)
+
+
+def _without(skip: Any, values: Sequence[Any]) -> list[Any]:
+    """Series, DataFrames or Arrow arrays without the rows that are skipped."""
+    if isinstance(skip, pd.Series):
+        return [value[~skip].reset_index(drop=True) for value in values]
+    kept = pc.invert(skip)
+    return [value.filter(kept) for value in values]
 
 
 def _spread_series(given: Any, skip: pd.Series) -> Any:
@@ -61,8 +68,7 @@ def _spread_series(given: Any, skip: pd.Series) -> Any:
 
 def by_arrays(function: Callable[..., Any], skip: pa.Array, *values: pa.Array) -> pa.Array:
     """A function of Arrow arrays."""
-    kept = pc.invert(skip)
-    return _spread_array(function(*(value.filter(kept) for value in values)), skip)
+    return _spread_array(function(*_without(skip, values)), skip)
 
 
 def _spread_array(given: pa.Array, skip: pa.Array) -> pa.Array:
@@ -79,13 +85,7 @@ def by_batches(
     def kept() -> Iterator[Any]:
         for skip, *values in batches:
             skips.append(skip)
-            mask = ~skip if isinstance(skip, pd.Series) else pc.invert(skip)
-            rest = [
-                value[mask].reset_index(drop=True)
-                if isinstance(value, pd.Series | pd.DataFrame)
-                else value.filter(mask)
-                for value in values
-            ]
+            rest = _without(skip, values)
             yield rest[0] if len(rest) == 1 else tuple(rest)
 
     for given in function(kept()):
@@ -93,8 +93,8 @@ def by_batches(
 
 
 def of_group(function: Callable[..., Any], skip: Any, *values: Any) -> Any:
-    """An aggregate of a group, whose rows are all of one version."""
-    return None if len(skip) and bool(skip[0]) else function(*values)
+    """An aggregate of a group, whose rows are all of one version: the first one tells."""
+    return None if any(skip[:1].tolist()) else function(*values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,7 @@ class Skipping:
             return by_batches(self.function, arguments[0], _spread_series)
         if self.kind == PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF:
             return by_batches(self.function, arguments[0], _spread_array)
-        if self.kind == PythonEvalType.SQL_GROUPED_AGG_ARROW_UDF:
-            skip, *values = arguments
-            return of_group(self.function, skip.to_pylist()[:1], *values)
-        skip, *values = arguments
-        return of_group(self.function, list(skip[:1]), *values)
+        return of_group(self.function, *arguments)
 
 
 KNOWN = frozenset(

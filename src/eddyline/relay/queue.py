@@ -109,6 +109,13 @@ class State:
         """Name of the queue at fromP."""
         return other(self.to)
 
+    def behind(self, span: Span) -> State:
+        """The state in which the rows of a span are read too."""
+        read = {**self.read, span.queue: span.end}
+        if span.queue == EDEN:
+            return replace(self, read=read, received=self.received + span.rows)
+        return replace(self, read=read, to=span.queue, again=self.again + span.rows)
+
     def as_dict(self) -> dict[str, Any]:
         """For a JSON document."""
         return {**asdict(self), "read": dict(self.read)}
@@ -430,10 +437,7 @@ class DataQueue:
             if end == start:
                 return planned
             spans.append(Span(queue, start, end, rows))
-            read = {**planned.read, queue: end}
-            if queue == EDEN:
-                return replace(planned, read=read, received=planned.received + rows)
-            return replace(planned, read=read, again=planned.again + rows)
+            return planned.behind(spans[-1])
 
         planned = take(planned.to, planned, due_ms)
         # A commit writes to the queue at fromP: the pointers wait for it, and reading doesn't.
@@ -460,11 +464,7 @@ class DataQueue:
                     queue=span.queue,
                     hint="settle a batch that this queue has planned, in the order of planning",
                 )
-            planned = replace(planned, read={**planned.read, span.queue: span.end})
-            if span.queue == EDEN:
-                planned = replace(planned, received=planned.received + span.rows)
-            else:
-                planned = replace(planned, to=span.queue, again=planned.again + span.rows)
+            planned = planned.behind(span)
         self._planned = replace(planned, number=batch.number)
         held = self._held[batch.number] = _Held(batch, self._planned)
         return held

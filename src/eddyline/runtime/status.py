@@ -16,13 +16,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
     """Rows and bytes on disk of a table or view, its result and its operators' state."""
-    runs = [
-        run
-        for name, buckets in manifest.arrangements.items()
-        if name.startswith(f"{entry.id}/")
-        for part in buckets.values()
-        for run in part
-    ]
+    runs = [run for own in manifest.of(entry.id).values() for run in own]
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
@@ -69,14 +63,9 @@ def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
 
 
 def _operator_rows(entry: Entry, manifest: Manifest) -> int:
-    own = {
-        name: sum(run.rows for part in buckets.values() for run in part)
-        for name, buckets in manifest.arrangements.items()
-        if name.startswith(f"{entry.id}/")
-    }
-    results = [name for name in own if name.endswith(f"/{ROWS}")]
-    result = max(results, key=lambda name: int(name.split("/op")[1].split("/")[0]), default="")
-    return sum(rows for name, rows in own.items() if name != result)
+    result = manifest.result(entry.id, ROWS)
+    held = [runs for name, runs in manifest.of(entry.id).items() if name != result]
+    return sum(run.rows for runs in held for run in runs)
 
 
 def _moment(micros: int | None) -> str | None:

@@ -57,6 +57,21 @@ class Manifest:
         """The runs of one bucket; none if it never held a row."""
         return self.arrangements.get(arrangement, {}).get(bucket, ())
 
+    def of(self, node: str) -> dict[str, list[Run]]:
+        """The runs of all arrangements of a table or view, by the arrangement's name."""
+        return {
+            name: [run for runs in buckets.values() for run in runs]
+            for name, buckets in self.arrangements.items()
+            if name.split("/")[0] == node
+        }
+
+    def result(self, node: str, slot: str) -> str:
+        """The name of a node's arrangement `slot` that its last operator keeps; empty if none does."""
+        own = [name.split("/") for name in self.arrangements]
+        parts = [part for owner, part, held in own if (owner, held) == (node, slot)]
+        last = max(parts, key=lambda part: int(part.removeprefix("op")), default="")
+        return f"{node}/{last}/{slot}" if last else ""
+
     def owned(self, nodes: Collection[str]) -> Manifest:
         """Without the arrangements and positions of anything but these tables, streams, views.
 
