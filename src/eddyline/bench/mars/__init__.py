@@ -44,7 +44,7 @@ class Machine:
     @property
     def busy(self) -> bool:
         """Whether others worked on it: then the numbers say less."""
-        return self.load > self.cores / 4
+        return self.load > self.cores / 2
 
 
 @dataclass(frozen=True, slots=True)
