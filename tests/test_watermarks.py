@@ -25,6 +25,7 @@ Event = tuple[datetime | None, str, int]
 EVENTS = "ts TIMESTAMP, k STRING, v INT"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DELAY = timedelta(minutes=10)
+SOAK = (pytest.mark.slow, pytest.mark.timeout(5400))
 
 VIEWS = {
     "tumbling": "SELECT window(ts, '10 minutes') AS w, k, count(*) AS n FROM s GROUP BY 1, 2",
@@ -209,7 +210,7 @@ def test_emit_final_gives_each_window_once_when_it_is_closed(fed: Fed) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("epochs", [24, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("epochs", [24, pytest.param(2000, marks=SOAK)])
 def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) -> None:
     fed = Fed(tmp_path, spark)
     names = ["tumbling", "sessions", "hours", "pairs", "unmatched", "ranked"]
