@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from eddyline.bench.cluster import kill_session
+from eddyline.bench.cluster import kill_session, members
 
 # For JVMs that live for a minute: less time goes into compiling their code.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
@@ -63,6 +65,13 @@ class Child:
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
         return self.errors.read_text(errors="replace")[-6000:]
+
+    def kill_workers(self) -> None:
+        """SIGKILL to Spark's Python workers only."""
+        for member in members(self.process.pid):
+            with suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{member}/cmdline").read_bytes():
+                    os.kill(member, signal.SIGKILL)
 
     def kill(self) -> None:
         """SIGKILL to the child and all that it has started; they are gone when this returns."""

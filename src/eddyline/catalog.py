@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
 LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
+DEAD = (
+    "__dead"  # behind the name of a pipeline: the stream of its dead letters, which stands for it
+)
+PIPELINE = "pipeline"  # the format of that stream
+QUEUE = "queue"  # the format of a stream of documents that a queue holds
+INTO = "into"  # its option that names the stream which the pipeline feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,10 @@ class Entry:
     def time_place(self) -> int | None:
         """The place of the event time's column; None without a watermark."""
         return self.columns.names.index(self.event_time) if self.event_time else None
+
+    def feeds(self, entry: Entry) -> bool:
+        """Whether this is a pipeline into that stream."""
+        return self.options.get(INTO, "").lower() == entry.name.lower()
 
     @property
     def arranged(self) -> bool:
@@ -137,6 +147,13 @@ class Catalog:
                 f"{entry.name} belongs to its stream",
                 condition="NOT_FOUND",
                 hint=f"drop {entry.name.removesuffix(LATE)}",
+            )
+        feeding = [e.name for e in self.entries if e.format == PIPELINE and e.feeds(entry)]
+        if feeding:
+            raise CatalogError(
+                f"{entry.kind} {entry.name} is fed by a pipeline",
+                condition="STILL_FED",
+                hint=f"drop {feeding[0]} first: that ends the pipeline",
             )
         readers = [*self.readers(name), *self.readers(name + LATE)]
         if readers:

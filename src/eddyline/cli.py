@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,11 +40,18 @@ PLUGINS = {
 }
 """Commands of their own modules, which give `add_arguments(parser)` and `run(args) -> int`."""
 
+SHORT = 60  # characters of an error or a payload in a list
+
 TASK_ACTIONS = {
     "add": "add a view, which takes in all that its inputs hold",
     "pause": "let a view, and those that read it, keep the result they have",
     "resume": "let a paused view catch up in one epoch, and go on",
     "drop": "remove a view",
+}
+
+LETTER_ACTIONS = {
+    "replay": "read dead letters again, as if they had never failed",
+    "drop": "drop dead letters for good",
 }
 
 
@@ -121,7 +128,34 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         added.set_defaults(run=_task, action=action, query="")
         asking.append(added)
 
-    for added in (run, sql, status, verify, listing, *asking):
+    letters = commands.add_parser(
+        "deadletters",
+        help="list, show, replay or drop the records that have failed for good",
+        description="Dead letters are records of a pipeline that failed too often. The engine that "
+        "runs the pipeline takes a request before its next epoch.",
+    )
+    actions = letters.add_subparsers(title="actions", required=True, metavar="ACTION")
+    dead = actions.add_parser("list", help="the dead letters of the last committed epoch")
+    dead.add_argument("--pipeline", metavar="NAME", help="of one pipeline; without: of all")
+    dead.set_defaults(run=_deadletters_list)
+    shown = actions.add_parser("show", help="all that is known of one record")
+    shown.add_argument("pipeline", metavar="PIPELINE")
+    shown.add_argument("position", metavar="POSITION", type=int, help="as `list` tells it")
+    shown.set_defaults(run=_deadletters_show)
+    for action, purpose in LETTER_ACTIONS.items():
+        added = actions.add_parser(action, help=purpose, description=purpose)
+        added.add_argument("pipeline", metavar="PIPELINE")
+        which = added.add_mutually_exclusive_group(required=True)
+        which.add_argument("positions", metavar="POSITION", type=int, nargs="*", default=[])
+        which.add_argument("--all", action="store_true", help="all of the pipeline")
+        added.add_argument(
+            "--wait", type=float, metavar="S", default=60.0,
+            help="seconds to wait for a running engine's answer (default: 60)",
+        )  # fmt: skip
+        added.set_defaults(run=_deadletters, action=action)
+        asking.append(added)
+
+    for added in (run, sql, status, verify, listing, dead, shown, *asking):
         added.add_argument(
             "--storage", metavar="DIR", required=True, help="where the engine keeps its data"
         )
@@ -229,6 +263,14 @@ def _status(args: argparse.Namespace) -> int:
     print(layout(columns, sources, right=(2, 4)), end="\n\n")
     heads = ("view", "level", "state rows", "state size", "rows/epoch", "")
     print(layout(heads, views, right=(1, 2, 3, 4)))
+    if status["pipelines"]:
+        names = ("received", "done", "dead", "retry", "in_flight")
+        pipelines = [
+            (item["name"], *(f"{item[n]:,}" if n in item else "" for n in names))
+            for item in status["pipelines"]
+        ]
+        heads = ("pipeline", "received", "done", "dead", "in retry", "in flight")
+        print("", layout(heads, pipelines, right=(1, 2, 3, 4, 5)), sep="\n")
     return 0
 
 
@@ -281,6 +323,66 @@ def _task(args: argparse.Namespace) -> int:
     return 0
 
 
+def _deadletters_list(args: argparse.Namespace) -> int:
+    from eddyline.deadletters import listed
+
+    with _store(args.storage) as store:
+        letters = listed(store, args.pipeline)
+    rows = [
+        (
+            letter.pipeline,
+            str(letter.position),
+            letter.bolt,
+            str(letter.attempts),
+            f"{letter.died:%Y-%m-%d %H:%M:%S}",
+            _short(letter.error),
+            _short(_as_text(letter.payload)),
+        )
+        for letter in letters
+    ]
+    heads = ("pipeline", "position", "bolt", "attempts", "died (UTC)", "error", "payload")
+    print(layout(heads, rows, right=(1, 3)))
+    return 0
+
+
+def _deadletters_show(args: argparse.Namespace) -> int:
+    from eddyline.deadletters import listed
+
+    with _store(args.storage) as store:
+        found = [one for one in listed(store, args.pipeline) if one.position == args.position]
+    if not found:
+        print(f"eddyline: no dead letter of {args.pipeline} at {args.position}", file=sys.stderr)
+        return 1
+    for name, value in asdict(found[0]).items():
+        shown = _as_text(value) if isinstance(value, bytes) else "" if value is None else str(value)
+        print(f"{name:9} {shown}")
+    return 0
+
+
+def _deadletters(args: argparse.Namespace) -> int:
+    from eddyline.deadletters import DISCARD, REPLAY, ask
+    from eddyline.tasks import answer
+
+    with _store(args.storage) as store:
+        number = ask(
+            store,
+            REPLAY if args.action == "replay" else DISCARD,
+            args.pipeline,
+            args.positions,
+        )
+        runs = in_use(store.files)
+        request = answer(store, number, args.wait if runs else 0.0)
+    if request.state == REFUSED:
+        print(f"eddyline: {request.message}", file=sys.stderr)
+        return 1
+    if request.state == WAITING:
+        why = "" if runs else ", which does not run now"
+        print(f"{args.action} {args.pipeline}: waits for the engine{why}", file=sys.stderr)
+        return 1 if runs and args.wait else 0
+    print(f"{args.action} {args.pipeline}: done")
+    return 0
+
+
 @contextmanager
 def _store(storage: str) -> Iterator[CatalogStore]:
     files = Files(_existing(storage))
@@ -317,6 +419,19 @@ def _read_script(path: str) -> str:
 
 
 # --- text ---
+
+
+def _as_text(data: bytes) -> str:
+    """Bytes as text, if they are; else as hexadecimal digits."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.hex(" ")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."
 
 
 def progress_line(progress: Progress) -> str:

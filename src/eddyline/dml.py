@@ -63,8 +63,12 @@ class Dml:
 
     def delete(self, entry: Entry, condition: str | None) -> Operations:
         """DELETE FROM table WHERE condition."""
+        return [(DELETE, self.rows(entry, condition))]
+
+    def rows(self, entry: Entry, condition: str | None) -> DataFrame:
+        """The rows that meet a condition, as of now."""
         where = f" WHERE {condition}" if condition else ""
-        return [(DELETE, self._run(f"SELECT * FROM {quoted(entry.name)}{where}"))]
+        return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
 
     def update(
         self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog import DEAD, INTO, PIPELINE, QUEUE, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.catalog_store import Request, open_store
 from eddyline.changes import OPERATION
 from eddyline.dialect import at_epochs, without_emit, written_out
@@ -26,11 +26,15 @@ from eddyline.dml import Dml, wrong_query
 from eddyline.errors import CatalogError, DataError, EngineError, QueryError, StateGrowthWarning
 from eddyline.handles import Stream, Table, View
 from eddyline.options import Options
+from eddyline.pipeline import Pipeline
 from eddyline.plan.eventtime import Bound
 from eddyline.plan.explain import explain_text
 from eddyline.plan.nodes import Leaf
+from eddyline.relay.queue import DataQueue
 from eddyline.runtime.compiler import CompiledPlan, Compiler
+from eddyline.runtime.decode import Decode
 from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
+from eddyline.runtime.pipelines import LETTERS, SLOW_S, TUPLE_ROWS, Settings, open_queue
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.requests import Inbox
 from eddyline.runtime.results import Results
@@ -53,6 +57,7 @@ from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 
 RETIRE_EVERY = 16
+ZONE = "spark.sql.session.timeZone"
 UNFLUSHED = {
     "exactly_once": (),
     "at_least_once": ("epochs/", "manifests/"),
@@ -126,7 +131,9 @@ class Engine:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         for entry in self.catalog.entries:
-            if entry.format:
+            if entry.format == QUEUE and self._storage_lock.held:
+                self._attach_queue(entry)
+            elif entry.format not in ("", PIPELINE, QUEUE):  # the user attaches what else there is
                 self._sources.attach(entry)
 
     # -- definitions -----------------------------------------------------------------------
@@ -205,7 +212,9 @@ class Engine:
 
         JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
         The format `generator` makes events up from their numbers (see `source/nexmark.py`); its
-        options are `kind`, `seed`, `total`, `eventsPerEpoch` and `eventsPerSecond`. Every other
+        options are `kind`, `seed`, `total`, `eventsPerEpoch` and `eventsPerSecond`. The format `queue`
+        reads the JSON documents of a data queue; those that can't be decoded are the stream
+        `<name>__dead`. Its option is `path`, or `servers` and `app` of a queue on Kafka. Every other
         format is read by Spark's own source.
 
         Args:
@@ -216,6 +225,21 @@ class Engine:
             DataError: the source can't be opened with these columns and options.
         """
         given = dict(options or {})
+        if format.lower() == QUEUE:
+            if schema is None or op is not None:
+                raise DataError(
+                    "a stream of a queue needs columns, and has no operations",
+                    condition="BAD_STREAM",
+                    stream=name,
+                    hint="give the columns of its JSON documents",
+                )
+            entry = self.draft(name, schema, primary_key, watermark, QUEUE, given)
+            present = self.catalog.find(name)
+            if present is None or not self._sources.attached(self.catalog.get(name + DEAD)):
+                self._attach_queue(entry)
+            else:
+                self._define(entry)
+            return Stream(self, entry.name)
         if schema is None:
             columns = _nullable(self._sources.columns(format, given))
         else:
@@ -232,6 +256,61 @@ class Engine:
         if not self._sources.attached(defined):
             self._sources.attach(defined)
         return Stream(self, defined.name)
+
+    def pipeline(
+        self,
+        name: str,
+        source: DataQueue,
+        *,
+        lanes: int = 0,
+        tuple_rows: int = TUPLE_ROWS,
+        slow: float = SLOW_S,
+        acks: bool = True,
+    ) -> Pipeline:
+        """A pipeline of bolts from a queue: see `Pipeline`. After reopening build it again.
+
+        Args:
+            name: of the pipeline; its dead letters are the stream `<name>__dead`.
+            source: the queue, whose one reader this is.
+            lanes: Spark tasks that work side by side; 0: as many as Spark has cores.
+            tuple_rows: records that go to a lane together, and are acknowledged together.
+            slow: seconds; a lane that takes longer for all that is under way to it gets less.
+            acks: False: what fails is left out, and nothing is tried again.
+        """
+        return Pipeline(self, name, source, Settings(lanes, tuple_rows, slow, acks=acks))
+
+    def attach(self, pipeline: Pipeline, into: Entry | None, *, own_queue: bool = False) -> None:
+        """Define the streams of a pipeline, and let it run; see `Pipeline.into`."""
+        with self._lock:
+            self._writable()
+            fed = None if into is None else self._define(into)
+            letters = self._define(
+                Entry(
+                    "", STREAM, pipeline.name + DEAD, _schema(LETTERS).json(), ("position",),
+                    format=PIPELINE, options={INTO: into.name if into else ""}, operation=OPERATION,
+                )
+            )  # fmt: skip
+            self._sources.attach_pipeline(
+                pipeline.name, letters, fed, queue=pipeline.source, bolts=pipeline.bolts,
+                settings=pipeline.settings, own_queue=own_queue,
+            )  # fmt: skip
+
+    def draft(
+        self,
+        stream: str,
+        schema: str | StructType,
+        primary_key: Sequence[str],
+        watermark: tuple[str, str] | None,
+        format: str = "",
+        options: Mapping[str, str] | None = None,
+    ) -> Entry:
+        """The definition of a stream that a pipeline feeds."""
+        columns = _schema(schema)
+        key = _key(columns, primary_key, stream)
+        entry = Entry(
+            "", STREAM, stream, columns.json(), key, format=format, options=dict(options or {})
+        )
+        return with_watermark(entry, watermark, self.spark)
 
     def view(self, name: str, query: str, *, replace: bool = False) -> View:
         """A live view; on an engine that holds data it starts from all of it.
@@ -376,6 +455,10 @@ class Engine:
             "pause": lambda request: self.pause(request.name),
             "resume": lambda request: self.resume(request.name),
             "drop": lambda request: self.drop(VIEW, request.name),
+            "replay": lambda request: self.revive(request.name, request.query or None, again=True),
+            "discard": lambda request: self.revive(
+                request.name, request.query or None, again=False
+            ),
         }
         with self._lock:
             self._writable()
@@ -488,13 +571,19 @@ class Engine:
         self._callbacks.append(callback)
 
     def status(self) -> dict[str, Any]:
-        """Last epoch; sources with position, watermark and late rows; views with level and state.
+        """Last epoch, sources, views and pipelines.
+
+        Sources with position, watermark and late rows; views with level and state; pipelines with
+        the account of their records, and window and state of each lane.
 
         `state_growth` is by how many rows an epoch the operators' state has grown over the retained
         epochs, None where that isn't known yet. The result's own rows are not counted in it.
         """
         manifest = self._current()
-        return storage_status(self.files, self.catalog, manifest)
+        status = storage_status(self.files, self.catalog, manifest)
+        live = {pipeline.name: pipeline.status() for pipeline in self._sources.pipelines}
+        status["pipelines"] = [live.get(told["name"], told) for told in status["pipelines"]]
+        return status
 
     def verify(self, view: str | None = None) -> Report:
         """The self-proof: the identical SQL offline on the same inputs, compared as multisets.
@@ -544,6 +633,22 @@ class Engine:
             self.write(entry.name, dml.update(entry, assignments, condition))
 
     # -- what the handles call -------------------------------------------------------------
+
+    def dead_letters(self, pipeline: str) -> DataFrame:
+        """See `Pipeline.dead_letters`."""
+        with self._lock:
+            entry = self.catalog.get(pipeline + DEAD, STREAM)
+            return self._dml(entry.name).rows(entry, None)
+
+    def revive(self, pipeline: str, where: str | None, *, again: bool) -> int:
+        """See `Pipeline.replay` and `Pipeline.discard`."""
+        with self._lock:
+            self._writable()
+            entry = self.catalog.get(pipeline + DEAD, STREAM)
+            connected = self._sources.pipeline(entry)
+            letters = self._dml(f"{entry.name} {where or ''}").rows(entry, where).toArrow()
+            connected.revive(letters, again=again)
+            return int(letters.num_rows)
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Put operations (`append` or `delete`, rows) into a table's redo log, all or none."""
@@ -821,6 +926,21 @@ class Engine:
         self._plans.pop(entry.id, None)
         self._manifest = self._manifest.owned(self.catalog.ids)
         self._sources.forget(entry)
+
+    def _attach_queue(self, entry: Entry) -> None:
+        """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
+        queue = open_queue(entry)
+        try:
+            pipeline = Pipeline(self, entry.name, queue, Settings())
+            decode = Decode(
+                arrow_schema(entry.columns, self.spark.conf.get(ZONE) or "UTC"),
+                self.spark.conf.get(ZONE) or "UTC",
+            )
+            bolts = pipeline.bolt(decode, "decode", vectorised=True, max_attempts=1)
+            self.attach(bolts, dataclasses.replace(entry, id=""), own_queue=True)
+        except BaseException:
+            queue.close()
+            raise
 
     def _dml(self, text: str) -> Dml:
         """DML over the relations that a text mentions."""

@@ -125,16 +125,16 @@ def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Non
 
 def _signal(session: int, number: signal.Signals) -> list[int]:
     """Send a signal to a session; the processes that it was sent to."""
-    members = _members(session)
-    for member in members:
+    found = members(session)
+    for member in found:
         try:
             os.kill(member, number)
         except ProcessLookupError:
             continue
-    return members
+    return found
 
 
-def _members(session: int) -> list[int]:
+def members(session: int) -> list[int]:
     """The living processes of a session: Spark's workers are in process groups of their own."""
     found = []
     for entry in Path("/proc").iterdir():

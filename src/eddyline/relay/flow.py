@@ -120,6 +120,7 @@ class FlowControl:
         slow_ms: a round trip above it is slow.
         ttl_ms: a tuple without an ack for so long goes to another lane.
         window_max: no window grows beyond it.
+        window: of each lane at the start.
 
     Example:
         >>> flow = FlowControl(2, slow_ms=50, ttl_ms=1000)
@@ -133,9 +134,15 @@ class FlowControl:
     """
 
     def __init__(
-        self, lanes: int, *, slow_ms: float, ttl_ms: float, window_max: int = WINDOW_MAX
+        self,
+        lanes: int,
+        *,
+        slow_ms: float,
+        ttl_ms: float,
+        window_max: int = WINDOW_MAX,
+        window: int = 1,
     ) -> None:
-        self.lanes = [Lane() for _ in range(lanes)]
+        self.lanes = [Lane(window) for _ in range(lanes)]
         self.slow_ms = slow_ms
         self.ttl_ms = ttl_ms
         self.window_max = window_max
@@ -218,6 +225,13 @@ class FlowControl:
         for sending in expired:
             self.fail(sending, now)
         return expired
+
+    def forget(self) -> None:
+        """Let go of all tuples: whoever has sent them does it anew. Lanes keep what was learned."""
+        self._fresh.clear()
+        self._returned.clear()
+        for lane in self.lanes:
+            lane.under_way.clear()
 
     def _next(self) -> Sending | None:
         for place, returned in enumerate(self._returned):

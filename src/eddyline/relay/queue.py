@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -340,6 +340,14 @@ class DataQueue:
             held.deadline_ms = self.clock() + self.ttl_ms
         return batch, records
 
+    def retries(self) -> Iterator[pa.Table]:
+        """The records that wait to be read again."""
+        for queue in (TO, FROM):
+            start = self._planned.read[queue]
+            end, rows = self.backend.measure(queue, start, UNREAD_ROWS_MAX)
+            if rows:
+                yield self.backend.read(Span(queue, start, end, rows))
+
     def abandon(self, batch: Batch) -> None:
         """A batch, and all that were planned behind it, are unread again.
 
@@ -358,7 +366,8 @@ class DataQueue:
         Args:
             batch: one that was planned; also by a process that has died since, if it is the next.
             failed: those of its records that are to be read again (`failed_records`).
-            dead: how many are kept elsewhere for good.
+            dead: how many are kept elsewhere for good; fewer than none, if some of those that were
+                are among `failed` now, or given up.
 
         Raises:
             QueueError: this batch was not planned from what is committed.

@@ -101,15 +101,16 @@ def failed_records(records: pa.Table, places: Any, reasons: str | Sequence[str])
         [{'payload': b'b', 'attempts': 1}]
     """
     found = records.take(pa.array(np.asarray(places, np.int64)))
-    attempts = pc.add(found[ATTEMPTS], pa.scalar(1, pa.int32()))
-    count = found.num_rows
     if isinstance(reasons, str):
-        given = pa.repeat(pa.scalar(reasons, pa.string()), count)
+        given = pa.repeat(pa.scalar(reasons, pa.string()), found.num_rows)
     else:
         given = pa.array(reasons, pa.string())
-    found = found.set_column(RECORDS.get_field_index(ATTEMPTS), ATTEMPTS, attempts)
-    found = found.set_column(RECORDS.get_field_index(REASON), REASON, given)
-    return found.cast(RECORDS)
+    attempts = pc.add(found[ATTEMPTS], pa.scalar(1, pa.int32()))
+    return _with(_with(found, ATTEMPTS, attempts), REASON, given)
+
+
+def _with(records: pa.Table, name: str, values: Any) -> pa.Table:
+    return records.set_column(RECORDS.get_field_index(name), RECORDS.field(name), values)
 
 
 def no_records() -> pa.Table:

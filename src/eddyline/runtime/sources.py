@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from eddyline.catalog import VIEW, Catalog, Entry
-from eddyline.errors import DataError
+from eddyline.catalog import INTO, PIPELINE, VIEW, Catalog, Entry
+from eddyline.errors import CatalogError, DataError
+from eddyline.runtime.pipelines import FOLDER as PIPELINES
+from eddyline.runtime.pipelines import PipelineStream, Place
 from eddyline.runtime.reader import arrow_schema
 from eddyline.source.generator import FORMAT as GENERATOR
 from eddyline.source.generator import Generator
@@ -34,7 +37,9 @@ class Sources:
     files: Files
     spark: SparkSession
     _logs: dict[str, RedoLog] = field(default_factory=dict)
-    _streams: dict[str, SparkStream | FileStream | GeneratedStream] = field(default_factory=dict)
+    _streams: dict[str, SparkStream | FileStream | GeneratedStream | PipelineStream] = field(
+        default_factory=dict
+    )
 
     def log(self, entry: Entry) -> RedoLog:
         """The redo log of a table or stream."""
@@ -45,9 +50,7 @@ class Sources:
 
     def attach(self, entry: Entry, frame: DataFrame | None = None) -> None:
         """Connect a stream: to a streaming DataFrame, or to what its format and options say."""
-        old = self._streams.pop(entry.id, None)
-        if old is not None:
-            old.stop()
+        self._detach(entry)
         if frame is None and entry.format.lower() == GENERATOR:
             generator = Generator.of(entry.options)
             self._streams[entry.id] = GeneratedStream(entry.name, generator, self.log(entry))
@@ -73,6 +76,41 @@ class Sources:
             self.log(entry),
             f"checkpoints/{entry.id}",
         )
+
+    def attach_pipeline(
+        self, pipeline: str, letters: Entry, into: Entry | None, **given: Any
+    ) -> None:
+        """Connect a pipeline.
+
+        Args:
+            letters: the stream of its dead letters.
+            into: the stream that it feeds, if it does.
+            given: the queue, the bolts, and the other arguments of `PipelineStream`.
+        """
+        self._detach(letters)
+        self._streams[letters.id] = PipelineStream(
+            pipeline,
+            self._place(letters, into),
+            columns=None if into is None else into.columns,
+            spark=self.spark,
+            **given,
+        )
+
+    def pipeline(self, letters: Entry) -> PipelineStream:
+        """The pipeline with this stream of dead letters; CatalogError if it isn't connected."""
+        found = self._streams.get(letters.id)
+        if not isinstance(found, PipelineStream):
+            raise CatalogError(
+                f"the pipeline of {letters.name} is not connected",
+                condition="NOT_CONNECTED",
+                hint="call engine.pipeline(...) with its bolts again, after opening the storage",
+            )
+        return found
+
+    @property
+    def pipelines(self) -> list[PipelineStream]:
+        """Those that are connected."""
+        return [stream for stream in self._streams.values() if isinstance(stream, PipelineStream)]
 
     def attached(self, entry: Entry) -> bool:
         """Whether a stream is connected."""
@@ -137,11 +175,9 @@ class Sources:
     def forget(self, entry: Entry) -> None:
         """Disconnect a source and remove its log."""
         self._logs.pop(entry.id, None)
-        stream = self._streams.pop(entry.id, None)
-        if stream is not None:
-            stream.stop()
-        for folder in (f"logs/{entry.id}", f"checkpoints/{entry.id}"):
-            self.files.remove(folder)
+        self._detach(entry)
+        for folder in ("logs", "checkpoints", PIPELINES):
+            self.files.remove(f"{folder}/{entry.id}")
 
     def recover(self, catalog: Catalog, manifest: Manifest, *, skip: bool) -> None:
         """Remove what crashes have left, and check what waits in the logs.
@@ -153,10 +189,13 @@ class Sources:
             StateError: a log is damaged, or doesn't hold all that the manifest lacks.
         """
         ids = catalog.ids
-        for folder in ("logs", "checkpoints"):
+        for folder in ("logs", "checkpoints", PIPELINES):
             for name in self.files.names(folder):
                 if name not in ids:
                     self.files.remove(f"{folder}/{name}")
+        for entry in catalog.entries:
+            if entry.format == PIPELINE:
+                self._place(entry, catalog.find(entry.options.get(INTO, ""))).recover()
         for entry in catalog.entries:
             if entry.kind != VIEW and not entry.late_of:
                 log, position = self.log(entry), manifest.positions.get(entry.id, 0)
@@ -181,6 +220,15 @@ class Sources:
         if end is None:
             return []
         return self.log(entry).segments(manifest.positions.get(entry.source, 0), end)
+
+    def _detach(self, entry: Entry) -> None:
+        old = self._streams.pop(entry.id, None)
+        if old is not None:
+            old.stop()
+
+    def _place(self, letters: Entry, into: Entry | None) -> Place:
+        outputs = None if into is None else self.log(into)
+        return Place(self.files, letters.id, self.log(letters), outputs)
 
     def _in_steps(self, entry: Entry) -> bool:
         """Whether an epoch takes one entry of the log at most."""

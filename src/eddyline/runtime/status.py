@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from eddyline.catalog import VIEW, Catalog, Entry
+from eddyline.catalog import PIPELINE, VIEW, Catalog, Entry
 from eddyline.operators.collect import ROWS
+from eddyline.runtime.pipelines import stored_status
 from eddyline.runtime.watermarks import Watermarks
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.storage.files import Files
@@ -25,9 +26,12 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
     retained = committed_epochs(files)
     known = {manifest.epoch: manifest}
     watermarks = Watermarks.behind(manifest, catalog)
-    sources, views = [], []
+    sources, views, pipelines = [], [], []
     for entry in catalog.entries:
         if entry.late_of:
+            continue
+        if entry.format == PIPELINE:
+            pipelines.append(stored_status(files, entry))
             continue
         if entry.kind != VIEW:
             position = manifest.positions.get(entry.id, 0)
@@ -52,7 +56,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
                 "paused": entry.paused,
             }
         )
-    return {"epoch": manifest.epoch, "sources": sources, "views": views}
+    return {"epoch": manifest.epoch, "sources": sources, "views": views, "pipelines": pipelines}
 
 
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:

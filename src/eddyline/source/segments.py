@@ -73,7 +73,7 @@ def read_segment(
             renamed = table.rename_columns([f"c{i}" for i in range(len(columns))])
             yield _with_ones(renamed, rows)
         return
-    table = _read_arrow(files, segment)
+    table = read_arrow(files, segment)
     for start in range(0, table.num_rows, ROWS_MAX):
         part = table.slice(start, ROWS_MAX)
         rows = part.select(wanted).rename_columns([f"c{i}" for i in range(len(wanted))])
@@ -135,7 +135,8 @@ def _with_ones(rows: pa.Table, count: int | None = None) -> pa.Table:
     return rows.append_column(WEIGHT, ones)
 
 
-def _read_arrow(files: Files, segment: Segment) -> pa.Table:
+def read_arrow(files: Files, segment: Segment) -> pa.Table:
+    """The rows of a segment of state or redo log, as they were written."""
     verify_segment(files, segment)
     try:
         source = pa.memory_map(files.path(segment.file))

@@ -1,0 +1,77 @@
+"""The dead letters of a storage, from outside of the engine. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from eddyline.catalog import DEAD, PIPELINE, Entry
+from eddyline.catalog_store import CatalogStore
+from eddyline.errors import CatalogError
+from eddyline.operators.base import numbered
+from eddyline.operators.collect import ROWS
+from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.state.manifest import last_committed
+
+REPLAY, DISCARD = "replay", "discard"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record that has failed for good, as of the last committed epoch.
+
+    Attributes:
+        pipeline: whose.
+        position: of the record in its queue: its name for ever.
+        payload, key: the producer's bytes.
+        bolt, error: where it has failed the last time, and how.
+        attempts: how often.
+        received, died: when it came in, and when it was given up.
+    """
+
+    pipeline: str
+    position: int
+    payload: bytes
+    key: bytes | None
+    bolt: str
+    error: str
+    attempts: int
+    received: datetime
+    died: datetime
+
+
+def listed(store: CatalogStore, pipeline: str | None = None) -> list[Letter]:
+    """The dead letters of one pipeline, or of all, the last one to die first."""
+    manifest = last_committed(store.files)
+    letters = []
+    for entry in _pipelines(store, pipeline):
+        columns = numbered("c", len(entry.columns))
+        name = manifest.result(entry.id, ROWS)
+        for runs in manifest.arrangements.get(name, {}).values():
+            rows = Arrangement(store.files, Layout(columns), runs).scan()
+            found = [] if rows is None else rows.select(columns).to_pylist()
+            shown = entry.name.removesuffix(DEAD)
+            letters += [Letter(shown, *row.values()) for row in found]
+    return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
+
+
+def ask(store: CatalogStore, action: str, pipeline: str, positions: Sequence[int]) -> int:
+    """Ask the engine to replay or to discard letters, all if no position is given; its number."""
+    _pipelines(store, pipeline)
+    chosen = ", ".join(str(position) for position in positions)
+    return store.ask(action, pipeline, f"position IN ({chosen})" if chosen else "")
+
+
+def _pipelines(store: CatalogStore, name: str | None) -> list[Entry]:
+    catalog = store.read()
+    known = [entry for entry in catalog.entries if entry.format == PIPELINE] if catalog else []
+    found = [e for e in known if name is None or e.name.lower() == (name + DEAD).lower()]
+    if name is not None and not found:
+        shown = ", ".join(entry.name.removesuffix(DEAD) for entry in known)
+        raise CatalogError(
+            f"there is no pipeline named {name}",
+            condition="NOT_FOUND",
+            hint=f"known: {shown or 'none yet'}",
+        )
+    return found

@@ -1,0 +1,81 @@
+"""A process that runs a pipeline and its views until someone kills it. Run by test_pipeline_kill.py.
+
+Arguments: folder of the storage and the journal; the queue: `log` or the address of a Kafka broker;
+`live` to run until killed, or `last` to end when nothing waits. What a bolt has done is written down
+before it is told: `effects` of the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+from eddyline import Engine
+from eddyline.errors import EngineError
+from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.queue import Backend, DataQueue
+
+APP = "kills"
+
+
+def backend_of(root: Path, where: str) -> Backend:
+    if where == "log":
+        return LogBackend(str(root / "queue"), segment_bytes=20_000)
+    from eddyline.relay.kafka import KafkaBackend
+
+    return KafkaBackend(where, APP)
+
+
+def main(folder: str, where: str, mode: str) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+    root = Path(folder)
+    journal = str(root / "effects")
+
+    def effect(record: dict[str, Any]) -> dict[str, Any]:
+        number = int(record["payload"])
+        if number % 11 == 0 or (number % 5 == 0 and record["attempts"] == 0):
+            raise ValueError("chance")
+        handle = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(handle, f"{number}\n".encode())
+        os.close(handle)
+        return {"n": number}
+
+    engine = Engine(str(root / "storage"))
+    queue = DataQueue(backend_of(root, where))
+    made = engine.pipeline("p", queue, lanes=2, tuple_rows=10)
+    pipeline = made.bolt(effect, max_attempts=3, retry_delay=0.01).into("s", "n BIGINT")
+    engine.view("seen", "SELECT n, count(*) AS c FROM s GROUP BY n")
+    engine.view("dead", "SELECT CAST(CAST(payload AS STRING) AS BIGINT) AS n FROM p__dead")
+    print("ready", flush=True)
+    if mode == "live":
+        while True:
+            engine.start(interval=0.01)
+            try:
+                engine.await_termination()
+            except EngineError as error:  # a worker was killed
+                print(f"broke {error.condition}", file=sys.stderr, flush=True)
+    while True:
+        try:
+            engine.advance()
+        except EngineError:
+            time.sleep(0.1)
+            continue
+        account = pipeline.account()
+        if not account.retry and not account.in_flight:
+            break
+    assert engine.verify()
+    seen = [f"{row.n}:{row.c}" for row in engine.sql("SELECT * FROM seen").collect()]
+    dead = [str(row.n) for row in engine.sql("SELECT * FROM dead").collect()]
+    print(f"account {account.received} {account.done} {account.dead}", flush=True)
+    print(f"seen {' '.join(seen)}", flush=True)
+    print(f"dead {' '.join(dead)}", flush=True)
+    engine.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

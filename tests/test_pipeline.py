@@ -1,0 +1,521 @@
+"""Pipelines in Spark: live views over what bolts make, failures by the record, and crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from eddyline import Engine
+from eddyline.cli import main
+from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
+from eddyline.pipeline import Pipeline
+from eddyline.relay.bolts import Emitted
+from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.queue import Account, DataQueue, Producer
+from eddyline.runtime.session import local_session
+from eddyline.storage.files import Files
+from eddyline.testing import FaultyFiles
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import tests
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+BUILD = Callable[[Engine, DataQueue], Pipeline]
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+class Load:
+    """An engine with one pipeline, which can be opened again."""
+
+    def __init__(self, root: Path, spark: SparkSession, build: BUILD, *, faults: bool = False):
+        kind = FaultyFiles if faults else Files
+        self.storage, self.folder = kind(str(root / "storage")), kind(str(root / "queue"))
+        self.root, self.spark, self.build = root, spark, build
+        self.open()
+
+    def open(self) -> None:
+        self.engine = Engine(self.storage, self.spark)
+        try:
+            self.queue = DataQueue(LogBackend(self.folder))
+            self.pipeline = self.build(self.engine, self.queue)
+        except BaseException:
+            self.engine.stop()
+            raise
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.queue.close()
+
+    def run_out(self) -> None:
+        """Advance until nothing waits."""
+        while True:
+            self.engine.advance()
+            account = self.queue.account()
+            if not account.retry and not account.in_flight:
+                return
+
+    def calls(self, name: str = "calls") -> Counter[str]:
+        path = self.root / name
+        return Counter(path.read_text().split() if path.exists() else [])
+
+
+def note(path: Path, word: object) -> None:
+    """Append a word to a file, from any process."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(handle, f"{word}\n".encode())
+    os.close(handle)
+
+
+def number(record: dict[str, Any]) -> dict[str, int]:
+    return {"n": int(record["payload"])}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, spark: SparkSession) -> Iterator[Callable[..., Load]]:
+    loads: list[Load] = []
+
+    def make(build: BUILD, **settings: Any) -> Load:
+        root = tmp_path / str(len(loads))
+        root.mkdir()
+        loads.append(Load(root, spark, build, **settings))
+        return loads[-1]
+
+    yield make
+    for load in loads:
+        load.close()
+
+
+def rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in engine.sql(query).collect())
+
+
+def test_what_fails_is_tried_again_and_then_a_dead_letter(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def flaky(row: dict[str, int]) -> dict[str, int]:
+            note(root / "calls", row["n"])
+            if row["n"] == 3 and not (root / "mended").exists():
+                raise OSError("not now")
+            return row
+
+        made = engine.pipeline("numbers", queue).bolt(number, max_attempts=2, retry_delay=0.0)
+        return made.bolt(flaky, retry_delay=0.0, max_attempts=3).into("numbers", "n BIGINT")
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root = load.root
+    load.close()
+    load.build = build
+    load.open()
+    view = load.engine.view("total", "SELECT count(*) AS c, sum(n) AS s FROM numbers")
+    load.queue.put(["1", "two", "3", "4"])
+    load.run_out()
+    assert [tuple(row) for row in view.snapshot().collect()] == [(2, 5)]
+    assert load.pipeline.account() == Account(4, 2, 2, 0, 0)
+    assert load.calls() == {"1": 1, "3": 3, "4": 1}  # each once an attempt
+    letters = load.pipeline.dead_letters().orderBy("position").collect()
+    assert [(r.position, bytes(r.payload), r.bolt, r.attempts) for r in letters] == [
+        (1, b"two", "number", 2),
+        (2, b"3", "flaky", 3),
+    ]
+    assert letters[1].error == "OSError: not now"
+
+    note(root / "mended", "")
+    assert load.pipeline.replay("bolt = 'flaky'") == 1
+    assert load.pipeline.account() == Account(4, 2, 1, 1, 0)
+    load.run_out()
+    assert [tuple(row) for row in view.snapshot().collect()] == [(3, 8)]
+    assert load.pipeline.account() == Account(4, 3, 1, 0, 0)
+    assert rows(load.engine, "SELECT position FROM numbers__dead") == [(1,)]
+    assert load.pipeline.discard() == 1
+    assert load.pipeline.account() == Account(4, 4, 0, 0, 0)
+    load.engine.advance()
+    assert rows(load.engine, "SELECT position FROM numbers__dead") == []
+
+
+def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def parse(record: dict[str, Any]) -> dict[str, Any]:
+            name, _, value = record["payload"].decode().partition("=")
+            return {name: value if name == "word" else int(value)}
+
+        made = engine.pipeline("p", queue).bolt(parse, max_attempts=1)
+        return made.into("s", "v INT")
+
+    load = opened(build)
+    load.queue.put(["v=1", "word=x", f"v={1 << 40}", "v=2"])
+    load.engine.advance()
+    letters = load.pipeline.dead_letters().orderBy("position").collect()
+    assert [row.bolt for row in letters] == ["into", "into"]
+    assert "unknown column word" in letters[0].error
+    assert "doesn't fit int32" in letters[1].error
+    assert rows(load.engine, "SELECT v FROM s") == [(1,), (2,)]
+
+
+def test_records_of_a_key_keep_their_order_through_failures(opened: Callable[..., Load]) -> None:
+    """Each key's effects come in order, though every third record fails at first; others flow."""
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def effect(record: dict[str, Any]) -> dict[str, Any]:
+            word = record["payload"].decode()
+            if int(word.split("-")[1]) % 3 == 0 and record["attempts"] < 2:
+                note(root / "failures", word)
+                raise ValueError("chance")
+            note(root / "calls", word)
+            return {"word": word}
+
+        made = engine.pipeline("p", queue, tuple_rows=7)
+        made = made.bolt(effect, order="key", retry_delay=0.0, max_attempts=4)
+        return made.into("s", "word STRING")
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, build
+    load.close()
+    load.open()
+    chance = random.Random(7)
+    sent: dict[str, list[str]] = {}
+    for turn in range(4):
+        keys = [chance.choice("abcde") for _ in range(25)]
+        words = []
+        for key in keys:
+            sent.setdefault(key, []).append(f"{key}-{len(sent.get(key, []))}")
+            words.append(sent[key][-1])
+        load.queue.put(words, keys)
+        if turn == 2:  # what waits is known again after reopening
+            load.close()
+            load.open()
+        load.engine.advance()
+    load.run_out()
+    done = (root / "calls").read_text().split()
+    for key, words in sent.items():
+        assert [word for word in done if word.startswith(key)] == words
+    assert set(load.calls("failures").values()) == {2}
+    assert load.pipeline.account() == Account(100, 100, 0, 0, 0)
+    assert len(rows(load.engine, "SELECT word FROM s")) == 100
+
+
+def test_keys_flow_past_one_that_waits(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def effect(record: dict[str, Any]) -> dict[str, Any]:
+            if record["payload"] == b"a1":
+                raise ValueError("never")
+            return {"word": record["payload"].decode()}
+
+        made = engine.pipeline("p", queue).bolt(
+            effect, order="key", retry_delay=3600, max_attempts=2
+        )
+        return made.into("s", "word STRING")
+
+    load = opened(build)
+    load.queue.put(["a1", "a2", "b1"], ["a", "a", "b"])
+    load.engine.advance()
+    load.queue.put(["a3", "b2"], ["a", "b"])
+    load.engine.advance()
+    assert rows(load.engine, "SELECT * FROM s") == [("b1",), ("b2",)]
+    assert load.pipeline.account() == Account(5, 2, 0, 3, 0)
+    load.queue.retry_delay_ms = 0
+    load.run_out()
+    assert rows(load.engine, "SELECT * FROM s") == [("a2",), ("a3",), ("b1",), ("b2",)]
+    assert load.pipeline.account() == Account(5, 4, 1, 0, 0)
+
+
+def test_slow_calls_fail_by_their_ttl(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        async def ask(row: dict[str, int]) -> dict[str, int]:
+            await asyncio.sleep(60 if row["n"] == 5 else 0.001)
+            return row
+
+        made = engine.pipeline("p", queue).bolt(number)
+        made = made.bolt(ask, ttl=0.3, max_attempts=1, concurrency=8)
+        return made.into("s", "n INT")
+
+    load = opened(build)
+    load.queue.put([str(n) for n in range(20)])
+    load.engine.advance()
+    (letter,) = load.pipeline.dead_letters().collect()
+    assert (letter.position, letter.bolt) == (5, "ask")
+    assert letter.error == "TimeoutError: no answer within 0.3 s"
+    assert len(rows(load.engine, "SELECT n FROM s")) == 19
+
+
+def test_a_vectorised_sink_rejects_rows(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def write(table: pa.Table) -> Emitted:
+            words = [payload.decode() for payload in table["payload"].to_pylist()]
+            bad = {i: "refused" for i, word in enumerate(words) if word == "bad"}
+            for i, word in enumerate(words):
+                if i not in bad:
+                    note(root / "calls", word)
+            return Emitted(table.slice(0, 0), inputs=pa.array([], pa.int64()), failed=bad)
+
+        made = engine.pipeline("p", queue)
+        return made.bolt(write, vectorised=True, once=True, max_attempts=2, retry_delay=0.0).into()
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, build
+    load.close()
+    load.open()
+    load.queue.put(["a", "bad", "b"])
+    load.run_out()
+    assert load.calls() == {"a": 1, "b": 1}
+    assert load.pipeline.account() == Account(3, 2, 1, 0, 0)
+
+
+def test_it_runs_in_the_background(opened: Callable[..., Load]) -> None:
+    load = opened(
+        lambda e, q: e.pipeline("p", q).bolt(number, max_attempts=1).into("s", "n BIGINT")
+    )
+    view = load.engine.view("total", "SELECT count(*) AS c FROM s")
+    load.engine.start(interval=0.05)
+    for start in range(0, 60, 20):
+        load.queue.put([str(n) for n in range(start, start + 20)])
+    load.queue.put(["poison"])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        account = load.pipeline.account()
+        assert account.received == (account.done + account.dead + account.retry + account.in_flight)
+        if [tuple(r) for r in view.snapshot().collect()] == [(60,)]:
+            break
+        time.sleep(0.05)
+    load.engine.stop()
+    assert load.pipeline.account() == Account(61, 60, 1, 0, 0)
+    with Engine(load.storage, load.spark) as engine:
+        (told,) = engine.status()["pipelines"]
+    assert (told["name"], told["received"], told["dead"]) == ("p", 61, 1)
+    assert told["lanes"] == ["normal"] * len(told["windows"])
+
+
+def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
+    engine, queue = load.engine, load.queue
+    with pytest.raises(EngineError, match="has no bolt"):
+        engine.pipeline("q", queue).into("t", "n INT")
+    with pytest.raises(EngineError, match="a stream, or columns"):
+        engine.pipeline("q", queue).bolt(number).into("t")
+    with pytest.raises(EngineError, match="order"):
+        engine.pipeline("q", queue).bolt(number, order="any")
+    with pytest.raises(EngineError, match="needs all records of a key"):
+        engine.pipeline("q", queue).bolt(number, by_key=True)
+    with pytest.raises(EngineError, match="tuple_rows"):
+        engine.pipeline("q", queue, tuple_rows=0)
+    with pytest.raises(CatalogError, match="another definition"):
+        engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
+    with pytest.raises(CatalogError, match="fed by a pipeline"):
+        engine.drop("stream", "s")
+    engine.drop("stream", "p__dead")
+    engine.drop("stream", "s")
+    with pytest.raises(CatalogError, match="no stream named p__dead"):
+        engine.revive("p", None, again=True)
+
+
+def test_another_queue_is_noticed(opened: Callable[..., Load]) -> None:
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
+    for word in "12":
+        load.queue.put([word])
+        load.engine.advance()
+    load.close()
+    load.folder = Files(str(load.root / "other"))
+    with pytest.raises(QueueError, match="QUEUE_BEHIND"):
+        load.open()
+    load.folder = Files(str(load.root / "queue"))
+    load.open()
+
+
+def test_a_wave_that_breaks_is_told_and_nothing_is_lost(opened: Callable[..., Load]) -> None:
+    def die(record: dict[str, Any]) -> dict[str, Any]:
+        if not (root / "mended").exists():
+            os._exit(1)
+        return number(record)
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, lambda e, q: e.pipeline("p", q).bolt(die).into("s", "n BIGINT")
+    load.close()
+    load.open()
+    load.queue.put(["1", "2"])
+    with pytest.raises(EngineError, match="PIPELINE_FAILED"):
+        load.engine.advance()
+    assert load.pipeline.account() == Account(0, 0, 0, 0, 0)
+    note(root / "mended", "")
+    load.engine.advance()
+    assert rows(load.engine, "SELECT n FROM s") == [(1,), (2,)]
+    assert load.pipeline.account() == Account(2, 2, 0, 0, 0)
+
+
+def test_a_stream_of_a_queue_decodes_documents(tmp_path: Path, spark: SparkSession) -> None:
+    folder = str(tmp_path / "queue")
+    script = f"""
+        CREATE STREAM visits (ts TIMESTAMP, url STRING, n BIGINT) USING queue
+            OPTIONS (path '{folder}');
+        CREATE VIEW pages AS SELECT url, sum(n) AS n, max(ts) AS last FROM visits GROUP BY url;
+    """
+    producer = Producer(LogBackend(folder))
+    with Engine(tmp_path / "storage", spark) as engine:
+        engine.execute(script)
+        engine.execute(script.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
+        documents = [
+            '{"ts": "2026-01-01T10:00:00", "url": "a", "n": 1}',
+            '{"ts": "2026-01-01T12:00:00+01:00", "url": "a", "n": 2, "more": [1]}',
+            '{"ts": "yesterday", "url": "a", "n": 2}',
+            '{"url": "b", "n": "many"}',
+            '{"url": ',
+            '{"url":\n "b"}',
+            "",
+            '{"url": "c", "n": 1} {"url": "c", "n": 2}',
+        ]
+        producer.put(documents)
+        engine.advance()
+    with Engine(tmp_path / "storage", spark) as engine:  # the catalog connects it again
+        producer.put(['{"url": "b", "n": 5}'])
+        engine.advance()
+        found = {row.url: (row.n, row.last) for row in engine.snapshot("pages").collect()}
+        assert found == {"a": (3, datetime(2026, 1, 1, 11)), "b": (5, None)}
+        letters = rows(engine, "SELECT position, bolt, attempts FROM visits__dead")
+        assert letters == [(place, "decode", 1) for place in (2, 3, 4, 6, 7)]
+        with pytest.raises(DataError, match="name no queue"):
+            engine.create_stream("x", "a INT", "queue", {"folder": "x"})
+        with pytest.raises(DataError, match="needs columns"):
+            engine.create_stream("x", None, "queue", {"path": folder})
+
+
+def test_dead_letters_from_the_command_line(
+    opened: Callable[..., Load], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def mended(record: dict[str, Any]) -> dict[str, int]:
+            if (root / "mended").exists():
+                return {"n": 0}
+            return number(record)
+
+        return engine.pipeline("p", queue).bolt(mended, max_attempts=1).into("s", "n BIGINT")
+
+    def ask(*words: str) -> tuple[int, str, str]:
+        action, *rest = words
+        code = main(["deadletters", action, "--storage", load.storage.root, *rest])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, build
+    load.close()
+    load.open()
+    load.queue.put([b"1", b"two", b"three", b"\xff"])
+    load.engine.advance()
+    code, out, _ = ask("list")
+    assert code == 0
+    assert sorted(line.split()[1] for line in out.splitlines()[2:]) == ["1", "2", "3"]
+    assert "ValueError: invalid literal" in out
+    code, out, _ = ask("show", "p", "1")
+    assert code == 0
+    assert "payload   two" in out
+    assert "payload   ff" in ask("show", "p", "3")[1]
+    assert ask("show", "p", "7")[0] == 1
+    assert ask("list", "--pipeline", "q")[0] == 2
+
+    note(root / "mended", "")
+    load.engine.start(interval=0.05)
+    assert ask("replay", "p", "1", "2")[:2] == (0, "replay p: done\n")
+    assert ask("drop", "p", "--all")[:2] == (0, "drop p: done\n")
+    deadline = time.monotonic() + 60
+    while load.pipeline.account() != Account(4, 4, 0, 0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    load.engine.stop()
+    with Engine(load.storage, load.spark) as engine:
+        engine.advance()
+        assert rows(engine, "SELECT n FROM s") == [(0,), (0,), (1,)]
+    load.queue.close()
+    code, _, err = ask("replay", "p", "--all")
+    assert code == 0
+    assert "waits for the engine, which does not run now" in err
+    load.open()
+
+
+# --- crashes ---
+
+
+def crashing(engine: Engine, queue: DataQueue) -> Pipeline:
+    def second(row: dict[str, int]) -> dict[str, int]:
+        if row["n"] % 7 == 0:
+            raise ValueError("seven")
+        return row
+
+    def first(record: dict[str, Any]) -> dict[str, int]:
+        if record["attempts"] < 1 and int(record["payload"]) % 5 == 0:
+            raise ValueError("chance")
+        return number(record)
+
+    made = engine.pipeline("p", queue, lanes=2, tuple_rows=4)
+    made = made.bolt(first, retry_delay=0.0).bolt(second, retry_delay=0.0, max_attempts=2)
+    made = made.into("s", "n BIGINT")
+    engine.view("sums", "SELECT n % 3 AS k, count(*) AS c, sum(n) AS s FROM s GROUP BY n % 3")
+    engine.view("dead", "SELECT bolt, count(*) AS c FROM p__dead GROUP BY bolt")
+    return made
+
+
+def check_numbers(load: Load, count: int) -> None:
+    """Every number from 0 to `count` is in the view once, or a dead letter."""
+    engine = load.engine
+    good = [n for n in range(count) if n % 7]
+    groups: dict[int, list[int]] = {}
+    for n in good:
+        groups.setdefault(n % 3, []).append(n)
+    assert rows(engine, "SELECT * FROM sums") == sorted(
+        (k, len(v), sum(v)) for k, v in groups.items()
+    )
+    assert rows(engine, "SELECT * FROM dead") == [("second", count - len(good))]
+    assert load.queue.account() == Account(count, len(good), count - len(good), 0, 0)
+    assert engine.verify()
+
+
+@pytest.mark.parametrize("kind", ["crash", "fail"])
+@pytest.mark.parametrize("where", ["storage", "folder"])
+@pytest.mark.parametrize("faults", [3, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_fault_at_any_effect_loses_and_doubles_nothing(
+    opened: Callable[..., Load], kind: str, where: str, faults: int
+) -> None:
+    load = opened(crashing, faults=True)
+    files = getattr(load, where)
+    count = 0
+
+    def batch() -> None:
+        nonlocal count
+        load.queue.put([str(n) for n in range(count, count + 20)])
+        count += 20
+
+    batch()
+    files.arm(0)
+    load.run_out()
+    total = len(files.effects())
+    for fail_at in range(1, total + 1, max(1, total // faults)):
+        batch()
+        files.arm(fail_at, kind)
+        try:
+            load.run_out()
+        except EddylineError:
+            assert files.hit()
+        hit = files.hit()
+        files.arm(0)
+        if kind == "crash" and hit:
+            load.close()
+            load.open()
+        load.run_out()
+    check_numbers(load, count)

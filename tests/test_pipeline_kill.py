@@ -1,0 +1,112 @@
+"""A pipeline's processes killed at random moments under load, and its broker too: nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker import Broker
+from eddyline.errors import StorageError
+from eddyline.relay.queue import Producer
+from pipeline_child import backend_of
+from processes import Child
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
+
+CHILD = Path(__file__).with_name("pipeline_child.py")
+
+
+class Source(threading.Thread):
+    """Puts numbers while the others are killed; knows which are acknowledged, and which may be in."""
+
+    def __init__(self, producer: Callable[[], Producer]) -> None:
+        super().__init__(daemon=True)
+        self.producer = producer
+        self.acknowledged: set[int] = set()
+        self.uncertain: set[int] = set()
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        producer, number = self.producer(), 0
+        while not self.enough.is_set():
+            numbers = list(range(number, number + 5))
+            number += 5
+            try:
+                producer.put([str(n) for n in numbers])
+                self.acknowledged |= set(numbers)
+            except StorageError:
+                self.uncertain |= set(numbers)
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.enough.set()
+        self.join()
+
+
+def killed_and_checked(
+    root: Path, where: str, source: Source, kills: int, between: Callable[[int], None]
+) -> None:
+    moments = random.Random(11)
+    source.start()
+    for number in range(kills):
+        child = Child([sys.executable, str(CHILD), str(root), where, "live"], root / "stderr")
+        try:
+            child.wait_for("ready")
+            time.sleep(moments.uniform(1, 5))
+            if number % 3 == 2:  # workers only: the engine tells, and goes on
+                child.kill_workers()
+                time.sleep(moments.uniform(1, 3))
+            assert child.process.poll() is None, child.last_words()
+        finally:
+            child.kill()
+        between(number)
+    source.stop()
+    child = Child([sys.executable, str(CHILD), str(root), where, "last"], root / "stderr")
+    try:
+        received, done, dead = map(int, child.wait_for("account").split())
+        seen = dict(tuple(map(int, pair.split(":"))) for pair in child.wait_for("seen").split())
+        letters = list(map(int, child.wait_for("dead").split()))
+        assert child.process.wait(600) == 0
+    finally:
+        child.kill()
+    put = source.acknowledged
+    assert set(seen.values()) == {1}  # exactly once in views
+    assert len(letters) == len(set(letters))
+    assert not set(seen) & set(letters)
+    everything = set(seen) | set(letters)
+    assert put <= everything <= put | source.uncertain  # nothing is lost
+    assert {n for n in everything if n % 11 == 0} == set(letters)
+    assert (received, done, dead) == (len(everything), len(seen), len(letters))
+    effects = Counter((root / "effects").read_text().split())
+    assert set(map(int, effects)) >= set(seen)  # at least once at bolts
+    assert len(everything) > 100
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_under_load(tmp_path: Path, kills: int) -> None:
+    source = Source(lambda: Producer(backend_of(tmp_path, "log")))
+    killed_and_checked(tmp_path, "log", source, kills, lambda _: None)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_killed_under_load_with_the_broker(tmp_path: Path, kills: int) -> None:
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    with Broker(folder) as broker:
+
+        def between(number: int) -> None:
+            if number % 2 == 0:
+                broker.stop(kill=True)
+                time.sleep(1)
+                broker.start()
+
+        source = Source(lambda: Producer(backend_of(tmp_path, broker.address)))
+        killed_and_checked(tmp_path, broker.address, source, kills, between)
