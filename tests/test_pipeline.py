@@ -318,6 +318,11 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.pipeline("q", queue, tuple_rows=0)
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
+    with pytest.raises(CatalogError, match="another definition"):  # one pipeline feeds a stream
+        engine.pipeline("q", queue).bolt(number).into("s", "n BIGINT")
+    rate = load.spark.readStream.format("rate").load().selectExpr("value AS n")
+    with pytest.raises(CatalogError, match="another definition"):
+        engine.stream("s", rate)
     with pytest.raises(CatalogError, match="fed by a pipeline"):
         engine.drop("stream", "s")
     engine.drop("stream", "p__dead")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -92,6 +93,14 @@ def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
     assert worked.reasons[1] == "TimeoutError: no answer within 0.2 s"
     assert worked.rows == ["0", "0.01", "0"]
     assert time.monotonic() - started < 30
+
+
+def test_threads_do_not_pile_up() -> None:
+    chain(text).run(records("a"))
+    before = threading.active_count()
+    for _ in range(20):
+        pickle.loads(pickle.dumps(chain(text))).run(records("a"))
+    assert threading.active_count() == before
 
 
 def test_coroutine_functions_wait_side_by_side_up_to_a_limit() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from eddyline.catalog import PIPELINE
 from eddyline.errors import EngineError
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, TTL_S, Bolt
 from eddyline.relay.queue import Account, DataQueue
@@ -155,7 +156,8 @@ class Pipeline:
         self.source.retry_delay_ms = round(self.retry_delay * 1000)
         draft = None
         if stream is not None and schema is not None:
-            draft = self.engine.draft(stream, schema, primary_key, watermark)
+            fed = {PIPELINE: self.name}  # so that nothing else feeds it
+            draft = self.engine.draft(stream, schema, primary_key, watermark, options=fed)
         self.engine.attach(self, draft)
         return self
 

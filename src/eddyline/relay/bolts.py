@@ -180,7 +180,6 @@ class Chain:
         self.bolts = tuple(bolts)
         self.acks = acks
         self._random = np.random.default_rng()
-        self._hands = Hands()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Chain, acks=self.acks), (self.bolts,)
@@ -223,7 +222,7 @@ class Chain:
         failed: dict[int, str] = {}
         while len(made) < len(given):
             calls = _Calls(bolt.function, given, len(made))
-            answered = self._hands.wait(calls, bolt.ttl)
+            answered = hands().wait(calls, bolt.ttl)
             made += calls.made[: answered - len(made)]
             failed.update((place, why) for place, why in calls.failed.items() if place < answered)
             if answered < len(given):
@@ -242,7 +241,7 @@ class Chain:
             why = ""
             try:
                 calls = _Calls(lambda part: _emitted(bolt, part), [part], 0, whole=True)
-                if not self._hands.wait(calls, bolt.ttl):
+                if not hands().wait(calls, bolt.ttl):
                     why = _late(bolt.ttl)
                 else:
                     parts.append((start, calls.made[0][0]))
@@ -533,9 +532,16 @@ def _first_inputs(made: Made, owners: Places) -> Places:
     return found
 
 
-# --- coroutine functions ---
+# --- what a thread that runs chains keeps for them all ---
 
-_loops = threading.local()
+_kept = threading.local()
+
+
+def hands() -> Hands:
+    """The hands of this thread."""
+    if not hasattr(_kept, "hands"):
+        _kept.hands = Hands()
+    return _kept.hands  # type: ignore[no-any-return]
 
 
 def _awaited(bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], dict[int, str]]:
@@ -564,15 +570,15 @@ def _awaited(bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], dict[in
     try:
         future.result(bolt.ttl * (turns + 1))
     except TimeoutError:  # something holds the loop: leave it, with what it has not answered
-        _loops.loop = None
+        _kept.loop = None
         return [list(outputs) for outputs in made], dict(failed)
     return made, failed
 
 
 def _submit(work: Coroutine[Any, Any, None]) -> Future[None]:
     """Run a coroutine in this thread's loop, which stays: clients may be kept between calls."""
-    loop = getattr(_loops, "loop", None)
+    loop = getattr(_kept, "loop", None)
     if loop is None:
-        loop = _loops.loop = asyncio.new_event_loop()
+        loop = _kept.loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
     return asyncio.run_coroutine_threadsafe(work, loop)
