@@ -1,8 +1,9 @@
 """A process that runs a pipeline and its views until someone kills it. Run by test_pipeline_kill.py.
 
 Arguments: folder of the storage and the journal; the queue: `log` or the address of a Kafka broker;
-`live` to run until killed, or `last` to end when nothing waits. What a bolt has done is written down
-before it is told: `effects` of the journal.
+`live` to run until killed, or `last` to end when nothing waits; the address of a cluster's master, if
+it isn't to run in this process. What a bolt has done is written down before it is told: `effects` of
+the journal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
+from cluster_child import SETTINGS
 from eddyline import Engine
 from eddyline.errors import EngineError
 from eddyline.relay.log_queue import LogBackend
@@ -31,7 +34,14 @@ def backend_of(root: Path, where: str) -> Backend:
     return KafkaBackend(where, APP)
 
 
-def main(folder: str, where: str, mode: str) -> None:
+def session(master: str) -> SparkSession:
+    builder = SparkSession.builder.master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def main(folder: str, where: str, mode: str, master: str | None = None) -> None:
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     root = Path(folder)
     journal = str(root / "effects")
@@ -45,7 +55,7 @@ def main(folder: str, where: str, mode: str) -> None:
         os.close(handle)
         return {"n": number}
 
-    engine = Engine(str(root / "storage"))
+    engine = Engine(str(root / "storage"), session(master) if master else None)
     queue = DataQueue(backend_of(root, where))
     made = engine.pipeline("p", queue, lanes=2, tuple_rows=10)
     pipeline = made.bolt(effect, max_attempts=3, retry_delay=0.01).into("s", "n BIGINT")

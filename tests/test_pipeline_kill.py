@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from broker import Broker
+from eddyline.bench.cluster import Cluster
 from eddyline.errors import StorageError
 from eddyline.relay.queue import Producer
 from pipeline_child import backend_of
-from processes import Child
+from processes import SHORT_LIVED, Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -67,6 +68,11 @@ def killed_and_checked(
         finally:
             child.kill()
         between(number)
+    check(root, where, source)
+
+
+def check(root: Path, where: str, source: Source) -> None:
+    """What is there when all has been worked on."""
     source.stop()
     child = Child([sys.executable, str(CHILD), str(root), where, "last"], root / "stderr")
     try:
@@ -110,3 +116,25 @@ def test_killed_under_load_with_the_broker(tmp_path: Path, kills: int) -> None:
 
         source = Source(lambda: Producer(backend_of(tmp_path, broker.address)))
         killed_and_checked(tmp_path, broker.address, source, kills, between)
+
+
+@pytest.mark.slow
+def test_workers_of_a_cluster_killed_under_load(tmp_path: Path) -> None:
+    moments = random.Random(5)
+    source = Source(lambda: Producer(backend_of(tmp_path, "log")))
+    with Cluster(tmp_path, {"JAVA_TOOL_OPTIONS": SHORT_LIVED}) as cluster:
+        workers = [cluster.add_worker(), cluster.add_worker()]
+        command = [sys.executable, str(CHILD), str(tmp_path), "log", "live", cluster.address]
+        child = Child(command, tmp_path / "stderr", SPARK_LOCAL_IP="127.0.0.1")
+        try:
+            child.wait_for("ready")
+            source.start()
+            for _ in range(6):
+                time.sleep(moments.uniform(2, 6))
+                cluster.kill(workers.pop(0))
+                workers.append(cluster.add_worker())
+                assert child.process.poll() is None, child.last_words()
+            time.sleep(5)
+        finally:
+            child.kill()
+    check(tmp_path, "log", source)
