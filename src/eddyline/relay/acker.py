@@ -309,6 +309,12 @@ class Anchors:
             The anchors of the outputs, and the messages for `Acker.ack`. An output has an edge for
             each root of each of its inputs.
         """
+        made = self.follow(outputs, inputs, random)
+        roots = np.concatenate([self.roots, made.roots])
+        return made, xor_by_root(roots, np.concatenate([self.edges, made.edges]))
+
+    def follow(self, outputs: Any, inputs: Any, random: np.random.Generator) -> Anchors:
+        """The anchors of what was made of these tuples; arguments as those of `emit`."""
         order = np.argsort(self.tuples, kind="stable")
         held = self.tuples[order]
         wanted = np.asarray(inputs, np.int64)
@@ -317,9 +323,7 @@ class Anchors:
         link = np.repeat(np.arange(len(wanted)), counts)
         source = order[np.arange(len(link)) - np.repeat(np.cumsum(counts) - counts - start, counts)]
         edges = new_ids(len(link), random)
-        made = Anchors(np.asarray(outputs, np.int64)[link], self.roots[source], edges)
-        roots = np.concatenate([self.roots, made.roots])
-        return made, xor_by_root(roots, np.concatenate([self.edges, edges]))
+        return Anchors(np.asarray(outputs, np.int64)[link], self.roots[source], edges)
 
 
 def xor_by_root(roots: Ids, values: Ids) -> tuple[Ids, Ids]:

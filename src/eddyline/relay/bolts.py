@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eddyline.errors import EngineError
-from eddyline.relay.acker import Anchors, Places, xor_by_root
+from eddyline.relay.acker import Anchors, Places, new_ids
 
 TTL_S = 60.0
 MAX_ATTEMPTS = 5
@@ -191,7 +191,7 @@ class Chain:
         if not self.acks:
             owners = np.arange(records.num_rows)
             for bolt in self.bolts:
-                made = self._call(bolt, rows, keys, owners)
+                made = self._call(bolt, rows, keys, lambda: owners)  # noqa: B023
                 rows = made.rows
                 owners = _first_inputs(made, owners)
             none = np.zeros(records.num_rows, bool)
@@ -202,7 +202,9 @@ class Chain:
             rows = trees.emit(made, number)
         return trees.end(rows)
 
-    def _call(self, bolt: Bolt, rows: Rows, keys: pa.ChunkedArray, owners: Places) -> Made:
+    def _call(
+        self, bolt: Bolt, rows: Rows, keys: pa.ChunkedArray, owners: Callable[[], Places]
+    ) -> Made:
         if not len(rows):
             return Made([], np.empty(0, np.int64), np.empty(0, np.int64), {})
         if bolt.kind == TABLE or bolt.kind == FIT:
@@ -211,7 +213,7 @@ class Chain:
         if bolt.kind == ASYNC:
             return _flat(*_awaited(bolt, given))
         if bolt.kind == GROUP:
-            groups = _groups(keys, owners)
+            groups = _groups(keys, owners())
             parts = [[given[place] for place in group] for group in groups]
             return _flat(*self._each(bolt, parts), groups)
         return _flat(*self._each(bolt, given))
@@ -313,61 +315,57 @@ def rounds(keys: pa.ChunkedArray) -> list[Places]:
 
 
 class _Trees:
-    """The trees of some records, while bolts work on their rows."""
+    """The trees of some records, while bolts work on their rows.
+
+    A root's id is the place of its record, so what an acker keeps of all roots is one array.
+    """
 
     def __init__(self, count: int, random: np.random.Generator) -> None:
         self._random = random
-        self._anchors = Anchors.of_records(count, random)
-        self._roots = self._anchors.roots
-        self._order = np.argsort(self._roots)
-        self._ordered = self._roots[self._order]
-        self._messages = [(self._roots, self._anchors.edges)]
+        roots = np.arange(count, dtype=np.uint64)
+        self._anchors = Anchors(np.arange(count), roots, new_ids(count, random))
+        self._values = self._anchors.edges.copy()
         self._bolts = np.full(count, -1, np.int16)
         self._reasons: dict[int, str] = {}
         self._held = np.zeros(count, bool)
 
-    @property
     def owners(self) -> Places:
         """The record of each row; of a row of several the first one."""
-        tuples, places = self._anchors.tuples, self._places(self._anchors)
+        tuples = self._anchors.tuples
         owners = np.zeros(int(tuples.max(initial=-1)) + 1, np.int64)
-        owners[tuples[::-1]] = places[::-1]
+        owners[tuples[::-1]] = _places(self._anchors)[::-1]
         return owners
 
     def emit(self, made: Made, bolt: int) -> Rows:
         """Take in what a bolt has made; the rows that go on."""
         before = self._anchors
-        self._anchors, message = before.emit(made.outputs, made.inputs, self._random)
-        self._messages.append(message)
+        self._anchors = before.follow(made.outputs, made.inputs, self._random)
+        self._acknowledge(before)
+        self._acknowledge(self._anchors)
         if not made.failed:
             return made.rows
         failed = np.fromiter(made.failed, np.int64)
         links = np.flatnonzero(np.isin(before.tuples, failed))
-        for link, place in zip(links, self._places(before)[links], strict=True):
+        for link, place in zip(links, _places(before)[links].tolist(), strict=True):
             if self._bolts[place] < 0:
                 self._bolts[place] = bolt
-                self._reasons[int(place)] = made.failed[int(before.tuples[link])]
+                self._reasons[place] = made.failed[int(before.tuples[link])]
         return self._without_failed(made.rows)
 
     def end(self, rows: Rows) -> Worked:
         """All rows are where they should be: acknowledge them, and say what is done."""
-        self._messages.append((self._anchors.roots, self._anchors.edges))
-        roots, values = xor_by_root(
-            np.concatenate([roots for roots, _ in self._messages]),
-            np.concatenate([values for _, values in self._messages]),
-        )
-        lost = self._order[np.searchsorted(self._ordered, roots[values != 0])]
+        self._acknowledge(self._anchors)
         worked = Worked(rows, self._bolts, self._reasons, self._held)
-        assert not np.any(worked.done[lost]), "a row of a tree was neither acked nor failed"
+        assert not np.any(self._values[worked.done]), "a row was neither acknowledged nor failed"
         return worked
 
-    def _places(self, anchors: Anchors) -> Places:
-        found: Places = self._order[np.searchsorted(self._ordered, anchors.roots)]
-        return found
+    def _acknowledge(self, anchors: Anchors) -> None:
+        """Fold each edge into its root's value: once when it is made, and once when it is done."""
+        np.bitwise_xor.at(self._values, _places(anchors), anchors.edges)
 
     def _without_failed(self, rows: Rows) -> Rows:
         """The rows of no record that failed; whose rows are left out by that is held."""
-        anchors, places = self._anchors, self._places(self._anchors)
+        anchors, places = self._anchors, _places(self._anchors)
         bad = (self._bolts >= 0) | self._held
         while True:
             dropped = np.isin(anchors.tuples, anchors.tuples[bad[places]])
@@ -384,6 +382,12 @@ class _Trees:
         if isinstance(rows, pa.Table):
             return rows.take(pa.array(kept))
         return [rows[place] for place in kept.tolist()]
+
+
+def _places(anchors: Anchors) -> Places:
+    """The places of the records that the roots of edges are."""
+    places: Places = anchors.roots.view(np.int64)
+    return places
 
 
 class _Calls:

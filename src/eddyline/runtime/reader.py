@@ -113,7 +113,8 @@ def arrow_schema(schema: StructType, zone: str) -> pa.Schema:
 
 def numbers(session: SparkSession, count: int) -> DataFrame:
     """One row a task."""
-    return session.range(0, max(count, 1), 1, max(count, 1)).where(f"id < {count}")
+    rows = session.range(0, max(count, 1), 1, max(count, 1))
+    return rows if count else rows.where("false")
 
 
 def snapshot_frame(
