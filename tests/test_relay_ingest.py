@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -16,6 +20,7 @@ from eddyline.errors import EngineError
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.testing import FaultyFiles
+from processes import Child
 
 pytest.importorskip("uvicorn")
 
@@ -189,3 +194,31 @@ def test_clients_side_by_side_lose_and_double_nothing(files, queue):
 def test_an_endpoint_without_a_token_is_refused(queue):
     with pytest.raises(EngineError, match="BAD_OPTION"):
         Ingest(Producer(queue.backend), "")
+
+
+def test_from_the_command_line(tmp_path):
+    folder = tmp_path / "queue"
+    command = [sys.executable, "-m", "eddyline", "ingest", str(folder), "--port", "0"]
+    refused = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=without_token()
+    )
+    assert refused.returncode == 2
+    assert "EDDYLINE_INGEST_TOKEN is not set" in refused.stderr
+    child = Child(command, tmp_path / "stderr", EDDYLINE_INGEST_TOKEN="secret")
+    try:
+        url = child.wait_for("POST").split("/records")[0]
+        connection = http.client.HTTPConnection(urlparse(url).netloc, timeout=30)
+        connection.request("POST", "/records", "a\nb\n", {"Authorization": "Bearer secret"})
+        assert json.load(connection.getresponse()) == {"records": 2}
+        child.process.terminate()
+        assert child.process.wait(60) == 0
+    finally:
+        child.kill()
+    assert "secret" not in child.last_words()
+    with closing(DataQueue(LogBackend(str(folder)))) as queue:
+        _, records = queue.read(10)
+        assert records["payload"].to_pylist() == [b"a", b"b"]
+
+
+def without_token():
+    return {name: value for name, value in os.environ.items() if name != "EDDYLINE_INGEST_TOKEN"}

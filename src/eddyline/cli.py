@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eddyline.catalog_store import REFUSED, WAITING, CatalogStore, open_store
-from eddyline.errors import EddylineError, ScriptError, StorageError
+from eddyline.errors import EddylineError, EngineError, ScriptError, StorageError
 from eddyline.options import Options
 from eddyline.storage.files import Files
 from eddyline.storage.lock import in_use
@@ -40,6 +41,7 @@ PLUGINS = {
 }
 """Commands of their own modules, which give `add_arguments(parser)` and `run(args) -> int`."""
 
+TOKEN = "EDDYLINE_INGEST_TOKEN"
 SHORT = 60  # characters of an error or a payload in a list
 
 TASK_ACTIONS = {
@@ -154,6 +156,11 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         )  # fmt: skip
         added.set_defaults(run=_deadletters, action=action)
         asking.append(added)
+
+    ingest = command("ingest", _ingest, "take records over HTTP into a data queue, until Ctrl-C")
+    ingest.add_argument("queue", metavar="DIR", help="folder of the queue; made if it is missing")
+    ingest.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
+    ingest.add_argument("--port", type=int, default=8421, help="0: any that is free")
 
     for added in (run, sql, status, verify, listing, dead, shown, *asking):
         added.add_argument(
@@ -380,6 +387,29 @@ def _deadletters(args: argparse.Namespace) -> int:
         print(f"{args.action} {args.pipeline}: waits for the engine{why}", file=sys.stderr)
         return 1 if runs and args.wait else 0
     print(f"{args.action} {args.pipeline}: done")
+    return 0
+
+
+def _ingest(args: argparse.Namespace) -> int:
+    from eddyline.relay.ingest import Ingest, IngestServer
+    from eddyline.relay.log_queue import LogBackend
+    from eddyline.relay.queue import Producer
+
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise EngineError(
+            f"{TOKEN} is not set",
+            condition="BAD_OPTION",
+            hint="set it to a long random text, which clients send as a bearer token",
+        )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    endpoint = Ingest(Producer(LogBackend(args.queue)), token)
+    with (
+        IngestServer(endpoint, host=args.host, port=args.port) as server,
+        suppress(KeyboardInterrupt),
+    ):
+        print(f"POST {server.url}/records, a record a line", flush=True)
+        threading.Event().wait()
     return 0
 
 
