@@ -22,7 +22,6 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -224,6 +223,7 @@ class PipelineStream:
         self._failure: BaseException | None = None
         place.files.make_folder(place.folder)
         self._recover()
+        self._check_queue()
         self._waiting = self._unread_retries() if settings.ordered else _no_keys()
 
     def pull(self) -> None:
@@ -306,9 +306,11 @@ class PipelineStream:
         """Tell the queue what is committed here, after a crash or a failure."""
         for outcome in self.place.outcomes():
             self._tell(outcome)
-        last = max(
-            (log.end() for log in (self.place.outputs, self.place.letters) if log), default=0
-        )
+
+    def _check_queue(self) -> None:
+        """What the redo logs hold, the queue must know to be read."""
+        logs = (self.place.outputs, self.place.letters)
+        last = max(log.end() for log in logs if log is not None)
         if last > self.queue.committed + 1:
             raise QueueError(
                 f"pipeline {self.name} has committed batch {last - 1}, and its queue knows of "
@@ -412,9 +414,7 @@ class PipelineStream:
         try:
             frame = numbers(self.spark, len(wave)).mapInArrow(task, from_arrow_schema(REPORTS))
             return frame.toArrow().cast(REPORTS)
-        except PySparkException as error:
-            raise _failed(self.name, error) from error
-        except Exception as error:  # of Py4J, and of pickling
+        except Exception as error:  # of Spark, of Py4J, of pickling
             raise _failed(self.name, error) from error
         finally:
             context.setJobDescription(None)  # type: ignore[arg-type]
@@ -468,7 +468,7 @@ class PipelineStream:
         letters: tuple[Segment, ...] = ()
         if operations.num_rows:
             place.letters.clear(number)
-            name = f"{place.letters.folder}/{number:012d}-{BACK}"
+            name = f"{place.letters.folder}/{number:012d}-letters.arrow"
             letters = (write_rows(place.files, name, operations),)
         kept = None
         if back.num_rows:
