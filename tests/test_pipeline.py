@@ -279,6 +279,23 @@ def test_a_vectorised_sink_rejects_rows(opened: Callable[..., Load]) -> None:
     assert load.pipeline.account() == Account(3, 2, 1, 0, 0)
 
 
+def test_a_function_can_be_the_sink(opened: Callable[..., Load]) -> None:
+    def write(row: dict[str, int]) -> None:
+        if row["n"] == 2:
+            raise ValueError("refused")
+        note(root / "calls", row["n"])
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, lambda e, q: e.pipeline("p", q).bolt(number).into(write)
+    load.close()
+    load.open()
+    load.queue.put(["1", "2", "3"])
+    load.engine.advance()
+    assert load.calls() == {"1": 1, "3": 1}
+    assert load.pipeline.account() == Account(3, 2, 0, 1, 0)
+
+
 def test_it_runs_in_the_background(opened: Callable[..., Load]) -> None:
     load = opened(
         lambda e, q: e.pipeline("p", q).bolt(number, max_attempts=1).into("s", "n BIGINT")

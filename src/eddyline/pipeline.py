@@ -123,7 +123,7 @@ class Pipeline:
 
     def into(
         self,
-        stream: str | None = None,
+        target: str | Callable[[Any], Any] | None = None,
         schema: str | StructType | None = None,
         primary_key: Sequence[str] = (),
         watermark: tuple[str, str] | None = None,
@@ -131,9 +131,9 @@ class Pipeline:
         """Let it run, whenever the engine does; after reopening call it again.
 
         Args:
-            stream: name of the stream that the rows of the last bolt go to, in the epoch that
-                commits their batch; a row that doesn't fit fails as in any bolt. None: the last
-                bolt is where they end, for instance a database.
+            target: name of the stream that the rows of the last bolt go to, in the epoch that
+                commits their batch; a row that doesn't fit fails as in any bolt. Or a sink: a
+                function of one row, which is one bolt more. None: the last bolt is the sink.
             schema: columns of the stream.
             primary_key, watermark: as for `engine.stream`.
 
@@ -141,23 +141,25 @@ class Pipeline:
             EngineError: there is no bolt, or the stream has no columns.
             CatalogError: a name is taken by something else.
         """
+        if callable(target):
+            return self.bolt(target).into(None, schema)
         if not self.bolts:
             raise EngineError(
                 f"pipeline {self.name} has no bolt",
                 condition="BAD_OPTION",
                 hint="add one with .bolt(function)",
             )
-        if (stream is None) != (schema is None):
+        if (target is None) != (schema is None):
             raise EngineError(
                 f"pipeline {self.name} feeds a stream, or columns, and not both",
                 condition="BAD_OPTION",
-                hint='write .into("name", "column TYPE, ..."), or .into() for no stream',
+                hint='write .into("name", "column TYPE, ..."), or .into(function)',
             )
         self.source.retry_delay_ms = round(self.retry_delay * 1000)
         draft = None
-        if stream is not None and schema is not None:
+        if target is not None and schema is not None:
             fed = {PIPELINE: self.name}  # so that nothing else feeds it
-            draft = self.engine.draft(stream, schema, primary_key, watermark, options=fed)
+            draft = self.engine.draft(target, schema, primary_key, watermark, options=fed)
         self.engine.attach(self, draft)
         return self
 
