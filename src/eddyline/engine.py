@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import threading
 import time
 import warnings
@@ -15,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
-from pyspark.sql.types import _parse_datatype_string as parse_ddl
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from eddyline.catalog import DEAD, INTO, PIPELINE, QUEUE, STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline import definitions
+from eddyline.catalog import DEAD, PIPELINE, QUEUE, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.catalog_store import Request, open_store
 from eddyline.changes import OPERATION
 from eddyline.dialect import at_epochs, without_emit, written_out
@@ -26,15 +24,14 @@ from eddyline.dml import Dml, wrong_query
 from eddyline.errors import CatalogError, DataError, EngineError, QueryError, StateGrowthWarning
 from eddyline.handles import Stream, Table, View
 from eddyline.options import Options
-from eddyline.pipeline import Pipeline
+from eddyline.pipeline import Pipeline, follow_queue
 from eddyline.plan.eventtime import Bound
 from eddyline.plan.explain import explain_text
 from eddyline.plan.nodes import Leaf
 from eddyline.relay.queue import DataQueue
 from eddyline.runtime.compiler import CompiledPlan, Compiler
-from eddyline.runtime.decode import Decode
 from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
-from eddyline.runtime.pipelines import LETTERS, SLOW_S, TUPLE_ROWS, Settings, open_queue
+from eddyline.runtime.pipelines import SLOW_S, TUPLE_ROWS, Settings
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.requests import Inbox
 from eddyline.runtime.results import Results
@@ -42,7 +39,7 @@ from eddyline.runtime.session import cloned, epoch_session, local_session
 from eddyline.runtime.sources import Sources
 from eddyline.runtime.status import state_size, storage_status
 from eddyline.runtime.verify import Report, verified
-from eddyline.runtime.watermarks import Watermarks, below, declared_watermark, with_watermark
+from eddyline.runtime.watermarks import Watermarks, below
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import (
@@ -57,7 +54,6 @@ from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 
 RETIRE_EVERY = 16
-ZONE = "spark.sql.session.timeZone"
 UNFLUSHED = {
     "exactly_once": (),
     "at_least_once": ("epochs/", "manifests/"),
@@ -132,7 +128,7 @@ class Engine:
         self._failure: BaseException | None = None
         for entry in self.catalog.entries:
             if entry.format == QUEUE and self._storage_lock.held:
-                self._attach_queue(entry)
+                follow_queue(self, entry)
             elif entry.format not in ("", PIPELINE, QUEUE):  # the user attaches what else there is
                 self._sources.attach(entry)
 
@@ -150,9 +146,7 @@ class Engine:
         Raises:
             CatalogError: the name is taken by another definition.
         """
-        columns = _schema(schema)
-        key = _key(columns, primary_key, name)
-        entry = Entry("", TABLE, name, columns.json(), key)
+        entry = definitions.table(name, schema, primary_key)
         return Table(self, self._define(entry).name)
 
     def stream(
@@ -177,24 +171,9 @@ class Engine:
         Raises:
             DataError: the DataFrame isn't streaming, or has no column `op`; the watermark can't be.
         """
-        if not dataframe.isStreaming:
-            raise DataError(
-                f"the DataFrame of stream {name} is not a streaming one",
-                condition="NOT_STREAMING",
-                hint="make it with spark.readStream, or use engine.table for rows at rest",
-            )
-        if op is not None and op not in dataframe.columns:
-            raise DataError(
-                f"stream {name} has no column {op}",
-                condition="UNKNOWN_COLUMN",
-                hint=f"the columns are {', '.join(dataframe.columns)}",
-            )
-        columns = StructType([field for field in dataframe.schema if field.name != op])
-        columns = _nullable(columns)
-        key = _key(columns, primary_key, name)
-        given = watermark or declared_watermark(dataframe)
-        draft = Entry("", STREAM, name, columns.json(), key, operation=op or "")
-        entry = self._define(with_watermark(draft, given, self.spark))
+        entry = self._define(
+            definitions.stream_of_frame(name, dataframe, op, primary_key, watermark, self.spark)
+        )
         self._sources.attach(entry, dataframe)
         return Stream(self, entry.name)
 
@@ -233,23 +212,23 @@ class Engine:
                     stream=name,
                     hint="give the columns of its JSON documents",
                 )
-            entry = self.draft(name, schema, primary_key, watermark, QUEUE, given)
+            entry = definitions.stream(
+                name, definitions.columns_of(schema), primary_key, watermark, self.spark,
+                format=QUEUE, options=given,
+            )  # fmt: skip
             present = self.catalog.find(name)
             if present is None or not self._sources.attached(self.catalog.get(name + DEAD)):
-                self._attach_queue(entry)
+                follow_queue(self, entry)
             else:
                 self._define(entry)
             return Stream(self, entry.name)
         if schema is None:
-            columns = _nullable(self._sources.columns(format, given))
+            columns = definitions.nullable(self._sources.columns(format, given))
         else:
-            columns = _schema(schema)
-        shown = StructType([field for field in columns if field.name != op])
-        entry = Entry(
-            "", STREAM, name, shown.json(), _key(shown, primary_key, name),
-            format=format, options=given, operation=op or "",
-        )  # fmt: skip
-        entry = with_watermark(entry, watermark, self.spark)
+            columns = definitions.columns_of(schema)
+        entry = definitions.stream(
+            name, columns, primary_key, watermark, self.spark, op=op, format=format, options=given
+        )
         if self.catalog.find(name) is None:
             self._sources.check(entry)
         defined = self._define(entry)
@@ -284,33 +263,11 @@ class Engine:
         with self._lock:
             self._writable()
             fed = None if into is None else self._define(into)
-            letters = self._define(
-                Entry(
-                    "", STREAM, pipeline.name + DEAD, _schema(LETTERS).json(), ("position",),
-                    format=PIPELINE, options={INTO: into.name if into else ""}, operation=OPERATION,
-                )
-            )  # fmt: skip
+            letters = self._define(definitions.letters(pipeline.name, into))
             self._sources.attach_pipeline(
                 pipeline.name, letters, fed, queue=pipeline.source, bolts=pipeline.bolts,
                 settings=pipeline.settings, own_queue=own_queue,
             )  # fmt: skip
-
-    def draft(
-        self,
-        stream: str,
-        schema: str | StructType,
-        primary_key: Sequence[str],
-        watermark: tuple[str, str] | None,
-        format: str = "",
-        options: Mapping[str, str] | None = None,
-    ) -> Entry:
-        """The definition of a stream that a pipeline feeds."""
-        columns = _schema(schema)
-        key = _key(columns, primary_key, stream)
-        entry = Entry(
-            "", STREAM, stream, columns.json(), key, format=format, options=dict(options or {})
-        )
-        return with_watermark(entry, watermark, self.spark)
 
     def view(self, name: str, query: str, *, replace: bool = False) -> View:
         """A live view; on an engine that holds data it starts from all of it.
@@ -342,7 +299,7 @@ class Engine:
                 if present.kind == VIEW and (present.query, present.final) == (query, final):
                     return View(self, present.name)
                 if not replace or present.kind != VIEW:
-                    raise _taken(present)
+                    raise definitions.taken(present)
                 if self.catalog.readers(name):
                     raise CatalogError(
                         f"view {name} is read by {', '.join(self.catalog.readers(name))}",
@@ -772,7 +729,7 @@ class Engine:
             if present is not None:
                 same = dataclasses.replace(entry, id=present.id, name=present.name)
                 if same != present:
-                    raise _taken(present)
+                    raise definitions.taken(present)
                 return present
             self._writable()
             self._save(self.catalog.add(entry))
@@ -927,21 +884,6 @@ class Engine:
         self._manifest = self._manifest.owned(self.catalog.ids)
         self._sources.forget(entry)
 
-    def _attach_queue(self, entry: Entry) -> None:
-        """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
-        queue = open_queue(entry)
-        try:
-            pipeline = Pipeline(self, entry.name, queue, Settings())
-            decode = Decode(
-                arrow_schema(entry.columns, self.spark.conf.get(ZONE) or "UTC"),
-                self.spark.conf.get(ZONE) or "UTC",
-            )
-            bolts = pipeline.bolt(decode, "decode", vectorised=True, max_attempts=1)
-            self.attach(bolts, dataclasses.replace(entry, id=""), own_queue=True)
-        except BaseException:
-            queue.close()
-            raise
-
     def _dml(self, text: str) -> Dml:
         """DML over the relations that a text mentions."""
         session = cloned(self.spark)
@@ -966,45 +908,3 @@ class Engine:
                 self._stopping.wait(interval)
         except BaseException as error:  # noqa: BLE001  # handed to await_termination
             self._failure = error
-
-
-def _schema(schema: str | StructType) -> StructType:
-    if isinstance(schema, str):
-        parsed = parse_ddl(schema)
-        if not isinstance(parsed, StructType):
-            raise DataError(
-                f"{schema!r} is not a list of columns",
-                condition="BAD_SCHEMA",
-                hint='write it like "id BIGINT, name STRING"',
-            )
-        schema = parsed
-    return _nullable(schema)
-
-
-def _nullable(schema: StructType) -> StructType:
-    """The schema as Spark's plans know it: all columns nullable, CHAR and VARCHAR as STRING."""
-    document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
-    plain = StructType.fromJson(json.loads(document))
-    return StructType([StructField(field.name, field.dataType, True) for field in plain])
-
-
-def _key(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:
-    if isinstance(names, str):
-        names = [part.strip() for part in names.split(",")]
-    proper = {name.lower(): name for name in columns.names}
-    unknown = [name for name in names if name.lower() not in proper]
-    if unknown:
-        raise CatalogError(
-            f"the primary key of {relation} names {', '.join(unknown)}, which is not a column",
-            condition="UNKNOWN_COLUMN",
-            hint=f"the columns are {', '.join(columns.names)}",
-        )
-    return tuple(proper[name.lower()] for name in names)
-
-
-def _taken(entry: Entry) -> CatalogError:
-    return CatalogError(
-        f"{entry.kind} {entry.name} exists with another definition",
-        condition="NAME_TAKEN",
-        hint="take another name, or drop it first",
-    )

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.catalog import PIPELINE
+from eddyline.catalog import PIPELINE, Entry
+from eddyline.definitions import columns_of, stream
 from eddyline.errors import EngineError
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, TTL_S, Bolt
 from eddyline.relay.queue import Account, DataQueue
-from eddyline.runtime.pipelines import RETRY_DELAY_S, Settings
+from eddyline.runtime.decode import Decode
+from eddyline.runtime.pipelines import RETRY_DELAY_S, Settings, open_queue
+from eddyline.runtime.reader import arrow_schema
 
 if TYPE_CHECKING:
     from eddyline.engine import Engine
@@ -159,7 +162,9 @@ class Pipeline:
         draft = None
         if target is not None and schema is not None:
             fed = {PIPELINE: self.name}  # so that nothing else feeds it
-            draft = self.engine.draft(target, schema, primary_key, watermark, options=fed)
+            draft = stream(
+                target, columns_of(schema), primary_key, watermark, self.engine.spark, options=fed
+            )
         self.engine.attach(self, draft)
         return self
 
@@ -182,3 +187,17 @@ class Pipeline:
     def discard(self, where: str | None = None) -> int:
         """Drop dead letters for good; how many."""
         return self.engine.revive(self.name, where, again=False)
+
+
+def follow_queue(engine: Engine, entry: Entry) -> None:
+    """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
+    queue = open_queue(entry)
+    try:
+        zone = engine.spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        decode = Decode(arrow_schema(entry.columns, zone), zone)
+        pipeline = Pipeline(engine, entry.name, queue, Settings())
+        decoding = pipeline.bolt(decode, "decode", vectorised=True, max_attempts=1)
+        engine.attach(decoding, replace(entry, id=""), own_queue=True)
+    except BaseException:
+        queue.close()
+        raise
