@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from broker import Broker
 from eddyline import Engine
 from eddyline.cli import main
 from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
 from eddyline.pipeline import Pipeline
 from eddyline.relay.bolts import Emitted
+from eddyline.relay.kafka import KafkaBackend
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import Account, DataQueue, Producer
 from eddyline.runtime.session import local_session
@@ -469,6 +472,37 @@ def test_dead_letters_from_the_command_line(
     assert code == 0
     assert "waits for the engine, which does not run now" in err
     load.open()
+
+
+@pytest.mark.kafka
+def test_a_queue_on_kafka(tmp_path: Path, spark: SparkSession, broker: Broker) -> None:
+    """Three partitions, keys in order through failures, and a second engine that goes on."""
+
+    def effect(record: dict[str, Any]) -> dict[str, Any]:
+        word = record["payload"].decode()
+        if int(word.split("-")[1]) % 4 == 0 and record["attempts"] < 1:
+            raise ValueError("chance")
+        note(tmp_path / "calls", word)
+        return {"word": word}
+
+    sent: dict[str, list[str]] = {}
+    for turn in range(2):
+        with Engine(tmp_path / "storage", spark) as engine:
+            backend = KafkaBackend(broker.address, "pipeline", partitions=3)
+            with closing(DataQueue(backend)) as queue:
+                made = engine.pipeline("p", queue, tuple_rows=5)
+                pipeline = made.bolt(effect, order="key", retry_delay=0.0).into("s", "word STRING")
+                for n in range(20 * turn, 20 * turn + 20):
+                    for key in "abc":
+                        sent.setdefault(key, []).append(f"{key}-{n}")
+                    queue.put([f"{key}-{n}" for key in "abc"], list("abc"))
+                engine.advance()
+                assert pipeline.account() == Account(60 * turn + 60, 60 * turn + 60, 0, 0, 0)
+                found = rows(engine, "SELECT word FROM s")
+    done = (tmp_path / "calls").read_text().split()
+    for key, words in sent.items():
+        assert [word for word in done if word.startswith(key)] == words
+    assert found == sorted((word,) for words in sent.values() for word in words)
 
 
 # --- crashes ---
