@@ -1,0 +1,141 @@
+"""A PostgreSQL server of one's own: on loopback, on a free port, in a folder, from the installed programs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from eddyline.errors import StorageError
+
+USER, DATABASE = "eddy", "postgres"
+START_SECONDS_MAX = 60.0
+
+
+def programs() -> Path | None:
+    """The folder of initdb and postgres; None where they aren't installed. Debian has them off the path."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3])
+    )
+    on_path = shutil.which("postgres")
+    return found[-1].parent if found else Path(on_path).parent if on_path else None
+
+
+class Server:
+    """A server over a folder, which it fills when it is new; it runs in a `with` block, or from `start` on.
+
+    On Linux it also ends when this process is killed.
+
+    Args:
+        folder: where its data are, or will be.
+        password: of its user; empty: one that is kept in the folder.
+        fsync: whether commits wait for the disk.
+
+    Attributes:
+        url: of its database, with user and password.
+
+    Raises:
+        StorageError: PostgreSQL isn't installed, or doesn't start.
+    """
+
+    def __init__(self, folder: Path, *, password: str = "", fsync: bool = True) -> None:
+        found = programs()
+        if found is None:
+            raise StorageError(
+                "PostgreSQL is not installed here",
+                condition="NO_POSTGRESQL",
+                hint="install it (on Debian: apt-get install postgresql), or give the URL of a database",
+            )
+        self._programs, self._folder, self._fsync = found, folder, fsync
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        secret = folder / "password"
+        if not secret.exists():
+            secret.touch(mode=0o600)
+            secret.write_text(password or secrets.token_urlsafe())
+        if shutil.which("setpriv"):
+            self._command = ["setpriv", "--pdeathsig=QUIT"]
+        if os.geteuid() == 0:  # which the server refuses to run as
+            user = pwd.getpwnam("postgres")
+            self._command += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+            for path in (folder, secret):
+                os.chown(path, user.pw_uid, user.pw_gid)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        word = quote(secret.read_text(), safe="")
+        self.url = f"postgresql://{USER}:{word}@127.0.0.1:{self.port}/{DATABASE}"
+        if not (folder / "data" / "PG_VERSION").exists():
+            self._initialise(secret)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *self._command, str(self._programs / "postgres"),
+                    "-D", str(self._folder / "data"), "-p", str(self.port),
+                    "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
+                    "-c", f"fsync={'on' if self._fsync else 'off'}",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+                start_new_session=True,  # Ctrl-C is for us, and we stop it last
+            )  # fmt: skip
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while subprocess.run(ready, check=False).returncode:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise self._failed("it doesn't start", self._folder / "log")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it at once; what was committed is there when it starts again."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait()
+            self._process = None
+
+    def _initialise(self, secret: Path) -> None:
+        shutil.rmtree(self._folder / "data", ignore_errors=True)  # of a start that was broken off
+        with open(self._folder / "log", "ab") as log:
+            done = subprocess.run(
+                [
+                    *self._command, str(self._programs / "initdb"), "--no-sync",
+                    "--auth=scram-sha-256", f"--username={USER}", f"--pwfile={secret}",
+                    "--encoding=UTF8", "--locale=C", f"--pgdata={self._folder / 'data'}",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False,
+            )  # fmt: skip
+        if done.returncode:
+            raise self._failed("its folder can't be made", self._folder / "log")
+
+    def _failed(self, what: str, log: Path) -> StorageError:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        return StorageError(
+            f"a PostgreSQL server of our own fails, {what}: {' '.join(last)}",
+            condition="POSTGRESQL_FAILED",
+            hint="mend the cause, or give the URL of a database",
+            log=log,
+        )
