@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint bench coverage setup postgresql kafka clean
+.PHONY: help demo etl test test-all check lint bench coverage setup postgresql kafka clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.installed ## live web statistics, checked against offline SQL; LOG=file for your own
 	$(BIN)/eddyline demo $(if $(LOG),--log '$(LOG)') $(ARGS)
+
+etl: setup ## log lines through a flaky service into PostgreSQL, with live views; LOG=file for your own
+	$(BIN)/eddyline etl $(if $(LOG),--log '$(LOG)') $(ARGS)
 
 test: setup ## the whole default test suite
 	$(BIN)/pytest -q

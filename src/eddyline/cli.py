@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 PLUGINS = {
     "demo": ("eddyline.apps.demo", "live web statistics over an access log, checked offline"),
+    "etl": (
+        "eddyline.apps.etl",
+        "log lines through a flaky service into PostgreSQL, with live views",
+    ),
     "bench": ("eddyline.bench", "benchmarks, each against an alternative in the same run"),
 }
 """Commands of their own modules, which give `add_arguments(parser)` and `run(args) -> int`."""

@@ -65,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an access log (common, combined or vhost_combined; plain or .gz); without: made-up traffic",
     )
     parser.add_argument(
-        "--lines", metavar="N", type=_count, help="lines to read (default: all; made up: 50,000)"
+        "--lines", metavar="N", type=count, help="lines to read (default: all; made up: 50,000)"
     )
     parser.add_argument(
-        "--batch", metavar="N", type=_count, default=5_000, help="lines an epoch (default: 5,000)"
+        "--batch", metavar="N", type=count, default=5_000, help="lines an epoch (default: 5,000)"
     )
     parser.add_argument(
         "--storage",
@@ -239,7 +239,7 @@ def _report_figures(engine: Engine) -> None:
     heads = ("site", "day", "pv", "uv", "visits", "new", "returning")
     print(f"\nStatistics of {len(rows)} days of sites, the last {len(shown)}:\n")
     print(
-        _layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, left=(0, 1)), end="\n\n"
+        layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, left=(0, 1)), end="\n\n"
     )
 
 
@@ -266,7 +266,7 @@ def _report_comparison(engine: Engine, live: Mapping[str, View], copy: Path, tot
     for name in queries:
         session.catalog.uncacheTable(name)
     shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in found]
-    print(_layout(("view", "rows", "live = offline"), shown, left=(0, 2)))
+    print(layout(("view", "rows", "live = offline"), shown, left=(0, 2)))
     unequal = [item.name for item in found if item.difference]
     if unequal:
         print(f"\n{len(unequal)} of {len(found)} views DIFFER from offline: {', '.join(unequal)}")
@@ -339,7 +339,7 @@ def is_ordered(query: str) -> bool:
 # --- text ---
 
 
-def _layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
     """An aligned table; the columns in `left` to the left, the others to the right."""
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -357,7 +357,8 @@ def _short(text: str) -> str:
     return text if len(text) <= WIDTH_MAX else text[: WIDTH_MAX - 3] + "..."
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of at least 1 on the command line, as in `50,000`; ValueError for anything else."""
     number = int(text.replace(",", "").replace("_", ""))
     if number < 1:
         raise ValueError(text)

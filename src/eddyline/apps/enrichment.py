@@ -1,0 +1,153 @@
+"""A service that knows where hosts are: HTTP on loopback, slow, flaky, and poisonous for some hosts.
+
+    GET /hosts/<host>?record=<number>&attempt=<number>      {"region": "...", "carrier": "..."}
+
+It stands for what an ETL really asks, and answers the same question in the same way each time: what it
+says follows from the host, and whether it fails from the seed, the record and the attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import zlib
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import parse_qs, unquote, urlsplit
+
+LOOPBACK = "127.0.0.1"
+REGIONS = ("coast", "delta", "highlands", "islands", "plains")
+CARRIERS = ("Beacon", "Lighthouse", "Semaphore")
+
+FLAKY_SHARE = 0.05
+STALLED_OF_FLAKY = 0.1
+POISONOUS_SHARE = 0.003
+LATENCY_MS = (2.0, 20.0)
+STALL_S = 3.0
+
+ANSWERED, BUSY, STALLED, POISONED = "answered", "busy (503)", "stalled", "poisoned (500)"
+OUTCOMES = (ANSWERED, BUSY, STALLED, POISONED)
+
+
+class Service:
+    """The service in threads of this process, as long as a `with` block lasts.
+
+    Args:
+        seed: of its failures.
+        flaky: share of calls that fail, though the next attempt may not: most are answered with
+            503, some only after `STALL_S`.
+
+    Attributes:
+        calls: how many there were, by attempt and outcome.
+
+    Example:
+        >>> with Service() as service:
+        ...     service.url.startswith("http://127.0.0.1:")
+        True
+        >>> region, carrier = place("192.0.2.1")
+        >>> region in REGIONS, carrier in CARRIERS
+        (True, True)
+    """
+
+    def __init__(self, seed: int = 1, flaky: float = FLAKY_SHARE) -> None:
+        self.seed = seed
+        self.flaky = flaky
+        self.calls: Counter[tuple[int, str]] = Counter()
+        self._lock = threading.Lock()
+        self._server = _Server((LOOPBACK, 0), type("Handler", (_Handler,), {"service": self}))
+        self.url = f"http://{LOOPBACK}:{self._server.server_port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="eddyline-enrichment", daemon=True
+        )
+
+    def __enter__(self) -> Service:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def poisonous(self, host: str) -> bool:
+        """Whether questions about a host always fail."""
+        return _share(self.seed, "poison", host) < POISONOUS_SHARE
+
+    def outcome(self, host: str, record: int, attempt: int) -> str:
+        """What becomes of a call."""
+        drawn = _share(self.seed, "flaky", record, attempt)
+        if drawn < self.flaky:
+            return STALLED if drawn < self.flaky * STALLED_OF_FLAKY else BUSY
+        return POISONED if self.poisonous(host) else ANSWERED
+
+    def count(self, host: str, record: int, attempt: int, outcome: str) -> None:
+        """Take note of a call."""
+        with self._lock:
+            self.calls[attempt, outcome] += 1
+
+
+def place(host: str) -> tuple[str, str]:
+    """Region and carrier of a host."""
+    number = zlib.crc32(host.encode())
+    return REGIONS[number % len(REGIONS)], CARRIERS[number // 7 % len(CARRIERS)]
+
+
+def _share(*drawn: object) -> float:
+    """A number from 0 up to 1, the same for the same words."""
+    digest = hashlib.blake2b(repr(drawn).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # calls that stall aren't waited for
+    request_queue_size = 256
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: Service
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query)
+        host = unquote(address.path.removeprefix("/hosts/"))
+        try:
+            record, attempt = int(asked["record"][0]), int(asked["attempt"][0])
+        except (KeyError, ValueError):
+            self._answer(400, {"error": "a record and an attempt are needed, as numbers"})
+            return
+        outcome = self.service.outcome(host, record, attempt)
+        self.service.count(host, record, attempt, outcome)
+        low, high = LATENCY_MS
+        time.sleep((low + (high - low) * _share(record, attempt)) / 1000)
+        if outcome == STALLED:
+            time.sleep(STALL_S)
+        if outcome == POISONED:
+            self._answer(500, {"error": "this host breaks the service"})
+        elif outcome == BUSY:
+            self._answer(503, {"error": "come again later"})
+        else:
+            region, carrier = place(host)
+            self._answer(200, {"region": region, "carrier": carrier})
+
+    def _answer(self, status: int, told: dict[str, str]) -> None:
+        body = json.dumps(told).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # the client didn't wait
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is written of calls."""
