@@ -34,6 +34,17 @@ REFUSED = {
         "current_timestamp",
     ),
     "current_date": ("SELECT current_date() AS c FROM t", "NOT_LIVE", "current_date"),
+    "localtimestamp": ("SELECT localtimestamp() AS c FROM t", "NOT_LIVE", "localtimestamp"),
+    "unix_timestamp": ("SELECT unix_timestamp() AS c FROM t", "NOT_LIVE", "current_timestamp"),
+    "TIMESTAMP 'now'": ("SELECT id FROM t WHERE ts > TIMESTAMP 'now'", "NOT_LIVE", "'now'"),
+    "DATE 'today'": ('SELECT DATE "Today" - INTERVAL 1 DAY AS d FROM t', "NOT_LIVE", "'Today'"),
+    "a text that is compared": ("SELECT id FROM t WHERE ts > ' Yesterday '", "NOT_LIVE", "Yester"),
+    "a cast": ("SELECT CAST(concat('to', 'morrow') AS DATE) AS c FROM t", "NOT_LIVE", "'tomorrow'"),
+    "to_timestamp": (
+        "SELECT id, (SELECT max(id) FROM t WHERE ts < to_timestamp('now')) AS c FROM u",
+        "NOT_LIVE",
+        "'now'",
+    ),
     "in a subquery": (
         "SELECT * FROM t WHERE id IN (SELECT id FROM u WHERE v > rand() * 10)",
         "NOT_LIVE",
@@ -107,6 +118,13 @@ def test_a_join_without_an_equality_is_warned_of(engine):
     assert "warning: a join without an equality" in engine.explain(
         "SELECT t.id, u.v FROM t JOIN u ON t.v < u.v"
     )
+
+
+def test_moments_that_stay_are_accepted(engine):
+    query = """SELECT 'now' AS c, DATE 'epoch' AS d, ts < TIMESTAMP '2026-01-01' AS e,
+        CAST('2026-01-01' AS DATE) AS f, try_cast(s AS TIMESTAMP) AS g FROM t WHERE s <> 'today'"""
+    engine.view("accepted", query)
+    engine.drop("view", "accepted")
 
 
 def test_after_all_that_the_engine_works(engine):

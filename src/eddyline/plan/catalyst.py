@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, _parse_datatype_json_string
@@ -27,6 +28,7 @@ Expression = Any  # a JVM Expression
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
+_PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
 _OVERLAP_MAX = 24 * 3600 * MICROSECONDS  # clocks are never set back by a day
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -94,6 +96,32 @@ class Catalyst:
         parts = found.get()
         rest = parts._4()
         return items(parts._2()), items(parts._3()), rest.get() if rest.isDefined() else None
+
+    def moment(self, expression: Expression) -> str:
+        """The text that a date or timestamp is made of when the query is compiled; empty if of none.
+
+        Of `TIMESTAMP 'now'` the parser leaves a value and the place in the query, of a cast of a
+        constant the optimiser leaves a value.
+        """
+        name = kind(expression)
+        if name not in ("Literal", "Cast", *_PARSED):
+            return ""
+        if expression.dataType().simpleString() not in ("date", "timestamp", "timestamp_ntz"):
+            return ""
+        if name != "Literal":
+            child = expression.left() if name in _PARSED else expression.child()
+            if not child.foldable() or child.dataType().simpleString() != "string":
+                return ""
+            try:
+                return str(child.eval(None) or "")
+            except Py4JJavaError:  # a function that only the optimiser makes one to evaluate
+                return ""
+        origin = expression.origin()
+        places = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+        if not all(place.isDefined() for place in places):
+            return ""
+        query, start, stop = (place.get() for place in places)
+        return str(query[start : stop + 1]).strip("\"'").replace('"', "'").rpartition("'")[2]
 
     def is_session(self, key: Expression) -> bool:
         """Whether Spark merges the values of a grouping key that overlap, as `session_window` asks."""

@@ -26,7 +26,7 @@ from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
-from eddyline.plan.rules import REFUSED_EXPRESSIONS, REFUSED_NODES
+from eddyline.plan.rules import MOVING_MOMENTS, REFUSED_EXPRESSIONS, REFUSED_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +436,12 @@ def _refuse(build: Build, analyzed: Plan) -> None:
                 if name in REFUSED_EXPRESSIONS:
                     why, way_out = REFUSED_EXPRESSIONS[name]
                     raise build.refused(f"{expression.sql()}: {why}", way_out, fragment=root)
+                moment = build.catalyst.moment(expression)
+                if MOVING_MOMENTS.fullmatch(moment):
+                    why, way_out = REFUSED_EXPRESSIONS["Now"]
+                    raise build.refused(
+                        f"{moment.strip()!r} as a moment: {why}", way_out, fragment=root
+                    )
                 functions = ("PythonUDF", "ScalaUDF", "PythonUDAF")
                 if name in functions and not expression.udfDeterministic():
                     raise build.refused(

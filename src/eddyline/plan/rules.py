@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from eddyline.state.kernels import Measure
@@ -201,6 +202,9 @@ REFUSED_EXPRESSIONS: dict[str, tuple[str, str]] = {
         for kind in ("Bigint", "Double", "Float")
     },
 }
+
+# What Spark takes for the time of the day on which a text becomes a date or timestamp.
+MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
 
 REFUSED_NODES: dict[str, tuple[str, str]] = {
     "Sample": (
