@@ -18,6 +18,7 @@ from eddyline.errors import DataError, QueryError
 from eddyline.operators.collect import ROWS, Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.runtime.reader import arrow_schema, plain_schema
+from eddyline.runtime.session import zone_of
 from eddyline.source.segments import Segment, read_segment
 from eddyline.state.kernels import repeat
 from eddyline.storage.files import Files
@@ -110,7 +111,7 @@ class Dml:
         if not segments:
             return content
         columns = entry.columns
-        zone = self.session.conf.get("spark.sql.session.timeZone") or "UTC"
+        zone = zone_of(self.session)
         wire = arrow_schema(operations_schema(columns), zone)
         plain = arrow_schema(plain_schema(columns), zone)
         places = range(len(columns))

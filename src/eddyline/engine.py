@@ -35,7 +35,7 @@ from eddyline.runtime.pipelines import SLOW_S, TUPLE_ROWS, Settings
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.requests import Inbox
 from eddyline.runtime.results import Results
-from eddyline.runtime.session import cloned, epoch_session, local_session
+from eddyline.runtime.session import ZONE, cloned, epoch_session, local_session, storage_zone
 from eddyline.runtime.sources import Sources
 from eddyline.runtime.status import state_size, storage_status
 from eddyline.runtime.verify import Report, verified
@@ -66,12 +66,14 @@ class Engine:
 
     Args:
         storage: folder of state, redo log and catalog; created if missing, reopened if present.
-        spark: a SparkSession; None takes the running one or makes a tuned local one.
+        spark: a SparkSession; None takes the running one or makes a tuned local one. Days begin in
+            its time zone, which is that of the storage from its first epoch on.
         options: settings; None reads the `EDDYLINE_*` environment variables.
 
     Raises:
         StateError: the storage is damaged; the error names the file.
         StorageError: the folder can't be used.
+        EngineError: the session has another time zone than the storage.
 
     Example:
         >>> import tempfile
@@ -99,25 +101,26 @@ class Engine:
             self.files.unflushed = UNFLUSHED[self.options.delivery]
             self._store = open_store(self.files, self.options.catalog)
             self._inbox = Inbox(self._store)
-            self.spark = spark or local_session()
             self.catalog, self._manifest = self._open()
-            self._sources = Sources(self.files, self.spark)
+            self.spark = spark or local_session(self._manifest.zone)
+            self.zone = storage_zone(self.spark, self._manifest.zone)
+            self._sources = Sources(self.files, self.spark, self.zone)
             if self._storage_lock.held:
                 skip = self.options.delivery == "at_most_once"
                 self._sources.recover(self.catalog, self._manifest, skip=skip)
         except BaseException:
             self._storage_lock.release()
             raise
-        session = epoch_session(self.spark, self.catalog.buckets)
+        session = epoch_session(self.spark, self.catalog.buckets, self.zone)
         self._compiler = Compiler(
             session,
             self.files,
             self.options,
             self.catalog.buckets,
-            lambda: epoch_session(self.spark, self.catalog.buckets),
+            lambda: epoch_session(self.spark, self.catalog.buckets, self.zone),
         )
         self._runner = EpochRunner(
-            self.files, session, self._compiler.catalyst, self.options.scan_tasks
+            self.files, session, self._compiler.catalyst, self.options.scan_tasks, self.zone
         )
         self._results = Results(self.files, self._sources, self._plan, self.options.scan_tasks)
         self._plans: dict[str, CompiledPlan] = {}
@@ -490,7 +493,7 @@ class Engine:
         manifest = self._current()
         query, earlier = at_epochs(query)
         query = self._written_out(query)
-        session = cloned(self.spark)
+        session = self._session()
         for alias, (name, epoch) in earlier.items():
             self.snapshot(name, epoch).createOrReplaceTempView(alias)
         for name in self._compiler.mentioned(query, self.catalog):
@@ -554,7 +557,8 @@ class Engine:
         wanted = [e for e in self.catalog.entries if e.kind == VIEW]
         if view is not None:
             wanted = [self.catalog.get(view, VIEW)]
-        return verified(self._results, self.catalog, manifest, self.spark, wanted, self._final_rows)
+        session = self._session()
+        return verified(self._results, self.catalog, manifest, session, wanted, self._final_rows)
 
     def _final_rows(self, entry: Entry, manifest: Manifest, content: DataFrame) -> DataFrame:
         """Those rows of a query's result that EMIT FINAL has let through by an epoch."""
@@ -610,11 +614,10 @@ class Engine:
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Put operations (`append` or `delete`, rows) into a table's redo log, all or none."""
         entry = self.catalog.get(table, TABLE)
-        zone = self.spark.conf.get("spark.sql.session.timeZone") or "UTC"
-        schema = arrow_schema(entry.columns, zone)
+        schema = arrow_schema(entry.columns, self.zone)
         parts = []
         for operation, rows in operations:
-            given = as_arrow(rows, schema, relation=table, zone=zone, required=entry.key)
+            given = as_arrow(rows, schema, relation=table, zone=self.zone, required=entry.key)
             names = [f"c{i}" for i in range(given.num_columns)]
             kinds = pa.array([operation] * given.num_rows, pa.string())
             parts.append(given.rename_columns(names).append_column(OPERATION, kinds))
@@ -638,6 +641,10 @@ class Engine:
         return self._results.changes(entry, manifest, self.spark, after, form)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _session(self) -> SparkSession:
+        """A session beside the user's, in the zone of the storage whatever the user sets meanwhile."""
+        return cloned(self.spark, **{ZONE: self.zone})
 
     def _written_out(self, query: str) -> str:
         """The query in plain Spark SQL: without WINDOWING."""
@@ -886,7 +893,7 @@ class Engine:
 
     def _dml(self, text: str) -> Dml:
         """DML over the relations that a text mentions."""
-        session = cloned(self.spark)
+        session = self._session()
         manifest = self._manifest
 
         def waiting(entry: Entry) -> list[Segment]:

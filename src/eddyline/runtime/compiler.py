@@ -23,6 +23,7 @@ from eddyline.plan.lower import Compiled, compile_table, compile_view, operation
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.epoch import Plan
 from eddyline.runtime.reader import arrow_schema
+from eddyline.runtime.session import zone_of
 from eddyline.runtime.task import KernelTask, ScanTask, TableTask
 from eddyline.source.log import write_rows
 from eddyline.source.segments import Segment
@@ -148,7 +149,7 @@ class Compiler:
         return CompiledPlan(plan, compiled, columns)
 
     def _zone(self) -> str:
-        return self.catalyst.session.conf.get("spark.sql.session.timeZone") or "UTC"
+        return zone_of(self.catalyst.session)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; the segments of each of its constant leaves."""

@@ -84,12 +84,13 @@ Inputs = Callable[[Plan, Leaf, Mapping[str, list[Segment]]], list[Segment]]
 
 @dataclass(slots=True)
 class EpochRunner:
-    """Runs epochs against one storage."""
+    """Runs epochs against one storage, in one time zone."""
 
     files: Files
     session: SparkSession
     catalyst: Catalyst
     scan_tasks: int
+    zone: str
 
     def run(
         self,
@@ -174,6 +175,7 @@ class EpochRunner:
                 counters,
                 watermarks.after(positions),
                 {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
+                self.zone,
             )
             write_manifest(self.files, manifest)
             seconds["commit"] = time.perf_counter() - started

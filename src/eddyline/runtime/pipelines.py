@@ -48,6 +48,7 @@ from eddyline.relay.records import (
     no_records,
 )
 from eddyline.runtime.reader import arrow_schema, numbers
+from eddyline.runtime.session import zone_of
 from eddyline.source.log import RedoLog, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
@@ -205,7 +206,7 @@ class PipelineStream:
         self.settings = settings
         self.spark = spark
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
-        self.zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        self.zone = zone_of(spark)
         self.schema = None
         if columns is not None:
             self.schema = arrow_schema(columns, self.zone)

@@ -13,6 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.changelog import net, paired, retracted
+from eddyline.runtime.session import zone_of
 from eddyline.runtime.task import fitted
 from eddyline.source.segments import Segment, in_time, read_segment
 from eddyline.state.arrangement import Arrangement, Layout
@@ -122,7 +123,7 @@ def snapshot_frame(
 ) -> DataFrame:
     """The rows of an arrangement under the names of `schema`."""
     plain = plain_schema(schema)
-    zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
+    zone = zone_of(session)
     task = SnapshotTask(files, tuple(buckets), len(schema), arrow_schema(plain, zone))
     frame = numbers(session, len(buckets)).mapInArrow(task, plain)
     return frame.toDF(*schema.names)
@@ -144,7 +145,7 @@ def segments_frame(
         late: the late rows, not those in time.
     """
     plain = plain_schema(schema)
-    zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
+    zone = zone_of(session)
     given = tuple(tuple(segments) for segments in dealt)
     task = SegmentsTask(files, given, tuple(schema.names), arrow_schema(plain, zone), time, late)
     frame = numbers(session, len(given)).mapInArrow(task, plain)
@@ -161,7 +162,7 @@ def changes_frame(
     key: tuple[int, ...] | None,
 ) -> DataFrame:
     """The changes of epochs: the columns, `op`, `epoch`; or `before`, `after`, `epoch`."""
-    zone = session.conf.get("spark.sql.session.timeZone") or "UTC"
+    zone = zone_of(session)
     if update:
         row = StructType([StructField(f.name, f.dataType, True) for f in schema])
         out = StructType().add("before", row).add("after", row).add("epoch", LongType())

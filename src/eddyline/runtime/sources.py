@@ -15,6 +15,7 @@ from eddyline.errors import CatalogError, DataError
 from eddyline.runtime.pipelines import FOLDER as PIPELINES
 from eddyline.runtime.pipelines import PipelineStream, Place
 from eddyline.runtime.reader import arrow_schema
+from eddyline.runtime.session import ZONE, cloned
 from eddyline.source.generator import FORMAT as GENERATOR
 from eddyline.source.generator import Generator
 from eddyline.source.log import RedoLog
@@ -36,6 +37,7 @@ class Sources:
 
     files: Files
     spark: SparkSession
+    zone: str
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _streams: dict[str, SparkStream | FileStream | GeneratedStream | PipelineStream] = field(
         default_factory=dict
@@ -144,7 +146,8 @@ class Sources:
         self, format: str, columns: StructType | None, options: Mapping[str, str]
     ) -> DataFrame:
         """A streaming DataFrame; DataError if Spark can't open it."""
-        reader = self.spark.readStream.format(format).options(**options)
+        session = cloned(self.spark, **{ZONE: self.zone})
+        reader = session.readStream.format(format).options(**options)
         if columns is not None and format.lower() not in _OWN_SCHEMA:
             reader = reader.schema(columns)
         try:
@@ -244,9 +247,8 @@ class Sources:
             return False
         if not set(entry.options) <= _VECTORISED_OPTIONS:
             return False
-        zone = self.spark.conf.get("spark.sql.session.timeZone")
         return kind == PARQUET or (
-            readable(arrow_schema(entry.columns, "UTC")) and zone in ("UTC", "Etc/UTC", "GMT")
+            readable(arrow_schema(entry.columns, "UTC")) and self.zone in ("UTC", "Etc/UTC", "GMT")
         )
 
 

@@ -43,6 +43,7 @@ class Manifest:
         counters: for each operator the rows it took in and gave out in this epoch.
         clocks: for each stream with a watermark where its event time stands.
         rebuilt: for each view whose state was made anew, in which epoch (the last time).
+        zone: the time zone in which the views' days begin; empty where that isn't known.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Manifest:
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     clocks: dict[str, Clock] = field(default_factory=dict)
     rebuilt: dict[str, int] = field(default_factory=dict)
+    zone: str = ""
 
     def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
         """The runs of one bucket; none if it never held a row."""
@@ -107,6 +109,7 @@ class Manifest:
             "counters": self.counters,
             "clocks": {name: asdict(clock) for name, clock in self.clocks.items()},
             "rebuilt": self.rebuilt,
+            "zone": self.zone,
         }
 
 
@@ -173,6 +176,7 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
         document["counters"],
         {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
         document.get("rebuilt", {}),
+        document.get("zone", ""),
     )
 
 
