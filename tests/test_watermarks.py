@@ -210,6 +210,65 @@ def test_emit_final_gives_each_window_once_when_it_is_closed(fed: Fed) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_pause_takes_nothing_from_final_rows_and_late_ones(fed: Fed, rounds: int) -> None:
+    """Windows close and rows come late while views are paused; each final row is still given once."""
+    live = {
+        "now": FINAL["closed"],
+        "closed": FINAL["closed"] + " EMIT FINAL",
+        "spans": FINAL["over"],
+        "over": FINAL["over"] + " EMIT FINAL",
+        "reads": "SELECT w.end AS e, sum(n) AS n FROM closed GROUP BY 1",
+        "ended": "SELECT k, n FROM spans WHERE w.end < TIMESTAMP '2026-01-01 00:20:00'",
+        "late": "SELECT k, count(*) AS n FROM s__late GROUP BY k",
+        "days": "SELECT date(ts) AS d, count(*) AS n FROM s GROUP BY 1",
+    }
+    for name, query in live.items():
+        fed.engine.view(name, query)
+
+    def right() -> None:
+        fed.check(["now"])
+        report = fed.engine.verify()
+        assert report, str(report)
+        assert fed.watermark is not None
+        naive = fed.watermark.replace(tzinfo=None)
+        for name, of, last in (("closed", "now", timedelta(0)), ("over", "spans", _MICRO)):
+            rows = fed.engine.snapshot(of).collect()
+            final = sorted(repr(tuple(row)) for row in rows if row.w.end <= naive - last)
+            told = fed.engine.changes(name, None, "retract").collect()
+            assert {row.op for row in told} == {"append"}
+            assert sorted(repr(tuple(row[:3])) for row in told) == final, name
+        late = Counter(k for _, k, _ in fed.late)
+        assert {row.k: row.n for row in fed.engine.snapshot("late").collect()} == late
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            fed.feed(next(feed))
+            fed.engine.advance()
+
+    feed = batches(4 + 3 * rounds, seed=5)
+    advance(4)
+    choices = (["closed", "late"], ["over", "now"], ["spans", "closed", "now"], ["late"], ["reads"])
+    for number in range(rounds):
+        paused = choices[number]
+        with_them = [*paused, *(["reads"] if "closed" in paused else [])]
+        held = {name: Counter(map(repr, fed.engine.snapshot(name).collect())) for name in with_them}
+        late = len(fed.late)
+        for name in paused:
+            fed.engine.pause(name)
+        advance(3)
+        assert len(fed.late) > late
+        for name, rows in held.items():
+            assert Counter(map(repr, fed.engine.snapshot(name).collect())) == rows
+        if number == 0:
+            fed.engine.stop()
+            fed.open()
+        for name in paused:
+            fed.engine.resume(name)
+        right()
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("epochs", [24, pytest.param(2000, marks=SOAK)])
 def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) -> None:
     fed = Fed(tmp_path, spark)

@@ -13,6 +13,8 @@ from eddyline.runtime.results import Results
 from eddyline.runtime.session import cloned
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
+ALL_ROWS = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -84,6 +86,9 @@ def verified(
                 content = results.content(entry, then, session)
             else:
                 content = session.sql(entry.query)
+                if "session_window" in entry.query.lower():
+                    # or Spark filters by a session's end before it has merged the sessions
+                    content = content.limit(ALL_ROWS)
                 if entry.final:
                     content = final_rows(entry, then, content)
                 if compared.get(entry.name) == epoch:
