@@ -388,6 +388,18 @@ TIME_WINDOWS = {
     " GROUP BY k, session_window(ts, '2 hours')) GROUP BY n",
     "tumbling": "SELECT window.start AS since, window.end AS until, count(*) AS n, sum(x) AS sx FROM t"
     " GROUP BY window(ts, '6 hours')",
+    "running_day": "SELECT k, date(ts) AS day, date_trunc('hour', ts) AS hour, sum(count(*)) OVER"
+    " (PARTITION BY k, date(ts) ORDER BY date_trunc('hour', ts)) AS n FROM t GROUP BY ALL",
+    "cumulative": "SELECT k, day, until, count(*) AS n, max(b) AS m FROM (SELECT k, b, date(ts) AS day, explode("
+    "sequence(date_trunc('hour', ts) + INTERVAL 1 HOUR, date_trunc('day', ts) + INTERVAL 1 DAY, INTERVAL 1 HOUR))"
+    " AS until FROM t WHERE ts IS NOT NULL) GROUP BY k, day, until",
+    "landmark": "SELECT k, count(*) AS n, sum(b) AS s, max(x) AS m FROM t WHERE ts >= TIMESTAMP '2024-01-01 12:00'"
+    " GROUP BY k",
+    "landmark_in_join": "SELECT l.k, l.n, u.v FROM landmark l LEFT JOIN u ON l.k = u.k AND l.n > u.v",
+    "rows_of_view": "SELECT k, n, sum(n) OVER (ORDER BY k NULLS LAST ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS two"
+    " FROM landmark",
+    "rows_in_join": "SELECT w.id, w.n, u.y FROM (SELECT id, k, count(g) OVER (PARTITION BY k ORDER BY id, b"
+    " ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS n FROM t) w JOIN u ON w.k = u.k AND w.n >= u.v",
     "hopping": "SELECT k, window(ts, '6 hours', '90 minutes') AS w, count(*) AS n, avg(b) AS ab FROM t"
     " GROUP BY k, window(ts, '6 hours', '90 minutes')",
 }

@@ -123,6 +123,19 @@ WINDOWED = {
     "window_time": """SELECT window(window_time(w), '2 minutes').start AS ts, sum(n) AS n FROM (
         SELECT window(ts, '1 minute') AS w, count(*) AS n FROM s GROUP BY window(ts, '1 minute'))
         GROUP BY window(window_time(w), '2 minutes')""",
+    # from the start of each minute on, in steps of 20 seconds: as rows so far, and one window each
+    "running": """SELECT type, date_trunc('minute', ts) AS since, ts AS step,
+        sum(count(*)) OVER (PARTITION BY type, date_trunc('minute', ts) ORDER BY ts) AS n
+        FROM (SELECT type, window(ts, '20 seconds').start AS ts FROM s) GROUP BY 1, 2, 3""",
+    "cumulative": """SELECT since, until, count(*) AS n, count(DISTINCT sip) AS sips FROM (
+        SELECT date_trunc('minute', step) AS since, sip, explode(sequence(step + INTERVAL 20 SECONDS,
+            date_trunc('minute', step) + INTERVAL 1 MINUTE, INTERVAL 20 SECONDS)) AS until
+        FROM (SELECT sip, window(ts, '20 seconds').start AS step FROM s)) GROUP BY since, until""",
+    "landmark_of_view": """SELECT sip, sum(n) AS n FROM tumbling GROUP BY sip
+        WINDOWING LANDMARK '2026-01-01 00:02'""",
+    "last_rows_in_join": """SELECT w.sip, w.ts, w.n, c.n AS type_n FROM (SELECT sip, type, ts, count(*) OVER
+        (PARTITION BY sip ORDER BY ts, type ROWS 1 PRECEDING) AS n FROM s) w
+        JOIN landmark c ON w.type = c.type""",
     "join": """SELECT a.start, a.n, b.n AS m FROM
         (SELECT window(ts, '60 seconds').start AS start, count(*) AS n FROM s WHERE type = 'x' GROUP BY 1) a
         LEFT JOIN
@@ -130,9 +143,20 @@ WINDOWED = {
         ON a.start = b.start""",
 }
 
+MORE = {
+    "rows_of_view": "SELECT sip, sum(n) AS n FROM tumbling GROUP BY sip WINDOWING 5 ROWS",
+    "landmark_in_join": """SELECT a.sip, a.n, l.n AS of FROM rows_of_view a JOIN landmark_of_view l
+        ON a.sip = l.sip""",
+    "landmark_of_join": """SELECT s.type, count(*) AS n, sum(d.n) AS all FROM s JOIN landmark d ON s.type = d.type
+        GROUP BY s.type WINDOWING LANDMARK '2026-01-01 00:03'""",
+    "last_rows": """SELECT sip, ts, n, sum(n) OVER (PARTITION BY sip ORDER BY ts, type
+        ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS last_three FROM tumbling""",
+}
+
 
 @pytest.mark.spark
-def test_windows_are_live(tmp_path: Path) -> None:
+@pytest.mark.parametrize("views", [WINDOWED, pytest.param(WINDOWED | MORE, marks=pytest.mark.slow)])
+def test_windows_are_live(tmp_path: Path, views: dict[str, str]) -> None:
     start = datetime.datetime(2026, 1, 1, 0, 0)
     rows = [
         (start + datetime.timedelta(seconds=i * i % 407), f"10.0.0.{i % 5}", "xyz"[i % 3])
@@ -140,7 +164,7 @@ def test_windows_are_live(tmp_path: Path) -> None:
     ]
     with el.Engine(str(tmp_path), spark=local_session()) as engine:
         table = engine.table("s", "ts TIMESTAMP, sip STRING, type STRING")
-        for name, query in WINDOWED.items():
+        for name, query in views.items():
             engine.execute(f"CREATE VIEW {name} AS {query}")
         for first in range(0, 60, 20):
             table.insert(rows[first : first + 20])
@@ -149,7 +173,7 @@ def test_windows_are_live(tmp_path: Path) -> None:
             engine.advance()
             report = engine.verify()
             assert report, report
-            assert all(engine.sql(f"SELECT * FROM {name}").count() for name in WINDOWED)
+            assert all(engine.sql(f"SELECT * FROM {name}").count() for name in views)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_python_of_the_readme_runs(code, words, capsys):
 
 @pytest.mark.parametrize("script", blocks("sql"))
 def test_sql_of_the_readme_is_understood(script):
-    assert len(parse_script(script)) > 3
+    assert len(parse_script(script)) > 1
 
 
 @pytest.mark.spark

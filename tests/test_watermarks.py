@@ -50,6 +50,11 @@ VIEWS = {
     "ranked": "SELECT w, k, rank() OVER (PARTITION BY w ORDER BY n) AS r FROM tumbling",
     "either": "SELECT date(ts) AS d, count(*) AS n FROM (SELECT ts FROM s WHERE v > 2 UNION ALL"
     " SELECT ts FROM s WHERE k = 'a') GROUP BY 1",
+    "running": "SELECT date(ts) AS d, hour(ts) AS h, sum(count(*)) OVER (PARTITION BY date(ts) ORDER BY"
+    " hour(ts)) AS n FROM s GROUP BY 1, 2",
+    "cumulated": "SELECT h, until, count(DISTINCT k) AS n FROM (SELECT date_trunc('hour', ts) AS h, k, explode("
+    "sequence(date_trunc('minute', ts) + INTERVAL 1 MINUTE, date_trunc('hour', ts) + INTERVAL 1 HOUR,"
+    " INTERVAL 1 MINUTE)) AS until FROM s) GROUP BY h, until",
     "rolled": "SELECT window(ts, '10 minutes') AS w, k, count(*) AS n FROM s GROUP BY ROLLUP (1, 2)",
 }
 FINAL = {
