@@ -193,8 +193,7 @@ def follow_queue(engine: Engine, entry: Entry) -> None:
     """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
     queue = open_queue(entry)
     try:
-        zone = engine.spark.conf.get("spark.sql.session.timeZone") or "UTC"
-        decode = Decode(arrow_schema(entry.columns, zone), zone)
+        decode = Decode(arrow_schema(entry.columns, engine.zone), engine.zone)
         pipeline = Pipeline(engine, entry.name, queue, Settings())
         decoding = pipeline.bolt(decode, "decode", vectorised=True, max_attempts=1)
         engine.attach(decoding, replace(entry, id=""), own_queue=True)

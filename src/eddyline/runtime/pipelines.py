@@ -48,7 +48,6 @@ from eddyline.relay.records import (
     no_records,
 )
 from eddyline.runtime.reader import arrow_schema, numbers
-from eddyline.runtime.session import zone_of
 from eddyline.source.log import RedoLog, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
@@ -183,6 +182,7 @@ class PipelineStream:
         bolts: what is done with each record.
         columns: of the stream that it feeds; None if it feeds none.
         spark: the session of the user.
+        zone: time zone of the storage.
         settings: how it runs.
         own_queue: whether the queue is closed when the pipeline stops.
     """
@@ -195,6 +195,7 @@ class PipelineStream:
         bolts: Sequence[Bolt],
         columns: StructType | None,
         spark: SparkSession,
+        zone: str,
         settings: Settings,
         *,
         own_queue: bool = False,
@@ -206,11 +207,10 @@ class PipelineStream:
         self.settings = settings
         self.spark = spark
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
-        self.zone = zone_of(spark)
         self.schema = None
         if columns is not None:
-            self.schema = arrow_schema(columns, self.zone)
-            fit = Fit(self.schema, name, self.zone)
+            self.schema = arrow_schema(columns, zone)
+            fit = Fit(self.schema, name, zone)
             bolts = [*bolts, Bolt(fit, "into", FIT, max_attempts=bolts[-1].max_attempts)]
         self.chain = Chain(bolts, acks=settings.acks)
         slow_ms = settings.slow_s * 1000

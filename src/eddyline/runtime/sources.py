@@ -95,6 +95,7 @@ class Sources:
             self._place(letters, into),
             columns=None if into is None else into.columns,
             spark=self.spark,
+            zone=self.zone,
             **given,
         )
 
