@@ -17,10 +17,10 @@ etl: setup ## log lines through a flaky service into PostgreSQL, with live views
 	$(BIN)/eddyline etl $(if $(LOG),--log '$(LOG)') $(ARGS)
 
 test: setup ## the whole default test suite
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 test-all: setup ## the same and the slow tests
-	$(BIN)/pytest -q -m ""
+	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
 
 check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
 	$(BIN)/pytest -q -m "not spark and not kafka and not slow"
