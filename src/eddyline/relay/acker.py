@@ -315,9 +315,12 @@ class Anchors:
 
     def follow(self, outputs: Any, inputs: Any, random: np.random.Generator) -> Anchors:
         """The anchors of what was made of these tuples; arguments as those of `emit`."""
+        wanted, places = np.asarray(inputs, np.int64), np.arange(len(self.tuples))
+        if np.array_equal(wanted, places) and np.array_equal(self.tuples, places):
+            # one made of each
+            return Anchors(np.asarray(outputs, np.int64), self.roots, new_ids(len(wanted), random))
         order = np.argsort(self.tuples, kind="stable")
         held = self.tuples[order]
-        wanted = np.asarray(inputs, np.int64)
         start, end = np.searchsorted(held, wanted), np.searchsorted(held, wanted, "right")
         counts = end - start
         link = np.repeat(np.arange(len(wanted)), counts)
