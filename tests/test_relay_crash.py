@@ -295,3 +295,38 @@ def test_one_process_reads(tmp_path: Path) -> None:
     finally:
         child.kill()
     queue.close()
+
+
+class _SeenEarlier(Files):
+    """Files of which a listing is older than what is there."""
+
+    listing: list[str] | None = None
+
+    def names(self, folder: str) -> list[str]:
+        return super().names(folder) if self.listing is None else self.listing
+
+
+def test_a_segment_is_removed_while_another_process_opens_the_log(tmp_path: Path) -> None:
+    log = FrameLog(Files(str(tmp_path)), "log", segment_bytes=1)
+    for row in range(4):
+        log.append(b"x", 1, row)
+    files = _SeenEarlier(str(tmp_path))
+    files.listing = files.names("log")
+    log.forget(2)
+    opened = FrameLog(files, "log", segment_bytes=1)
+    assert (opened.start, opened.end()) == (2, 4)
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_producer_falls_behind_by_more_than_what_is_kept(tmp_path: Path, known: int) -> None:
+    """Others went on to new segments, and the reader has removed the one that it knew."""
+    first = FrameLog(Files(str(tmp_path)), "log", segment_bytes=1)
+    for row in range(known):
+        first.append(b"x", 1, row)
+    behind = FrameLog(Files(str(tmp_path)), "log", segment_bytes=1)
+    for row in range(known, 6):
+        first.append(b"x", 1, row)
+    first.forget(5)
+    assert behind.append(b"x", 1, 7) == 6
+    assert first.end() == behind.end() == 7
+    assert [frame.first for frame in first.frames(5, 7)] == [5, 6]

@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from eddyline.storage.files import Files, damaged
 
@@ -80,16 +81,10 @@ class FrameLog:
         self._index = threading.RLock()
         self._syncing = threading.Lock()
         files.make_folder(folder)
-        names = [name for name in files.names(folder) if name.endswith(SUFFIX)]
-        self._segments = [self._segment(int(name.removesuffix(SUFFIX))) for name in names]
-        self._segments = self._segments or [self._segment(0)]
-        self._synced = self._segments[-1].first  # a segment is flushed before the next one is begun
+        self._segments: list[_Segment] = []
+        self._synced = 0
         with self._appending():
-            for segment, follower in zip(self._segments, self._segments[1:], strict=False):
-                self._scan(segment, torn=False)
-                if segment.end != follower.first:
-                    raise damaged(segment.name, f"it ends before row {follower.first}")
-            self._scan(self._segments[-1], torn=True)
+            self._load(self._names(), torn=True)
 
     @property
     def start(self) -> int:
@@ -208,10 +203,30 @@ class FrameLog:
         times = [segment.times[-1] for segment in self._segments[-2:] if segment.times]
         return times[-1] if times else 0
 
+    def _names(self) -> list[str]:
+        return [name for name in self.files.names(self.folder) if name.endswith(SUFFIX)]
+
+    def _load(self, names: list[str], *, torn: bool) -> None:
+        """Take in all that is there; `torn` as for `_scan`."""
+        self._segments = [self._segment(int(name.removesuffix(SUFFIX))) for name in names]
+        self._segments = self._segments or [self._segment(0)]
+        self._synced = self._segments[-1].first  # a segment is flushed before the next one is begun
+        for segment in self._segments:
+            self._scan(segment, torn=torn and segment is self._segments[-1])
+        # a reader, maybe another process, removes old ones meanwhile, the oldest first
+        while len(self._segments) > 1 and not self.files.exists(self._segments[0].name):
+            del self._segments[0]
+        for segment, follower in pairwise(self._segments):
+            if segment.end != follower.first:
+                raise damaged(segment.name, f"it ends before row {follower.first}")
+
     def _refresh(self, *, torn: bool) -> None:
         """Take in what other processes have appended."""
         while True:
             last = self._segments[-1]
+            if not self.files.exists(last.name) and (names := self._names()):
+                self._load(names, torn=torn)  # others went on, and a reader has removed it
+                last = self._segments[-1]
             self._scan(last, torn=torn)
             follower = self._segment(last.end)
             if last.end == last.first or not self.files.exists(follower.name):
@@ -226,14 +241,13 @@ class FrameLog:
     def _scan(self, segment: _Segment, *, torn: bool) -> None:
         """Read and check new frames; `torn`: this is the end of the log, and no one writes now."""
         try:
-            size = os.path.getsize(self.files.path(segment.name))
+            if os.path.getsize(self.files.path(segment.name)) <= segment.size:
+                return
+            with open(self.files.path(segment.name), "rb") as stream:
+                stream.seek(segment.size)
+                data = memoryview(stream.read())
         except FileNotFoundError:
-            size = 0
-        if size <= segment.size:
             return
-        with open(self.files.path(segment.name), "rb") as stream:
-            stream.seek(segment.size)
-            data = memoryview(stream.read())
         start, place = segment.size, 0
         while (frame := _frame_at(data, place)) is not None and frame.first == segment.end:
             self._found(
