@@ -118,7 +118,7 @@ def test_ids_are_never_used_again(store: CatalogStore, url: str) -> None:
 
 
 def test_a_reader_sees_whole_catalogs_only(store: CatalogStore, url: str) -> None:
-    """Another process reads all the time while 60 catalogs are written."""
+    """Another process reads all the time while 60 catalogs are written, or more until it has three."""
 
     def made(number: int) -> Catalog:
         entries = (replace(e, since=number) for e in some(number).entries)
@@ -130,15 +130,17 @@ def test_a_reader_sees_whole_catalogs_only(store: CatalogStore, url: str) -> Non
     process.start()
     try:
         assert mine.recv() == "ready"
-        for number in range(2, 62):
-            store.write(made(number))
+        last = 1
+        while last < 61 or not mine.poll():
+            last += 1
+            store.write(made(last))
+        assert mine.recv() == "three"
         mine.send("end")
         seen: list[Catalog] = mine.recv()
     finally:
         process.join()
     assert all(catalog == made(catalog.next_id) for catalog in seen)
-    assert len(seen) > 2
-    assert seen[-1] == made(61)
+    assert seen[-1] == made(last)
 
 
 def read_on(root: str, url: str, pipe: multiprocessing.connection.Connection) -> None:
@@ -147,6 +149,8 @@ def read_on(root: str, url: str, pipe: multiprocessing.connection.Connection) ->
     seen = []
     while not pipe.poll():
         seen.append(store.read())
+        if len(seen) == 3:
+            pipe.send("three")
     pipe.send([*seen, store.read()])
     store.close()
 
