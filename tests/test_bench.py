@@ -25,6 +25,7 @@ from eddyline.bench.measure import (
     same_rows,
     tree_cpu_seconds,
 )
+from eddyline.bench.page import Machine
 from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
 from eddyline.errors import EngineError
 
@@ -132,7 +133,7 @@ def mars_result(counted: int = 1000) -> mars.Result:
     mishaps = [Mishap(2.5, "worker 1 killed")]
     faults = ClusterRun([1.0, 2.0, 3.0, 9.0], [250, 500, 750, 1000], mishaps, 1, counted, True)
     return mars.Result(
-        mars.Machine(2, 0.1, "2026-01-02"),
+        Machine(2, 0.1, "2026-01-02"),
         200.0,
         curves,
         True,

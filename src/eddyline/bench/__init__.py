@@ -16,6 +16,7 @@ from eddyline.bench import (
     relay_parts,
     two_level,
 )
+from eddyline.bench.page import require_matplotlib
 from eddyline.errors import EngineError
 
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
                 condition="BAD_OPTION",
                 hint="eddyline bench mars --write docs",
             )
-        mars.require_matplotlib()
+        require_matplotlib()
     chosen = {key: getattr(args, key) for key in ("rows", "repeat", "cores")}
     given = {key: value for key, value in chosen.items() if value is not None}
     code = 0

@@ -57,22 +57,39 @@ def tree_cpu_seconds() -> float:
     if not Path("/proc/self/stat").exists():
         times = os.times()
         return times.user + times.system + times.children_user + times.children_system
-    ticks: dict[int, int] = {}
+    # user, system, and both of the ended children
+    ticks = (sum(int(field) for field in fields[11:15]) for fields in _tree().values())
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_rss() -> tuple[int, int]:
+    """Bytes in memory of this process and all below it, and of this one; 0 without /proc."""
+    if not Path("/proc/self/stat").exists():
+        return 0, 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    sizes = {process: int(fields[21]) * page for process, fields in _tree().items()}
+    return sum(sizes.values()), sizes[os.getpid()]
+
+
+def _tree() -> dict[int, list[str]]:
+    """Of this process and all below it what /proc says, without number and name."""
+    found: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         # A process may end between the listing and the read.
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
-                # Name and brackets come first and may hold spaces; user, system, and both of the ended children.
+                # Name and brackets come first and may hold spaces.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
-                ticks[int(entry.name)] = sum(int(field) for field in fields[11:15])
-    total, waiting = 0, [os.getpid()]
+                found[int(entry.name)] = fields
+    tree, waiting = {}, [os.getpid()]
     while waiting:
         process = waiting.pop()
-        total += ticks.get(process, 0)
+        if process in found:
+            tree[process] = found[process]
         waiting += children.get(process, [])
-    return total / os.sysconf("SC_CLK_TCK")
+    return tree
 
 
 @contextlib.contextmanager

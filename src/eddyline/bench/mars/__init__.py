@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from eddyline.bench.mars import page
@@ -21,30 +18,10 @@ from eddyline.bench.mars.runs import (
     Point,
     own_curve,
     own_latency,
-    usable_cores,
     write_batches,
 )
 from eddyline.bench.measure import in_own_process
-from eddyline.errors import EngineError
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where and when it was measured."""
-
-    cores: int
-    load: float
-    day: str
-
-    @classmethod
-    def now(cls) -> Machine:
-        """This machine, and the load of the last minute, before the benchmark adds its own."""
-        return cls(len(usable_cores()), os.getloadavg()[0], f"{datetime.now(UTC):%Y-%m-%d}")
-
-    @property
-    def busy(self) -> bool:
-        """Whether others worked on it: then the numbers say less."""
-        return self.load > self.cores / 2
+from eddyline.bench.page import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +126,3 @@ def counts(most: int) -> list[int]:
         [1, 2, 4, 6]
     """
     return sorted({most, *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
-
-
-def require_matplotlib() -> None:
-    """The plots need it; better told before minutes of measuring than behind them."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EngineError(
-            "the plots need the package matplotlib, which is not installed",
-            condition="MISSING_PACKAGE",
-            hint="pip install 'eddyline[bench]'",
-        )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyspark
 
+from eddyline.bench import page
 from eddyline.bench.mars.runs import WARM_UP
-from eddyline.bench.measure import aligned, verdict
+from eddyline.bench.page import FAINT, INK, OTHER, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,45 +29,26 @@ PAPER_LATENCY_MS = {"Storm": 653, "Mars": 1372, "Spark Streaming": 2383}
 COMMAND = "eddyline bench mars --write docs"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table under its title, with what must be said of it."""
-
-    title: str
-    note: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def text(result: Result) -> str:
     """The tables in plain text."""
-    lines = [f"mars: {_where(result)}"]
-    for table in _tables(result):
-        lines += [f"{table.title}", aligned(table.header, table.rows)]
-    return "\n".join([*lines, verdict(result.equal)])
+    return page.text("mars", result.machine, _tables(result), result.equal)
 
 
 def write(result: Result, folder: Path) -> None:
     """Write `mars.md` and `mars.svg` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _plot(result, folder / "mars.svg")
-    (folder / "mars.md").write_text(_page(result))
+    with page.plots(folder / "mars.svg", 2, 2, (10, 7.5)) as axes:
+        draws = (_draw_batches, _draw_cores, _draw_latency, _draw_faults)
+        for draw, place in zip(draws, axes, strict=True):
+            draw(result, place)
+    (folder / "mars.md").write_text(page.markdown(_beginning(result), _tables(result)))
 
 
-def _where(result: Result) -> str:
-    machine = result.machine
-    where = (
-        f"{machine.cores} cores, Spark {pyspark.__version__}, Python {platform.python_version()}, "
-        f"{machine.day}, load average {machine.load:.1f} before the start"
-    )
-    return where + ("; THE MACHINE WAS BUSY: provisional" if machine.busy else "")
-
-
-def _page(result: Result) -> str:
-    lines = [
+def _beginning(result: Result) -> list[str]:
+    return [
         "# Mars's experiment",
         "",
-        f"Written by `{COMMAND}`, tables and plots; not by hand. Measured on {_where(result)}.",
+        f"Written by `{COMMAND}`, tables and plots; not by hand. Measured on {result.machine}.",
         "",
         "The query is that of the paper on Mars, over records of 20 fields "
         f"({result.record_bytes:.0f} bytes as NDJSON):",
@@ -80,17 +59,6 @@ def _page(result: Result) -> str:
         "",
         "![Throughput, cores, latency and faults](mars.svg)",
     ]
-    for table in _tables(result):
-        lines += ["", f"## {table.title}", ""]
-        if table.note:
-            lines += [table.note, ""]
-        lines += [_line(table.header), _line(["---", *["---:"] * (len(table.header) - 1)])]
-        lines += [_line(row) for row in table.rows]
-    return "\n".join([*lines, ""])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 # --- tables ---
@@ -259,26 +227,6 @@ def _longest(run: ClusterRun) -> float:
 
 
 # --- plots ---
-
-INK, OTHER, FAINT = "#1f5f8b", "#c4552d", "#888888"
-
-
-def _plot(result: Result, path: Path) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    # the same bytes for the same numbers
-    settings: Any = {"svg.hashsalt": "eddyline", "svg.fonttype": "none", "font.size": 9}
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(10, 7.5), layout="constrained")
-        axes = figure.subplots(2, 2).flat
-        for draw, place in zip(
-            (_draw_batches, _draw_cores, _draw_latency, _draw_faults), axes, strict=True
-        ):
-            draw(result, place)
-            place.spines[["top", "right"]].set_visible(False)
-            place.yaxis.set_major_formatter("{x:,.0f}")
-        figure.savefig(path, metadata={"Date": None})
 
 
 def _draw_batches(result: Result, axes: Axes) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as sf
 
 from eddyline.bench.measure import bench_session, median
+from eddyline.bench.page import usable_cores
 from eddyline.bench.tuples import SCHEMA, SPAN_SECONDS, write_tuples
 from eddyline.engine import Engine
 from eddyline.options import Options
@@ -295,10 +296,3 @@ def limit_cores(count: int) -> None:
     """Let this process, and all that it starts, run on `count` cores only, where that is possible."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, usable_cores()[:count])
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
