@@ -12,6 +12,7 @@ from eddyline.bench import (
     history,
     keyed_total,
     mars,
+    relay,
     relay_parts,
     two_level,
 )
@@ -26,6 +27,10 @@ from eddyline.bench.measure import (
     tree_cpu_seconds,
 )
 from eddyline.bench.page import Machine
+from eddyline.bench.relay import steady
+from eddyline.bench.relay.load import Fixed
+from eddyline.bench.relay.overload import Course, Overload, course
+from eddyline.bench.relay.replays import own_replays
 from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
 from eddyline.errors import EngineError
 
@@ -175,10 +180,10 @@ def test_mars_tells_of_a_wrong_count():
     assert "RESULTS DIFFER" in mars_result(counted=999).text()
 
 
-def test_only_mars_makes_a_page(tmp_path):
+def test_few_make_a_page(tmp_path):
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    with pytest.raises(EngineError, match="makes a page"):
+    with pytest.raises(EngineError, match="make a page"):
         bench.run(parser.parse_args(["history", "--write", str(tmp_path)]))
 
 
@@ -206,3 +211,38 @@ def test_mars_loses_nothing_with_its_workers():
     ]  # fmt: skip
     # the one that was cut off was missed
     assert max(np.diff(found.faults.times)) > max(np.diff(found.peace.times))
+
+
+@pytest.mark.spark
+def test_relay(tmp_path):
+    variants = {"none": steady.Variant(steady.NEVER), "some": steady.Variant(500)}
+    with bench_session(2) as spark:
+        acks = steady.own_acks(1000, 1, 2)
+        poison = steady.measured(variants, rows=1000, repeat=1, cores=2)
+        replays = own_replays(0.5, 2e-4, 100)
+        adaptive, fixed = (course(spark, way, 0.2, 0.5, 2e-4, 50) for way in (None, Fixed(4, True)))
+    overload = Overload(2e-4, adaptive, fixed, {Fixed(4, True): 1.0, Fixed(4, False): 2.0})
+    result = relay.Result(Machine(2, 0.1, "2026-01-02"), acks, poison, overload, replays)
+    assert (acks.equal, poison.equal, replays.equal, overload.equal) == (True,) * 4
+    assert list(poison.costs) == ["none", "some"]
+    assert all(len(waits) for waits in replays.waits.values())
+    assert overload.adaptive.ended[-1] > 0
+    assert overload.adaptive.peak("tree", 1) > overload.adaptive.peak("driver", 1) > 0
+    assert "results are equal" in result.text()
+    pytest.importorskip("matplotlib", reason="the plots need it")
+    result.write(tmp_path)
+    assert "each record ended once" in (tmp_path / "relay.md").read_text()
+    assert "tail of the queue" in (tmp_path / "relay.svg").read_text()
+
+
+def test_recovery_is_when_throughput_is_back():
+    times = np.arange(0.0, 31.0, 0.5)
+    # 100 records/s; 10 from second 10 on; 100 again from second 23 on, three after the slowness
+    ended = np.interp(times, [0, 10, 23, 31], [0, 1000, 1130, 1930])
+    slow = Course(
+        "adaptive", [0, 10, 20, 30], times, ended, times, {"tree": times, "driver": times},
+        0, 0, 0.0, True,
+    )  # fmt: skip
+    assert [round(slow.rate(phase)) for phase in range(3)] == [100, 10, 73]
+    assert slow.recovery_s == 5.0  # the two seconds before it were fast
+    assert slow.peak("tree", 1) == 20

@@ -13,6 +13,7 @@ from eddyline.bench import (
     history,
     keyed_total,
     mars,
+    relay,
     relay_parts,
     two_level,
 )
@@ -49,8 +50,12 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "mars": mars.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
+    "relay": relay.run,
     "relay-parts": relay_parts.run,
 }
+
+
+PAGES = ("mars", "relay")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,21 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery), of the short history (history), of the largest batch (mars)",
+        "delivery), of the short history (history), of the largest batch (mars), of a round (relay)",
     )
     parser.add_argument("--repeat", type=int, help="timed repetitions")
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
-        "--write", type=Path, metavar="DIR", help="write the page of it, with its plots (mars)"
+        "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark asked for, or all, and print each result; 1 where results differ."""
     if args.write is not None:
-        if args.name != "mars":
+        if args.name not in PAGES:
             raise EngineError(
-                "only the benchmark mars makes a page",
+                f"only the benchmarks {' and '.join(PAGES)} make a page",
                 condition="BAD_OPTION",
                 hint="eddyline bench mars --write docs",
             )
