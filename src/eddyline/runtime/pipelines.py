@@ -561,6 +561,14 @@ def _sorted_out(
 ) -> tuple[pa.Table, pa.Table]:
     """What is read again, in the order of positions; and the dead letters."""
     told = reports.filter(pc.is_valid(reports["place"]))
+    # all others are let go first: to take places out of many chunks is to copy them all
+    touched = held.copy()
+    touched[told["place"].to_numpy()] = True
+    records, held = records.filter(pa.array(touched)).combine_chunks(), held[touched]
+    few = np.cumsum(touched) - 1
+    told = told.set_column(
+        REPORTS.get_field_index("place"), "place", pa.array(few[told["place"].to_numpy()])
+    )
     retried, waiting, chosen = (
         told.filter(pc.equal(told["fate"], fate)) for fate in (RETRY, HELD, DEAD)
     )
