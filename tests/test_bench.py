@@ -240,9 +240,11 @@ def test_recovery_is_when_throughput_is_back():
     # 100 records/s; 10 from second 10 on; 100 again from second 23 on, three after the slowness
     ended = np.interp(times, [0, 10, 23, 31], [0, 1000, 1130, 1930])
     slow = Course(
-        "adaptive", [0, 10, 20, 30], times, ended, times, {"tree": times, "driver": times},
-        0, 0, 0.0, True,
+        "adaptive", [0, 10, 20, 30], times, ended, np.interp(times, [9, 10, 20, 30], [9, 1, 1, 11]),
+        {"tree": times, "driver": times}, 0, 0, 0.0, True,
     )  # fmt: skip
     assert [round(slow.rate(phase)) for phase in range(3)] == [100, 10, 73]
     assert slow.recovery_s == 5.0  # the two seconds before it were fast
+    assert [slow.window(phase) for phase in range(3)] == [9, 1, 6]
+    assert slow.window_back_s == 7.5  # at 8.1 of 9
     assert slow.peak("tree", 1) == 20

@@ -83,16 +83,29 @@ class Course:
 
         Throughput is that of the two seconds before, so some of it is still that of the slow phase.
         """
-        wanted = RECOVERED * self.rate(0)
+        wanted = RECOVERED * self.rate(0) * LOOK_S
         for now in self.times[self.times >= self.starts[2]].tolist():
-            if self.at(now) - self.at(now - LOOK_S) >= wanted * LOOK_S:
+            if self.at(now) - self.at(now - LOOK_S) >= wanted:
                 return float(now - self.starts[2])
         return float("nan")
 
+    @property
+    def window_back_s(self) -> float:
+        """Seconds from the end of the slowness until the lane's window is at 90 %; NaN if never."""
+        back = (self.times >= self.starts[2]) & (self.slow_window >= RECOVERED * self.window(0))
+        return float(self.times[back][0] - self.starts[2]) if back.any() else float("nan")
+
+    def window(self, phase: int) -> float:
+        """Median window of the lane that is slowed, in a phase."""
+        inside = self.slow_window[self._inside(phase)]
+        return float(np.median(inside)) if len(inside) else float("nan")
+
     def peak(self, of: str, phase: int) -> float:
         """Most bytes in memory in a phase."""
-        inside = (self.times >= self.starts[phase]) & (self.times <= self.starts[phase + 1])
-        return float(self.rss[of][inside].max(initial=0))
+        return float(self.rss[of][self._inside(phase)].max(initial=0))
+
+    def _inside(self, phase: int) -> npt.NDArray[np.bool_]:
+        return (self.times >= self.starts[phase]) & (self.times <= self.starts[phase + 1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from eddyline.bench import page
 from eddyline.bench.page import FAINT, INK, OTHER, Table
 from eddyline.bench.relay.overload import LANES, LOADED, LOOK_S, PHASES, SLOWED
 from eddyline.bench.relay.replays import BACKFLOW, EVERY, TAIL
-from eddyline.bench.relay.steady import BOLTS, OFF, RECORD_BYTES, WINDOW, Steady
+from eddyline.bench.relay.steady import BOLTS, OFF, POISON_WINDOW, RECORD_BYTES, WINDOW, Steady
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,9 +82,10 @@ def _poison(poison: Steady) -> Table:
     base = next(iter(poison.costs))
     return Table(
         "What records cost that fail for good",
-        "The same pipeline with acks; one bolt raises for a batch with such a record in it, is called "
-        "with ever smaller parts until it is found, and again whenever the record is read again: five "
-        "attempts, then it is a dead letter.",
+        "The same pipeline with acks, and windows of "
+        f"{POISON_WINDOW} tuples at the start; {poison.rows:,} records a round. One bolt raises for a tuple "
+        "with such a record in it, is called with ever smaller parts until it is found, and again "
+        "whenever the record is read again: five attempts, then it is a dead letter.",
         ["failing", "records/s", "of none", "CPU us/record", "CPU, of none"],
         _steady_rows(poison, base),
     )
@@ -121,6 +122,8 @@ def _overload(result: Result) -> Table:
         ["records/s, all phases", *(f"{course.rate():,.0f}" for course in courses)],
         ["against the best fixed windows", f"{overload.ratio:.0%}", ""],
         ["seconds until recovered", *(f"{course.recovery_s:.1f}" for course in courses)],
+        ["window of the slowed lane, by phase", *(_windows(course) for course in courses)],
+        ["seconds until its window is back", f"{overload.adaptive.window_back_s:.1f}", ""],
         ["tuples sent twice", *(f"{course.resent:.2%}" for course in courses)],
         ["records in tuples under way, most", *(f"{course.buffered:,}" for course in courses)],
         ["records unread on the disk at the end", *(f"{c.backlog:,}" for c in courses)],
@@ -136,11 +139,16 @@ def _overload(result: Result) -> Table:
         f"them could do {overload.capacity:,.0f} records/s; {LOADED:g} times as many come in all the time. "
         f"Three phases of {phase_s:.0f} s; in the second one lane 0 is slowed. Beside it the same pipeline "
         "with the best fixed windows. Recovered: the last "
-        f"{LOOK_S:g} s had 90 % of the throughput of the first phase. Memory is the most that was resident; "
+        f"{LOOK_S:g} s had 90 % of the throughput of the first phase; its window is back: at 90 % of its median there. Windows "
+        "are medians of the phase. Memory is the most that was resident; "
         "that of all processes counts shared pages more than once.",
         ["", *(course.name for course in courses)],
         rows,
     )
+
+
+def _windows(course: Course) -> str:
+    return ", ".join(f"{course.window(phase):.0f}" for phase in range(len(PHASES)))
 
 
 def _search(result: Result) -> Table:

@@ -16,7 +16,10 @@ from eddyline.runtime.pipelines import Settings
 BOLTS = 3
 RECORD_BYTES = 100
 WINDOW = 100
-"""Of each lane at the start: what the window of such a pipeline grows to takes minutes."""
+"""Of each lane at the start: to grow to what such a pipeline can have would take minutes."""
+
+POISON_WINDOW = 40
+"""So that a round has more batches than a record has attempts, and what fails is read with others."""
 
 MILLION = 1_000_000
 NEVER = 1 << 62
@@ -66,7 +69,8 @@ def own_acks(rows: int, repeat: int, cores: int) -> Steady:
 def own_poison(rows: int, repeat: int, cores: int) -> Steady:
     """The same where no, one and a hundred records in a million raise whenever they are tried."""
     names = {"none": NEVER, "1 in a million": MILLION, "100 in a million": MILLION // 100}
-    return measured({name: Variant(every) for name, every in names.items()}, rows, repeat, cores)
+    variants = {name: Variant(every) for name, every in names.items()}
+    return measured(variants, rows, repeat, cores, POISON_WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class Variant:
     acks: bool = True
 
 
-def measured(variants: Mapping[str, Variant], rows: int, repeat: int, cores: int) -> Steady:
+def measured(
+    variants: Mapping[str, Variant], rows: int, repeat: int, cores: int, window: int = WINDOW
+) -> Steady:
     """Let the pipelines take turns, in another order each round; the first round isn't timed."""
     costs: dict[str, list[Cost]] = {name: [] for name in variants}
     with (
@@ -91,7 +97,7 @@ def measured(variants: Mapping[str, Variant], rows: int, repeat: int, cores: int
                 functions[1:2] = [Passed(variant.every)]
             settings = Settings(lanes=cores, acks=variant.acks)
             path = Path(folder) / name.replace(" ", "-")
-            loads[name] = Load(spark, path, functions, settings, window=WINDOW)
+            loads[name] = Load(spark, path, functions, settings, window=window)
         for turn in range(repeat + 1):
             order = list(loads.items())
             for name, load in order if turn % 2 else order[::-1]:
