@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
 from broker import Broker
@@ -150,6 +150,28 @@ def test_what_fails_is_tried_again_and_then_a_dead_letter(opened: Callable[..., 
     assert load.pipeline.account() == Account(4, 4, 0, 0, 0)
     load.engine.advance()
     assert rows(load.engine, "SELECT position FROM numbers__dead") == []
+
+
+def test_replayed_records_cost_no_wave_of_their_own(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def flaky(record: dict[str, Any]) -> dict[str, Any]:
+            note(root / "calls", TaskContext.get().stageId())
+            if int(record["payload"]) == 0:
+                raise ValueError("not now")
+            return number(record)
+
+        made = engine.pipeline("p", queue, lanes=2, tuple_rows=4)
+        return made.bolt(flaky, retry_delay=0.0, max_attempts=3).into("s", "n BIGINT")
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, build
+    load.close()
+    load.open()
+    load.queue.put([str(n) for n in range(500)])
+    load.run_out()
+    assert load.pipeline.account() == Account(500, 499, 1, 0, 0)
+    assert len(load.calls()) == load.queue.committed  # a wave is a stage, for each batch one
 
 
 def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load]) -> None:

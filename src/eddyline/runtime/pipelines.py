@@ -324,7 +324,9 @@ class PipelineStream:
         """Work on one batch; False if there is nothing to read now."""
         with self._lock:
             self._recover()
-            batch = self.queue.plan(max(self.flow.room, 1) * self.settings.tuple_rows)
+            # replayed records are tuples of their own: all are to go in one wave
+            apart = min(self.queue.account().retry, len(self.flow.lanes))
+            batch = self.queue.plan(max(self.flow.room - apart, 1) * self.settings.tuple_rows)
             if batch is None:
                 return False
             committing = False
