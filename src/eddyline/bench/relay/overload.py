@@ -30,7 +30,7 @@ SLOWED = 10.0
 RECORD_BYTES = 16
 RECORD_S = 100e-6
 RECOVERED = 0.9
-LOOK_S = 2.0
+LOOK_S = 3.0
 SAMPLE_S = 0.05
 WINDOWS = (4, 8, 16, 32)
 
@@ -67,8 +67,9 @@ class Course:
     equal: bool
 
     def at(self, seconds: float) -> float:
-        """Records that were committed by a moment."""
-        return float(np.interp(seconds, self.times, self.ended))
+        """Records that were committed by a moment; in between two commits by their share of time."""
+        commits = np.r_[0, np.flatnonzero(np.diff(self.ended)) + 1]
+        return float(np.interp(seconds, self.times[commits], self.ended[commits]))
 
     def rate(self, phase: int | None = None) -> float:
         """Records a second in a phase; None: in all."""
@@ -81,7 +82,7 @@ class Course:
     def recovery_s(self) -> float:
         """Seconds from the end of the slowness until throughput is back at 90 %; NaN if never.
 
-        Throughput is that of the two seconds before, so some of it is still that of the slow phase.
+        Throughput is that of the three seconds before, so some of it is still that of the slow phase.
         """
         wanted = RECOVERED * self.rate(0) * LOOK_S
         for now in self.times[self.times >= self.starts[2]].tolist():

@@ -259,6 +259,6 @@ def _draw_search(result: Result, axes: Axes) -> None:
         axes.plot(list(curve), list(curve.values()), f"o{style}", color=FAINT, label=label)
     axes.axhline(overload.adaptive.rate(), color=INK, label="adaptive")
     axes.axhline(overload.best.rate(), color=FAINT, linestyle="--", label=overload.best.name)
-    axes.set(xscale="log", xlabel="tuples under way to a lane", ylabel="records/s", ylim=(0, None))
+    axes.set(xlabel="tuples under way to a lane", ylabel="records/s", ylim=(0, None))
     axes.set_title("Throughput over all phases")
     axes.legend(frameon=False)
