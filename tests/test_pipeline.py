@@ -562,6 +562,8 @@ def check_numbers(load: Load, count: int) -> None:
     assert rows(engine, "SELECT * FROM dead") == [("second", count - len(good))]
     assert load.queue.account() == Account(count, len(good), count - len(good), 0, 0)
     assert engine.verify()
+    (folder,) = (Path(load.storage.root) / "pipelines").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["status.json"]
 
 
 @pytest.mark.parametrize("kind", ["crash", "fail"])

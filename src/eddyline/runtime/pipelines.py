@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -64,10 +65,12 @@ RETRY_DELAY_S = 1.0
 WINDOW = 16  # of a lane at the start
 PATIENCE = 2  # times `slow` a tuple waits for its lane
 
+PROPERTY = "eddyline.wave"
 FOLDER = "pipelines"
 OUTCOME = "outcome.json"
 BACK = "back.arrow"
 WORK = "work.arrow"
+WAVE = "wave.json"
 STATUS = "status.json"
 
 
@@ -168,8 +171,14 @@ class Place:
     def recover(self) -> None:
         """Do again what follows from the outcomes, before anything is tidied away."""
         self.files.remove_unfinished(self.folder)
-        for outcome in self.outcomes():
+        committed = self.outcomes()
+        for outcome in committed:
             self.log(outcome)
+        kept = {STATUS}
+        kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (OUTCOME, BACK)}
+        for name in self.files.names(self.folder):
+            if name not in kept:  # of a batch that was never committed
+                self.files.remove(f"{self.folder}/{name}")
 
 
 class PipelineStream:
@@ -221,6 +230,8 @@ class PipelineStream:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._folder = "" if place.outputs is None else place.outputs.folder
+        self._frame: DataFrame | None = None  # one query for all waves
         self._failure: BaseException | None = None
         place.files.make_folder(place.folder)
         self._recover()
@@ -408,19 +419,29 @@ class PipelineStream:
 
     def _wave(self, number: int, records: str, wave: Sequence[Sequence[Tuple]]) -> pa.Table:
         """One Spark job: each lane does what it gets to."""
-        patience_ms = self.flow.ttl_ms
-        lane = Lane(self.place.files, records, self.chain, self.settings.ordered, patience_ms)
-        folder = self.place.outputs.folder if self.place.outputs is not None else ""
-        task = WaveTask(lane, tuple(map(tuple, wave)), folder, number, self.schema)
+        files, name = self.place.files, self.place.name(number, WAVE)
+        order = {
+            "number": number,
+            "records": records,
+            "patience_ms": self.flow.ttl_ms,
+            "lanes": [[astuple(bundle) for bundle in lane] for lane in wave],
+        }
+        files.write_json(name, order, durable=False)
         context = self.spark.sparkContext
+        context.setLocalProperty(PROPERTY, name)
         context.setJobDescription(f"eddyline pipeline {self.name}")
         try:
-            frame = numbers(self.spark, len(wave)).mapInArrow(task, from_arrow_schema(REPORTS))
-            return frame.toArrow().cast(REPORTS)
+            if self._frame is None:
+                task = WaveTask(files, self.chain, self.settings.ordered, self._folder, self.schema)
+                lanes = numbers(self.spark, len(self.flow.lanes))
+                self._frame = lanes.mapInArrow(task, from_arrow_schema(REPORTS))
+            return self._frame.toArrow().cast(REPORTS)
         except Exception as error:  # of Spark, of Py4J, of pickling
             raise _failed(self.name, error) from error
         finally:
+            context.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             context.setJobDescription(None)  # type: ignore[arg-type]
+            files.remove(name)
 
     def _acknowledge(
         self,
@@ -503,39 +524,47 @@ class PipelineStream:
 
 @dataclass(frozen=True, slots=True)
 class WaveTask:
-    """The lanes of a wave, for `mapInArrow`: gives rows of `REPORTS`.
+    """The lanes of every wave, for `mapInArrow`: gives rows of `REPORTS`.
+
+    Which wave it is, and what its lanes are to do, says a file that the local property of the job
+    names: so Spark plans one query for all waves.
 
     Attributes:
-        tuples: what each lane is to do.
+        files, chain, ordered: of the lanes.
         folder: of the redo log that outputs go to; empty for none.
-        number: of its entry.
         schema: of the outputs.
     """
 
-    lane: Lane
-    tuples: tuple[tuple[Tuple, ...], ...]
+    files: Files
+    chain: Chain
+    ordered: bool
     folder: str
-    number: int
     schema: pa.Schema | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The work of the lanes whose places come in."""
+        context = TaskContext.get()
+        assert context is not None
+        order = self.files.read_json(str(context.getLocalProperty(PROPERTY)))
+        patience_ms = order["patience_ms"]
+        lane = Lane(self.files, order["records"], self.chain, self.ordered, patience_ms)
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                yield from self._lane(self.tuples[place])
+                tuples = [Tuple(*bundle) for bundle in order["lanes"][place]]
+                yield from self._work(lane, tuples, order["number"])
 
-    def _lane(self, tuples: Sequence[Tuple]) -> Iterator[pa.RecordBatch]:
+    def _work(self, lane: Lane, tuples: Sequence[Tuple], number: int) -> Iterator[pa.RecordBatch]:
         told, made = [], []
-        for reports, outputs in self.lane.work(tuples):
+        for reports, outputs in lane.work(tuples):
             told.append(reports)
             if len(outputs):
                 made.append(outputs)
         if self.schema is not None and made:
             rows = pa.concat_tables(made).rename_columns(numbered("c", len(self.schema)))
             # durable before anything is acknowledged
-            unique = f"{self.number:012d}-{np.random.default_rng().integers(1 << 62):x}"
+            unique = f"{number:012d}-{np.random.default_rng().integers(1 << 62):x}"
             name = f"{self.folder}/{unique}.arrow"
-            segment = write_rows(self.lane.files, name, rows.combine_chunks())
+            segment = write_rows(self.files, name, rows.combine_chunks())
             told.append(report(file=name, rows=segment.rows, crc=segment.crc))
         yield from pa.concat_tables([REPORTS.empty_table(), *told]).combine_chunks().to_batches()
 
