@@ -95,6 +95,17 @@ def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
     assert time.monotonic() - started < 30
 
 
+def test_a_function_that_hangs_is_given_up_and_the_others_wait() -> None:
+    def hang(row: str) -> str:
+        time.sleep(60 if row == "hang" else 0)
+        return row
+
+    worked = chain(text, hang, ttl=0.1).run(records("a", "hang", "b", *["hang"] * 9))
+    assert worked.rows == ["a", "b"]
+    assert np.flatnonzero(worked.bolts >= 0).tolist() == [1, 3, 4, 5]
+    assert worked.held.tolist() == [False] * 6 + [True] * 6
+
+
 def test_threads_do_not_pile_up() -> None:
     chain(text).run(records("a"))
     before = threading.active_count()
@@ -156,6 +167,25 @@ class TestVectorised:
         assert worked.rows.num_rows == 1023
         assert worked.rows["payload"][699:701].to_pylist() == [b"a", b"b"]
         assert len(calls) == 1 + 2 * 10
+
+    def test_a_slow_row_is_found_and_a_function_that_hangs_is_given_up(self) -> None:
+        def wait(table: pa.Table) -> pa.Table:
+            if b"slow" in table["payload"].to_pylist():
+                time.sleep(60)
+            return table.select(["payload"])
+
+        worked = chain(wait, vectorised=True, ttl=0.1).run(records(*"abcdefg", "slow", *"hijkl"))
+        assert np.flatnonzero(~worked.done).tolist() == [7]
+        calls = []
+
+        def hang(table: pa.Table) -> pa.Table:
+            calls.append(table.num_rows)
+            time.sleep(60)
+            return table
+
+        worked = chain(hang, vectorised=True, ttl=0.05).run(records(*["a"] * 64))
+        assert not worked.done.any()
+        assert len(calls) <= 2 * 7 + 1
 
     def test_with_once_all_have_failed(self) -> None:
         calls = []

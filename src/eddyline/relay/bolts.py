@@ -31,8 +31,10 @@ MAX_ATTEMPTS = 5
 CONCURRENCY = 32
 REASON_CHARACTERS = 500
 LOOK_S = 0.05
+LATE_MAX = 3  # calls of a tuple, one behind the other, that may run out of time
 
 Rows: TypeAlias = "list[Any] | pa.Table"
+Reasons: TypeAlias = dict[int, str | None]  # None: it was not tried
 
 RECORD, ASYNC, TABLE, GROUP, FIT = "record", "async", "table", "group", "fit"
 
@@ -135,7 +137,7 @@ class Made:
     rows: Rows
     outputs: Places
     inputs: Places
-    failed: dict[int, str]
+    failed: Reasons
 
 
 @dataclass(slots=True)
@@ -146,7 +148,8 @@ class Worked:
         rows: the outputs of records that are done.
         bolts: for each record the number of the bolt where it failed; -1: it is done, or held.
         reasons: for each record that failed, why.
-        held: records that did nothing wrong, but shared a row with one that failed.
+        held: records that did nothing wrong, but shared a row with one that failed, or were not
+            tried, because calls before them got no answer.
     """
 
     rows: Rows
@@ -218,13 +221,19 @@ class Chain:
             return _flat(*self._each(bolt, parts), groups)
         return _flat(*self._each(bolt, given))
 
-    def _each(self, bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], dict[int, str]]:
+    def _each(self, bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], Reasons]:
         """The function of one row after the other: lists of outputs, and reasons of failures."""
         made: list[list[Any]] = []
-        failed: dict[int, str] = {}
+        failed: Reasons = {}
+        late = 0  # one behind the other
         while len(made) < len(given):
+            if late == LATE_MAX:  # no answer at all: the others needn't wait for theirs
+                failed.update(dict.fromkeys(range(len(made), len(given))))
+                made += [[]] * (len(given) - len(made))
+                break
             calls = _Calls(bolt.function, given, len(made))
             answered = hands().wait(calls, bolt.ttl)
+            late = late + 1 if answered == len(made) else 1
             made += calls.made[: answered - len(made)]
             failed.update((place, why) for place, why in calls.failed.items() if place < answered)
             if answered < len(given):
@@ -235,21 +244,22 @@ class Chain:
     def _table(self, bolt: Bolt, rows: Rows) -> Made:
         """The vectorised function, on all rows, or on ever smaller parts to find the bad ones."""
         parts: list[tuple[int, Made]] = []
-        failed: dict[int, str] = {}
+        failed: Reasons = {}
         waiting = [(0, len(rows))]
+        patience = len(rows).bit_length()  # halves that may be late, until one slow row is found
         while waiting:
             start, count = waiting.pop()
             part = rows.slice(start, count) if isinstance(rows, pa.Table) else rows[start:][:count]
-            why = ""
+            why, again = "", not bolt.once
             try:
                 calls = _Calls(lambda part: _emitted(bolt, part), [part], 0, whole=True)
                 if not hands().wait(calls, bolt.ttl):
-                    why = _late(bolt.ttl)
+                    why, again, patience = _late(bolt.ttl), again and patience > 0, patience - 1
                 else:
                     parts.append((start, calls.made[0][0]))
             except Exception as error:  # noqa: BLE001  # of the user's function
                 why = reason(error)
-            if why and (count == 1 or bolt.once):
+            if why and (count == 1 or not again):
                 failed.update(dict.fromkeys(range(start, start + count), why))
             elif why:
                 half = count // 2
@@ -347,9 +357,12 @@ class _Trees:
         failed = np.fromiter(made.failed, np.int64)
         links = np.flatnonzero(np.isin(before.tuples, failed))
         for link, place in zip(links, _places(before)[links].tolist(), strict=True):
-            if self._bolts[place] < 0:
+            why = made.failed[int(before.tuples[link])]
+            if why is None:
+                self._held[place] = True
+            elif self._bolts[place] < 0:
                 self._bolts[place] = bolt
-                self._reasons[place] = made.failed[int(before.tuples[link])]
+                self._reasons[place] = why
         return self._without_failed(made.rows)
 
     def end(self, rows: Rows) -> Worked:
@@ -453,9 +466,7 @@ def _late(ttl: float) -> str:
     return f"TimeoutError: no answer within {ttl:g} s"
 
 
-def _flat(
-    made: list[list[Any]], failed: dict[int, str], groups: Sequence[Places] | None = None
-) -> Made:
+def _flat(made: list[list[Any]], failed: Reasons, groups: Sequence[Places] | None = None) -> Made:
     """Lists of outputs by call as one; `groups`: the inputs of each call, if not one each."""
     counts = np.fromiter((len(outputs) for outputs in made), np.int64, len(made))
     rows = [row for outputs in made for row in outputs]
@@ -490,7 +501,8 @@ def _emitted(bolt: Bolt, rows: Rows) -> Made:
     emitted = made if isinstance(made, Emitted) else Emitted(made)
     if not isinstance(emitted.rows, pa.Table):
         raise TypeError(f"a vectorised bolt gives a pyarrow Table, not {type(made).__name__}")
-    made_count, failed = emitted.rows.num_rows, {int(k): v for k, v in emitted.failed.items()}
+    made_count = emitted.rows.num_rows
+    failed: Reasons = {int(place): why for place, why in emitted.failed.items()}
     if emitted.inputs is None:
         inputs = np.setdiff1d(np.arange(count), np.fromiter(failed, np.int64, len(failed)))
         if len(inputs) != made_count:
@@ -510,7 +522,7 @@ def _emitted(bolt: Bolt, rows: Rows) -> Made:
     return Made(emitted.rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
 
 
-def _joined(parts: Sequence[tuple[int, Made]], failed: dict[int, str]) -> Made:
+def _joined(parts: Sequence[tuple[int, Made]], failed: Reasons) -> Made:
     """What was made of parts that begin at some place, as one."""
     tables, outputs, inputs, before = [], [], [], 0
     for start, made in parts:
@@ -548,10 +560,10 @@ def hands() -> Hands:
     return _kept.hands  # type: ignore[no-any-return]
 
 
-def _awaited(bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], dict[int, str]]:
+def _awaited(bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], Reasons]:
     """As `Chain._each`, for coroutine functions, side by side."""
     made: list[list[Any]] = [[] for _ in given]
-    failed = dict.fromkeys(range(len(given)), _late(bolt.ttl))
+    failed: Reasons = dict.fromkeys(range(len(given)), _late(bolt.ttl))
 
     async def one(place: int, gate: asyncio.Semaphore) -> None:
         async with gate:

@@ -41,7 +41,7 @@ REPORTS = pa.schema(
 """
 
 RETRY, DEAD, HELD = "retry", "dead", "held"
-REASON_HELD = "an earlier record of its key, or one that it was joined with, is being retried"
+REASON_HELD = "one before it has failed: of its key, joined with it, or without an answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _failures(
     names: list[str | None] = []
     reasons: list[str] = []
     for at, before in zip(failed.tolist(), attempts.tolist(), strict=True):
-        if worked.held[at]:
+        if worked.bolts[at] < 0:
             fates.append(HELD)
             names.append(None)
             reasons.append(REASON_HELD)
