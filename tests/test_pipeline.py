@@ -387,24 +387,47 @@ def test_another_queue_is_noticed(opened: Callable[..., Load]) -> None:
 
 
 def test_a_wave_that_breaks_is_told_and_nothing_is_lost(opened: Callable[..., Load]) -> None:
-    def die(record: dict[str, Any]) -> dict[str, Any]:
-        if not (root / "mended").exists():
-            os._exit(1)
-        return number(record)
-
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, lambda e, q: e.pipeline("p", q).bolt(die).into("s", "n BIGINT")
-    load.close()
-    load.open()
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"), faults=True)
     load.queue.put(["1", "2"])
+    load.storage.arm(1, within="worker")
     with pytest.raises(EngineError, match="PIPELINE_FAILED"):
         load.engine.advance()
     assert load.pipeline.account() == Account(0, 0, 0, 0, 0)
-    note(root / "mended", "")
+    load.storage.arm(0)
     load.engine.advance()
     assert rows(load.engine, "SELECT n FROM s") == [(1,), (2,)]
     assert load.pipeline.account() == Account(2, 2, 0, 0, 0)
+
+
+@pytest.mark.parametrize("order", ["free", "key"])
+def test_a_record_that_kills_python_is_a_dead_letter(
+    opened: Callable[..., Load], order: str
+) -> None:
+    def die(record: dict[str, Any]) -> dict[str, int]:
+        if record["payload"] == b"die":
+            os._exit(1)
+        note(root / "calls", record["payload"].decode())
+        return number(record)
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue, tuple_rows=8)
+        made = made.bolt(die, max_attempts=2, retry_delay=0.0, order=order)
+        return made.into("s", "n BIGINT")
+
+    root = Path()
+    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
+    root, load.build = load.root, build
+    load.close()
+    load.open()
+    load.queue.put([*map(str, range(21)), "die", *map(str, range(21, 40))], ["k"] * 41)
+    load.run_out()
+    assert load.pipeline.account() == Account(41, 40, 1, 0, 0)
+    (letter,) = load.pipeline.dead_letters().collect()
+    assert (letter.position, letter.bolt, letter.attempts) == (21, "worker", 2)
+    assert rows(load.engine, "SELECT n FROM s") == [(n,) for n in range(40)]
+    if order == "key":
+        done = list(map(int, (root / "calls").read_text().split()))
+        assert [n for n in done if n > 20] == list(range(21, 40))
 
 
 def test_a_stream_of_a_queue_decodes_documents(tmp_path: Path, spark: SparkSession) -> None:

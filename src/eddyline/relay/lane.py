@@ -94,7 +94,7 @@ class Lane:
             for places in parts:
                 if stopped is not None:
                     waiting = stopped[places]
-                    reports.append(_held(bundle, places[waiting]))
+                    reports.append(of_held(bundle, places[waiting]))
                     places = places[~waiting]
                 chosen = records if len(parts) == 1 else records.take(pa.array(places))
                 worked = self.chain.run(chosen)
@@ -143,8 +143,15 @@ def report(**values: object) -> pa.Table:
     return pa.Table.from_pylist([values], REPORTS)
 
 
-def _held(bundle: Tuple, places: Places) -> pa.Table:
+def of_held(bundle: Tuple, places: Places) -> pa.Table:
+    """What is told of records that must wait."""
     return _told(bundle, places, [HELD] * len(places), [None] * len(places), REASON_HELD)
+
+
+def of_killed(bundle: Tuple, *, dead: bool) -> pa.Table:
+    """What is told of the one record of a tuple at which Python has died."""
+    fate = DEAD if dead else RETRY
+    return _told(bundle, np.arange(1), [fate], ["worker"], "the Python worker died")
 
 
 def _failures(

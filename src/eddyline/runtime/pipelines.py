@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,17 @@ from eddyline.operators.base import numbered
 from eddyline.relay.acker import Acker, new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.flow import FlowControl, Sending
-from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Lane, Tuple, report
+from eddyline.relay.lane import (
+    DEAD,
+    HELD,
+    REPORTS,
+    RETRY,
+    Lane,
+    Tuple,
+    of_held,
+    of_killed,
+    report,
+)
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import EDEN, Batch, DataQueue
 from eddyline.relay.records import (
@@ -66,6 +76,8 @@ WINDOW = 16  # of a lane at the start
 PATIENCE = 2  # times `slow` a tuple waits for its lane
 
 PROPERTY = "eddyline.wave"
+WORKER_DIED = "WORKER_DIED"
+_DEATH = "Python worker exited unexpectedly"  # how Spark says so
 FOLDER = "pipelines"
 OUTCOME = "outcome.json"
 BACK = "back.arrow"
@@ -409,13 +421,47 @@ class PipelineStream:
                 reports = self._wave(number, name, wave)
                 told.append(reports)
                 self._acknowledge(sent, by_number, reports, now)
-        except BaseException:
+        except BaseException as error:
             self.flow.forget()
             self.acker = Acker()
-            raise
+            if not _is_death(error):
+                raise
+            done = {n for part in told for n in part["tuple"].to_pylist()}
+            rest = [bundle for bundle in tuples if bundle.number not in done]
+            told += self._one_by_one(number, name, records, rest)
         finally:
             self.place.files.remove(name)
         return pa.concat_tables(told)
+
+    def _one_by_one(
+        self, number: int, name: str, records: pa.Table, tuples: Sequence[Tuple]
+    ) -> Iterator[pa.Table]:
+        """Each tuple alone, and halves of one at which Python dies, until a record stands alone."""
+        least = min(bolt.max_attempts for bolt in self.chain.bolts)
+        waiting = list(reversed(tuples))
+        troubled = set()  # where keys have an order, what is behind a failure waits
+        while waiting:
+            bundle = waiting.pop()
+            if bundle.number in troubled:
+                yield of_held(bundle, np.arange(bundle.rows))
+                continue
+            try:
+                wave: list[list[Tuple]] = [[] for _ in self.flow.lanes]
+                wave[0].append(bundle)
+                reports = self._wave(number, name, wave)
+            except EngineError as error:
+                if not _is_death(error):
+                    raise
+                if bundle.rows > 1:
+                    half = bundle.rows // 2
+                    rest = replace(bundle, start=bundle.start + half, rows=bundle.rows - half)
+                    waiting += [rest, replace(bundle, rows=half)]
+                    continue
+                attempts = records[ATTEMPTS][bundle.start].as_py() + 1
+                reports = of_killed(bundle, dead=attempts >= least)
+            if self.settings.ordered and reports["place"].null_count < reports.num_rows:
+                troubled.add(bundle.number)
+            yield reports
 
     def _wave(self, number: int, records: str, wave: Sequence[Sequence[Tuple]]) -> pa.Table:
         """One Spark job: each lane does what it gets to."""
@@ -702,7 +748,18 @@ def _slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.ND
     return slots
 
 
+def _is_death(error: BaseException) -> bool:
+    return isinstance(error, EngineError) and error.condition == WORKER_DIED
+
+
 def _failed(name: str, error: Exception) -> EngineError:
+    if _DEATH in str(error):
+        return EngineError(
+            f"a Python worker of pipeline {name} died",
+            condition=WORKER_DIED,
+            pipeline=name,
+            hint="the records are tried one by one",
+        )
     lines = [line for line in str(error).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if "Error" in line and line[:1].strip()), "")
     return EngineError(
