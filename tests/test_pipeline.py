@@ -261,6 +261,31 @@ def test_keys_flow_past_one_that_waits(opened: Callable[..., Load]) -> None:
     assert load.pipeline.account() == Account(5, 4, 1, 0, 0)
 
 
+def test_records_of_a_key_become_one_row(opened: Callable[..., Load]) -> None:
+    """A request waits, by failing, until its response is there; then both are done."""
+
+    def join(records: list[dict[str, Any]]) -> dict[str, str]:
+        if len(records) < 2:
+            raise ValueError("no response yet")
+        return {"words": " ".join(record["payload"].decode() for record in records)}
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue, tuple_rows=2)
+        made = made.bolt(join, by_key=True, order="key", retry_delay=0.2, max_attempts=50)
+        return made.into("s", "words STRING")
+
+    load = opened(build)
+    load.queue.put(["ask 1", "ask 2", "tell 2", "ask 3"], ["1", "2", "2", "3"])
+    load.engine.advance()
+    assert rows(load.engine, "SELECT words FROM s") == [("ask 2 tell 2",)]
+    assert load.pipeline.account() == Account(4, 2, 0, 2, 0)
+    load.queue.put(["tell 1", "tell 3"], ["1", "3"])
+    load.run_out()
+    expected = [(f"ask {n} tell {n}",) for n in (1, 2, 3)]
+    assert rows(load.engine, "SELECT words FROM s") == expected
+    assert load.pipeline.account() == Account(6, 6, 0, 0, 0)
+
+
 def test_slow_calls_fail_by_their_ttl(opened: Callable[..., Load]) -> None:
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         async def ask(row: dict[str, int]) -> dict[str, int]:

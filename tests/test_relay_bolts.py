@@ -247,6 +247,22 @@ def test_rows_of_one_key_are_joined_and_fail_together() -> None:
     assert worked.reasons == {1: "ValueError: no partner"}
 
 
+def test_a_key_of_which_a_record_has_failed_is_not_joined() -> None:
+    def check(row: dict[str, Any]) -> dict[str, Any]:
+        if text(row) == "bad":
+            raise ValueError("bad")
+        return row
+
+    bolts = [
+        Bolt.of(check, None),
+        Bolt.of(lambda rows: len(rows), "join", by_key=True),
+    ]
+    worked = Chain(bolts).run(records("a", "bad", "b", "c", keys=["k", "k", "l", "l"]))
+    assert worked.rows == [2]
+    assert worked.done.tolist() == [False, False, True, True]
+    assert worked.held.tolist() == [True, False, False, False]
+
+
 def test_who_shared_a_row_with_one_that_failed_is_held() -> None:
     def halves(table: pa.Table) -> Emitted:
         # a row of the first two records, and one of the second and third

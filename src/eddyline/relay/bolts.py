@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.errors import EngineError
 from eddyline.relay.acker import Anchors, Places, new_ids
@@ -182,6 +183,7 @@ class Chain:
     def __init__(self, bolts: Sequence[Bolt], *, acks: bool = True) -> None:
         self.bolts = tuple(bolts)
         self.acks = acks
+        self.joins = any(bolt.kind == GROUP for bolt in self.bolts)
         self._random = np.random.default_rng()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -192,22 +194,33 @@ class Chain:
         rows: Rows = records
         keys = records["key"]
         if not self.acks:
-            owners = np.arange(records.num_rows)
+            owners, none = np.arange(records.num_rows), np.zeros(records.num_rows, bool)
             for bolt in self.bolts:
-                made = self._call(bolt, rows, keys, lambda: owners)  # noqa: B023
+                made = self._call(bolt, rows, keys, lambda: owners, none)  # noqa: B023
                 rows = made.rows
                 owners = _first_inputs(made, owners)
-            none = np.zeros(records.num_rows, bool)
             return Worked(rows, np.full(records.num_rows, -1, np.int16), {}, none)
         trees = _Trees(records.num_rows, self._random)
         for number, bolt in enumerate(self.bolts):
-            made = self._call(bolt, rows, keys, trees.owners)
+            made = self._call(bolt, rows, keys, trees.owners, trees.of_failed(keys))
             rows = trees.emit(made, number)
         return trees.end(rows)
 
     def _call(
-        self, bolt: Bolt, rows: Rows, keys: pa.ChunkedArray, owners: Callable[[], Places]
+        self,
+        bolt: Bolt,
+        rows: Rows,
+        keys: pa.ChunkedArray,
+        owners: Callable[[], Places],
+        incomplete: npt.NDArray[np.bool_],
     ) -> Made:
+        """What a bolt makes of rows.
+
+        Args:
+            keys: of the records.
+            owners: gives the record of each row.
+            incomplete: the records of whose key not all have come so far: they aren't joined.
+        """
         if not len(rows):
             return Made([], np.empty(0, np.int64), np.empty(0, np.int64), {})
         if bolt.kind == TABLE or bolt.kind == FIT:
@@ -216,9 +229,15 @@ class Chain:
         if bolt.kind == ASYNC:
             return _flat(*_awaited(bolt, given))
         if bolt.kind == GROUP:
-            groups = _groups(keys, owners())
+            mine = owners()
+            groups: list[Places] = []
+            waiting: list[Places] = []
+            for group in _groups(keys, mine):
+                (waiting if incomplete[mine[group[0]]] else groups).append(group)
             parts = [[given[place] for place in group] for group in groups]
-            return _flat(*self._each(bolt, parts), groups)
+            made = _flat(*self._each(bolt, parts), groups)
+            made.failed.update((int(place), None) for group in waiting for place in group)
+            return made
         return _flat(*self._each(bolt, given))
 
     def _each(self, bolt: Bolt, given: Sequence[Any]) -> tuple[list[list[Any]], Reasons]:
@@ -345,6 +364,15 @@ class _Trees:
         owners = np.zeros(int(tuples.max(initial=-1)) + 1, np.int64)
         owners[tuples[::-1]] = _places(self._anchors)[::-1]
         return owners
+
+    def of_failed(self, keys: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """The records of a key of which one has failed, or is held."""
+        bad = (self._bolts >= 0) | self._held
+        if not bad.any():
+            return bad
+        failed = keys.filter(pa.array(bad)).drop_null().combine_chunks()
+        found: npt.NDArray[np.bool_] = pc.is_in(keys, failed).to_numpy()
+        return found
 
     def emit(self, made: Made, bolt: int) -> Rows:
         """Take in what a bolt has made; the rows that go on."""

@@ -88,7 +88,9 @@ class Lane:
             if elapsed_ms > self.patience_ms:
                 return
             records = batch.slice(bundle.start, bundle.rows)
-            parts = rounds(records[KEY]) if self.ordered else [np.arange(records.num_rows)]
+            # a bolt by key gets all records of a key at once, in their order
+            apart = self.ordered and not self.chain.joins
+            parts = rounds(records[KEY]) if apart else [np.arange(records.num_rows)]
             reports, outputs = [], []
             stopped: npt.NDArray[np.bool_] | None = None
             for places in parts:
@@ -103,7 +105,7 @@ class Lane:
                 if not worked.done.all():
                     told = _failures(self.chain.bolts, bundle, chosen, worked, places)
                     reports.append(told)
-                    if self.ordered:
+                    if apart:
                         stopped = _stopped(records, told["place"], bundle.start, stopped)
             elapsed_ms = (time.perf_counter() - started) * 1000
             reports.append(_done(bundle, elapsed_ms))
