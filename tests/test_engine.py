@@ -154,6 +154,8 @@ def test_a_multiset_counts_its_rows(engine):
     ("bad", "condition"),
     [
         ([(1,)], "WRONG_WIDTH"),
+        (["ab"], "WRONG_ROW"),
+        ([7], "WRONG_ROW"),
         ([{"id": 1, "oops": 2}], "UNKNOWN_COLUMN"),
         ([("x", 1)], "WRONG_TYPE"),
     ],

@@ -75,6 +75,13 @@ def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.T
         values = [[row.get(name) for row in rows] for name in schema.names]
     else:
         for row in rows:
+            if isinstance(row, str | bytes) or not hasattr(row, "__len__"):
+                raise DataError(
+                    f"a row is a dict or a tuple, not {type(row).__name__}: {row!r}",
+                    condition="WRONG_ROW",
+                    table=relation,
+                    hint="give one value a column, or dicts by column name",
+                )
             if len(row) != width:
                 raise DataError(
                     f"a row has {len(row)} values, the table has {width} columns: {row!r}",
