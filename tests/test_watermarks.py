@@ -279,7 +279,8 @@ def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) 
     fed = Fed(tmp_path, spark)
     names = ["tumbling", "sessions", "hours", "pairs", "unmatched", "ranked"]
     for name in names:
-        fed.engine.view(name, VIEWS[name])
+        # sessions that end: the rows of an open one stay
+        fed.engine.view(name, VIEWS[name].replace("(ts, '5 minutes')", "(ts, '20 seconds')"))
     sizes: list[dict[str, int]] = []  # of the state besides the results, at half time and the end
     for number, events in enumerate(batches(epochs, seed=3, rows=40), 1):
         fed.feed(events)
@@ -290,7 +291,7 @@ def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) 
             sizes.append({v["name"]: v["state_rows"] - results[v["name"]] for v in views})
     half, full = sizes
     for name in names:
-        assert full[name] <= max(2 * half[name], 200), (name, half, full)
+        assert full[name] <= 1.3 * half[name] + 200, (name, half, full)
     if epochs > 100:
         fed.check(names)
     fed.engine.stop()
