@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
 LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
-DEAD = (
-    "__dead"  # behind the name of a pipeline: the stream of its dead letters, which stands for it
-)
-PIPELINE = "pipeline"  # the format of that stream
+DEAD = "__dead"  # behind the name of a pipeline: the stream of its dead letters
+PIPELINE = "pipeline"  # the format of that stream, which stands for the pipeline
 QUEUE = "queue"  # the format of a stream of documents that a queue holds
 INTO = "into"  # its option that names the stream which the pipeline feeds
 

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eddyline.catalog_store import REFUSED, WAITING, CatalogStore, open_store
+from eddyline.catalog_store import REFUSED, WAITING, CatalogStore, Request, open_store
 from eddyline.errors import EddylineError, EngineError, ScriptError, StorageError
 from eddyline.options import Options
 from eddyline.storage.files import Files
@@ -127,10 +127,6 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         added.add_argument("name", metavar="NAME", help="name of a view")
         if action == "add":
             added.add_argument("query", metavar="SELECT", help="what the view keeps live")
-        added.add_argument(
-            "--wait", type=float, metavar="S", default=60.0,
-            help="seconds to wait for a running engine's answer (default: 60)",
-        )  # fmt: skip
         added.set_defaults(run=_task, action=action, query="")
         asking.append(added)
 
@@ -154,10 +150,6 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         which = added.add_mutually_exclusive_group(required=True)
         which.add_argument("positions", metavar="POSITION", type=int, nargs="*", default=[])
         which.add_argument("--all", action="store_true", help="all of the pipeline")
-        added.add_argument(
-            "--wait", type=float, metavar="S", default=60.0,
-            help="seconds to wait for a running engine's answer (default: 60)",
-        )  # fmt: skip
         added.set_defaults(run=_deadletters, action=action)
         asking.append(added)
 
@@ -166,6 +158,11 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     ingest.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
     ingest.add_argument("--port", type=int, default=8421, help="0: any that is free")
 
+    for added in asking:
+        added.add_argument(
+            "--wait", type=float, metavar="S", default=60.0,
+            help="seconds to wait for a running engine's answer (default: 60)",
+        )  # fmt: skip
     for added in (run, sql, status, verify, listing, dead, shown, *asking):
         added.add_argument(
             "--storage", metavar="DIR", required=True, help="where the engine keeps its data"
@@ -322,12 +319,9 @@ def _task(args: argparse.Namespace) -> int:
             print("no engine runs on this storage: this command does it itself", file=sys.stderr)
         request = answer(store, number, args.wait)
         after = {task.name: task.state for task in listed(store)}
-    if request.state == REFUSED:
-        print(f"eddyline: {request.message}", file=sys.stderr)
-        return 1
-    if request.state == WAITING:
-        print(f"{args.action} {args.name}: waits for the engine", file=sys.stderr)
-        return 1 if args.wait else 0
+    code = _unanswered(request, f"{args.action} {args.name}", args.wait)
+    if code is not None:
+        return code
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     for name in changed or [args.name]:
         print(f"{name}: {after.get(name, 'dropped') if changed else 'as it was'}")
@@ -371,27 +365,30 @@ def _deadletters_show(args: argparse.Namespace) -> int:
 
 
 def _deadletters(args: argparse.Namespace) -> int:
-    from eddyline.deadletters import DISCARD, REPLAY, ask
+    from eddyline.deadletters import ask
     from eddyline.tasks import answer
 
+    what = f"{args.action} {args.pipeline}"
     with _store(args.storage) as store:
-        number = ask(
-            store,
-            REPLAY if args.action == "replay" else DISCARD,
-            args.pipeline,
-            args.positions,
-        )
+        number = ask(store, args.action, args.pipeline, args.positions)
         runs = in_use(store.files)
-        request = answer(store, number, args.wait if runs else 0.0)
+        wait = args.wait if runs else 0.0
+        request = answer(store, number, wait)
+    code = _unanswered(request, what, wait, "" if runs else ", which does not run now")
+    if code is None:
+        print(f"{what}: done")
+    return code or 0
+
+
+def _unanswered(request: Request, what: str, wait: float, why: str = "") -> int | None:
+    """Tell of a request that isn't done; the exit code, None where it is done."""
     if request.state == REFUSED:
         print(f"eddyline: {request.message}", file=sys.stderr)
         return 1
     if request.state == WAITING:
-        why = "" if runs else ", which does not run now"
-        print(f"{args.action} {args.pipeline}: waits for the engine{why}", file=sys.stderr)
-        return 1 if runs and args.wait else 0
-    print(f"{args.action} {args.pipeline}: done")
-    return 0
+        print(f"{what}: waits for the engine{why}", file=sys.stderr)
+        return 1 if wait else 0
+    return None
 
 
 def _ingest(args: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from eddyline.operators.collect import ROWS
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.manifest import last_committed
 
-REPLAY, DISCARD = "replay", "discard"
+REQUESTS = {"replay": "replay", "drop": "discard"}
+"""What the engine is asked for, by what a user calls it: `drop` asks for a view to be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ def listed(store: CatalogStore, pipeline: str | None = None) -> list[Letter]:
 
 
 def ask(store: CatalogStore, action: str, pipeline: str, positions: Sequence[int]) -> int:
-    """Ask the engine to replay or to discard letters, all if no position is given; its number."""
+    """Ask the engine to `replay` or to `drop` letters, all if no position is given; its number."""
     _pipelines(store, pipeline)
     chosen = ", ".join(str(position) for position in positions)
-    return store.ask(action, pipeline, f"position IN ({chosen})" if chosen else "")
+    return store.ask(REQUESTS[action], pipeline, f"position IN ({chosen})" if chosen else "")
 
 
 def _pipelines(store: CatalogStore, name: str | None) -> list[Entry]:

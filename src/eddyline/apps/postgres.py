@@ -11,7 +11,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
 from eddyline.errors import StorageError
@@ -81,12 +80,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -23,7 +23,6 @@ import asyncio
 import hmac
 import socket
 import threading
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -193,12 +192,7 @@ class IngestServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
