@@ -95,9 +95,7 @@ def opened(tmp_path: Path, spark: SparkSession) -> Iterator[Callable[..., Load]]
     loads: list[Load] = []
 
     def make(build: BUILD, **settings: Any) -> Load:
-        root = tmp_path / str(len(loads))
-        root.mkdir()
-        loads.append(Load(root, spark, build, **settings))
+        loads.append(Load(tmp_path, spark, build, **settings))
         return loads[-1]
 
     yield make
@@ -109,23 +107,20 @@ def rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in engine.sql(query).collect())
 
 
-def test_what_fails_is_tried_again_and_then_a_dead_letter(opened: Callable[..., Load]) -> None:
+def test_what_fails_is_tried_again_and_then_a_dead_letter(
+    opened: Callable[..., Load], tmp_path: Path
+) -> None:
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         def flaky(row: dict[str, int]) -> dict[str, int]:
-            note(root / "calls", row["n"])
-            if row["n"] == 3 and not (root / "mended").exists():
+            note(tmp_path / "calls", row["n"])
+            if row["n"] == 3 and not (tmp_path / "mended").exists():
                 raise OSError("not now")
             return row
 
         made = engine.pipeline("numbers", queue).bolt(number, max_attempts=2, retry_delay=0.0)
         return made.bolt(flaky, retry_delay=0.0, max_attempts=3).into("numbers", "n BIGINT")
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root = load.root
-    load.close()
-    load.build = build
-    load.open()
+    load = opened(build)
     view = load.engine.view("total", "SELECT count(*) AS c, sum(n) AS s FROM numbers")
     load.queue.put(["1", "two", "3", "4"])
     load.run_out()
@@ -139,7 +134,7 @@ def test_what_fails_is_tried_again_and_then_a_dead_letter(opened: Callable[..., 
     ]
     assert letters[1].error == "OSError: not now"
 
-    note(root / "mended", "")
+    note(tmp_path / "mended", "")
     assert load.pipeline.replay("bolt = 'flaky'") == 1
     assert load.pipeline.account() == Account(4, 2, 1, 1, 0)
     load.run_out()
@@ -152,10 +147,12 @@ def test_what_fails_is_tried_again_and_then_a_dead_letter(opened: Callable[..., 
     assert rows(load.engine, "SELECT position FROM numbers__dead") == []
 
 
-def test_replayed_records_cost_no_wave_of_their_own(opened: Callable[..., Load]) -> None:
+def test_replayed_records_cost_no_wave_of_their_own(
+    opened: Callable[..., Load], tmp_path: Path
+) -> None:
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         def flaky(record: dict[str, Any]) -> dict[str, Any]:
-            note(root / "calls", TaskContext.get().stageId())
+            note(tmp_path / "calls", TaskContext.get().stageId())
             if int(record["payload"]) == 0:
                 raise ValueError("not now")
             return number(record)
@@ -163,11 +160,7 @@ def test_replayed_records_cost_no_wave_of_their_own(opened: Callable[..., Load])
         made = engine.pipeline("p", queue, lanes=2, tuple_rows=4)
         return made.bolt(flaky, retry_delay=0.0, max_attempts=3).into("s", "n BIGINT")
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, build
-    load.close()
-    load.open()
+    load = opened(build)
     load.queue.put([str(n) for n in range(500)])
     load.run_out()
     assert load.pipeline.account() == Account(500, 499, 1, 0, 0)
@@ -193,27 +186,25 @@ def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load])
     assert rows(load.engine, "SELECT v FROM s") == [(1,), (2,)]
 
 
-def test_records_of_a_key_keep_their_order_through_failures(opened: Callable[..., Load]) -> None:
+def test_records_of_a_key_keep_their_order_through_failures(
+    opened: Callable[..., Load], tmp_path: Path
+) -> None:
     """Each key's effects come in order, though every third record fails at first; others flow."""
 
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         def effect(record: dict[str, Any]) -> dict[str, Any]:
             word = record["payload"].decode()
             if int(word.split("-")[1]) % 3 == 0 and record["attempts"] < 2:
-                note(root / "failures", word)
+                note(tmp_path / "failures", word)
                 raise ValueError("chance")
-            note(root / "calls", word)
+            note(tmp_path / "calls", word)
             return {"word": word}
 
         made = engine.pipeline("p", queue, tuple_rows=7)
         made = made.bolt(effect, order="key", retry_delay=0.0, max_attempts=4)
         return made.into("s", "word STRING")
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, build
-    load.close()
-    load.open()
+    load = opened(build)
     chance = random.Random(7)
     sent: dict[str, list[str]] = {}
     for turn in range(4):
@@ -228,7 +219,7 @@ def test_records_of_a_key_keep_their_order_through_failures(opened: Callable[...
             load.open()
         load.engine.advance()
     load.run_out()
-    done = (root / "calls").read_text().split()
+    done = (tmp_path / "calls").read_text().split()
     for key, words in sent.items():
         assert [word for word in done if word.startswith(key)] == words
     assert set(load.calls("failures").values()) == {2}
@@ -305,41 +296,33 @@ def test_slow_calls_fail_by_their_ttl(opened: Callable[..., Load]) -> None:
     assert len(rows(load.engine, "SELECT n FROM s")) == 19
 
 
-def test_a_vectorised_sink_rejects_rows(opened: Callable[..., Load]) -> None:
+def test_a_vectorised_sink_rejects_rows(opened: Callable[..., Load], tmp_path: Path) -> None:
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         def write(table: pa.Table) -> Emitted:
             words = [payload.decode() for payload in table["payload"].to_pylist()]
             bad = {i: "refused" for i, word in enumerate(words) if word == "bad"}
             for i, word in enumerate(words):
                 if i not in bad:
-                    note(root / "calls", word)
+                    note(tmp_path / "calls", word)
             return Emitted(table.slice(0, 0), inputs=pa.array([], pa.int64()), failed=bad)
 
         made = engine.pipeline("p", queue)
         return made.bolt(write, vectorised=True, once=True, max_attempts=2, retry_delay=0.0).into()
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, build
-    load.close()
-    load.open()
+    load = opened(build)
     load.queue.put(["a", "bad", "b"])
     load.run_out()
     assert load.calls() == {"a": 1, "b": 1}
     assert load.pipeline.account() == Account(3, 2, 1, 0, 0)
 
 
-def test_a_function_can_be_the_sink(opened: Callable[..., Load]) -> None:
+def test_a_function_can_be_the_sink(opened: Callable[..., Load], tmp_path: Path) -> None:
     def write(row: dict[str, int]) -> None:
         if row["n"] == 2:
             raise ValueError("refused")
-        note(root / "calls", row["n"])
+        note(tmp_path / "calls", row["n"])
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, lambda e, q: e.pipeline("p", q).bolt(number).into(write)
-    load.close()
-    load.open()
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into(write))
     load.queue.put(["1", "2", "3"])
     load.engine.advance()
     assert load.calls() == {"1": 1, "3": 1}
@@ -426,12 +409,12 @@ def test_a_wave_that_breaks_is_told_and_nothing_is_lost(opened: Callable[..., Lo
 
 @pytest.mark.parametrize("order", ["free", "key"])
 def test_a_record_that_kills_python_is_a_dead_letter(
-    opened: Callable[..., Load], order: str
+    opened: Callable[..., Load], tmp_path: Path, order: str
 ) -> None:
     def die(record: dict[str, Any]) -> dict[str, int]:
         if record["payload"] == b"die":
             os._exit(1)
-        note(root / "calls", record["payload"].decode())
+        note(tmp_path / "calls", record["payload"].decode())
         return number(record)
 
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
@@ -439,11 +422,7 @@ def test_a_record_that_kills_python_is_a_dead_letter(
         made = made.bolt(die, max_attempts=2, retry_delay=0.0, order=order)
         return made.into("s", "n BIGINT")
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, build
-    load.close()
-    load.open()
+    load = opened(build)
     load.queue.put([*map(str, range(21)), "die", *map(str, range(21, 40))], ["k"] * 41)
     load.run_out()
     assert load.pipeline.account() == Account(41, 40, 1, 0, 0)
@@ -451,7 +430,7 @@ def test_a_record_that_kills_python_is_a_dead_letter(
     assert (letter.position, letter.bolt, letter.attempts) == (21, "worker", 2)
     assert rows(load.engine, "SELECT n FROM s") == [(n,) for n in range(40)]
     if order == "key":
-        done = list(map(int, (root / "calls").read_text().split()))
+        done = list(map(int, (tmp_path / "calls").read_text().split()))
         assert [n for n in done if n > 20] == list(range(21, 40))
 
 
@@ -492,11 +471,11 @@ def test_a_stream_of_a_queue_decodes_documents(tmp_path: Path, spark: SparkSessi
 
 
 def test_dead_letters_from_the_command_line(
-    opened: Callable[..., Load], capsys: pytest.CaptureFixture[str]
+    opened: Callable[..., Load], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         def mended(record: dict[str, Any]) -> dict[str, int]:
-            if (root / "mended").exists():
+            if (tmp_path / "mended").exists():
                 return {"n": 0}
             return number(record)
 
@@ -508,11 +487,7 @@ def test_dead_letters_from_the_command_line(
         told = capsys.readouterr()
         return code, told.out, told.err
 
-    root = Path()
-    load = opened(lambda engine, queue: engine.pipeline("x", queue).bolt(number).into())
-    root, load.build = load.root, build
-    load.close()
-    load.open()
+    load = opened(build)
     load.queue.put([b"1", b"two", b"three", b"\xff"])
     load.engine.advance()
     code, out, _ = ask("list")
@@ -526,7 +501,7 @@ def test_dead_letters_from_the_command_line(
     assert ask("show", "p", "7")[0] == 1
     assert ask("list", "--pipeline", "q")[0] == 2
 
-    note(root / "mended", "")
+    note(tmp_path / "mended", "")
     load.engine.start(interval=0.05)
     assert ask("replay", "p", "1", "2")[:2] == (0, "replay p: done\n")
     assert ask("drop", "p", "--all")[:2] == (0, "drop p: done\n")

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eddyline.errors import EngineError
-from eddyline.relay.bolts import Bolt, Chain, Emitted, rounds
+from eddyline.relay.bolts import Bolt, Chain, Emitted
+from eddyline.relay.keys import rounds
 from eddyline.relay.records import as_read, new_records
 
 

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.relay.acker import Places
-from eddyline.relay.bolts import Bolt, Chain, Worked, rounds
+from eddyline.relay.bolts import Bolt, Chain
+from eddyline.relay.keys import rounds
 from eddyline.relay.records import ATTEMPTS, KEY
+from eddyline.relay.trees import Worked
 from eddyline.storage.files import Files, damaged
 
 REPORTS = pa.schema(

@@ -17,6 +17,7 @@ from eddyline.errors import EddylineError, EngineError, StateError
 from eddyline.operators.collect import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.failures import told_by
 from eddyline.runtime.task import (
     PROPERTY,
     REPORT,
@@ -296,26 +297,15 @@ def _rows(buckets: Buckets) -> int:
     return sum(run.rows for runs in buckets.values() for run in runs)
 
 
-_TRACEBACK = "Traceback (most recent call last):"
 _STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")
 
 
 def _failed(plan: Plan, error: Exception) -> EddylineError:
-    text = str(error)
-    told = _STATE_ERROR.search(text)
+    told = _STATE_ERROR.search(str(error))
     if told is not None:  # raised by a kernel, and come through Spark as text
         return StateError(told[2], condition=told[1], view=plan.name)
-    if _TRACEBACK in text:  # of the user's own function: what it ends with
-        python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
-        text = [line for line in python.splitlines() if line[:1].strip()][-1]
-    named = [
-        line.strip()
-        for line in text.splitlines()
-        if "eddyline.errors" in line or line.strip().startswith("[")
-    ]
-    first = named[-1] if named else (text.splitlines() or [""])[0]
     return EngineError(
-        f"the epoch failed: {first}",
+        f"the epoch failed: {told_by(error)}",
         condition="EPOCH_FAILED",
         view=plan.name,
         hint="nothing was committed; mend the cause and call advance() again",

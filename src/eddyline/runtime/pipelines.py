@@ -13,39 +13,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.catalog import DEAD as DEAD_SUFFIX
 from eddyline.catalog import Entry
 from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import DataError, EngineError, QueueError
 from eddyline.operators.base import numbered
-from eddyline.relay.acker import Acker, new_ids
+from eddyline.relay.acker import new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
-from eddyline.relay.flow import FlowControl, Sending
-from eddyline.relay.lane import (
-    DEAD,
-    HELD,
-    REPORTS,
-    RETRY,
-    Lane,
-    Tuple,
-    of_held,
-    of_killed,
-    report,
-)
+from eddyline.relay.flow import FlowControl
+from eddyline.relay.keys import WaitingKeys
+from eddyline.relay.keys import slots as slots_of
+from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import EDEN, Batch, DataQueue
 from eddyline.relay.records import (
@@ -58,11 +46,12 @@ from eddyline.relay.records import (
     failed_records,
     no_records,
 )
-from eddyline.runtime.reader import arrow_schema, numbers
-from eddyline.source.log import RedoLog, write_rows
+from eddyline.runtime.outcomes import BACK, Outcome, Place
+from eddyline.runtime.reader import arrow_schema
+from eddyline.runtime.waves import Waves
+from eddyline.source.log import write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
-from eddyline.storage.files import Files
 
 LETTERS = (
     "position BIGINT, payload BINARY, key BINARY, bolt STRING, error STRING, attempts INT, "
@@ -74,16 +63,6 @@ SLOW_S = 1.0
 RETRY_DELAY_S = 1.0
 WINDOW = 16  # of a lane at the start
 PATIENCE = 2  # times `slow` a tuple waits for its lane
-
-PROPERTY = "eddyline.wave"
-WORKER_DIED = "WORKER_DIED"
-_DEATH = "Python worker exited unexpectedly"  # how Spark says so
-FOLDER = "pipelines"
-OUTCOME = "outcome.json"
-BACK = "back.arrow"
-WORK = "work.arrow"
-WAVE = "wave.json"
-STATUS = "status.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,84 +92,6 @@ class Settings:
                     condition="BAD_OPTION",
                     hint=f"give a number from {least} on",
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has become of a batch.
-
-    Attributes:
-        batch: what was read.
-        outputs: files with the rows for the stream.
-        letters: files with operations on the dead letters.
-        back: file with the records that are to be read again, if there are any.
-        dead: how many more dead letters there are; fewer, if negative.
-    """
-
-    batch: Batch
-    outputs: tuple[Segment, ...] = ()
-    letters: tuple[Segment, ...] = ()
-    back: Segment | None = None
-    dead: int = 0
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Outcome:
-        """The outcome that a document describes."""
-        outputs, letters = (
-            tuple(Segment(**segment) for segment in found[name]) for name in ("outputs", "letters")
-        )
-        back = Segment(**found["back"]) if found["back"] else None
-        return cls(Batch.from_dict(found["batch"]), outputs, letters, back, found["dead"])
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a pipeline keeps what it knows.
-
-    Attributes:
-        files: of the storage.
-        id: of the pipeline: that of its stream of dead letters.
-        letters: redo log of that stream.
-        outputs: redo log of the stream that it feeds, if it feeds one.
-    """
-
-    files: Files
-    id: str
-    letters: RedoLog
-    outputs: RedoLog | None
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder."""
-        return f"{FOLDER}/{self.id}"
-
-    def name(self, number: int, what: str) -> str:
-        """Name of a file of a batch."""
-        return f"{self.folder}/{number:012d}-{what}"
-
-    def outcomes(self) -> list[Outcome]:
-        """Those that are committed and not known to be told to the queue."""
-        names = [name for name in self.files.names(self.folder) if name.endswith(OUTCOME)]
-        return [Outcome.from_dict(self.files.read_json(f"{self.folder}/{name}")) for name in names]
-
-    def log(self, outcome: Outcome) -> None:
-        """Make the redo logs hold what an outcome says."""
-        number = outcome.batch.number
-        for log, segments in ((self.outputs, outcome.outputs), (self.letters, outcome.letters)):
-            if log is not None and segments and not log.has(number):
-                log.append(number, segments)
-
-    def recover(self) -> None:
-        """Do again what follows from the outcomes, before anything is tidied away."""
-        self.files.remove_unfinished(self.folder)
-        committed = self.outcomes()
-        for outcome in committed:
-            self.log(outcome)
-        kept = {STATUS}
-        kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (OUTCOME, BACK)}
-        for name in self.files.names(self.folder):
-            if name not in kept:  # of a batch that was never committed
-                self.files.remove(f"{self.folder}/{name}")
 
 
 class PipelineStream:
@@ -226,29 +127,32 @@ class PipelineStream:
         self.place = place
         self.queue = queue
         self.settings = settings
-        self.spark = spark
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
-        self.schema = None
+        schema = None
         if columns is not None:
-            self.schema = arrow_schema(columns, zone)
-            fit = Fit(self.schema, name, zone)
+            schema = arrow_schema(columns, zone)
+            fit = Fit(schema, name, zone)
             bolts = [*bolts, Bolt(fit, "into", FIT, max_attempts=bolts[-1].max_attempts)]
-        self.chain = Chain(bolts, acks=settings.acks)
         slow_ms = settings.slow_s * 1000
-        self.flow = FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW)
-        self.acker = Acker()
+        self.waves = Waves(
+            name,
+            place,
+            Chain(bolts, acks=settings.acks),
+            schema,
+            FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW),
+            spark,
+            ordered=settings.ordered,
+        )
         self._random = np.random.default_rng()
         self._tuples = 0
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._folder = "" if place.outputs is None else place.outputs.folder
-        self._frame: DataFrame | None = None  # one query for all waves
         self._failure: BaseException | None = None
         place.files.make_folder(place.folder)
         self._recover()
         self._check_queue()
-        self._waiting = self._unread_retries() if settings.ordered else _no_keys()
+        self._waiting = self._unread_retries()
 
     def pull(self) -> None:
         """Work on all that is there now, and on what has failed and is due again."""
@@ -296,18 +200,18 @@ class PipelineStream:
                 ).cast(RECORDS)
             operations = _operations(letters, DELETE)
             self._commit(Batch(number, ()), [], back, operations, -letters.num_rows)
-            if self.settings.ordered:
-                self._waiting = _with(self._waiting, back)
+            if self._waiting is not None:
+                self._waiting.add(back)
 
     def status(self) -> dict[str, Any]:
         """Where its records are, and how its lanes do."""
-        lanes = self.flow.lanes
+        lanes = self.waves.flow.lanes
         return {
             "name": self.name,
             **asdict(self.queue.account()),
             "windows": [lane.window for lane in lanes],
             "lanes": [lane.state.value for lane in lanes],
-            "replays": self.flow.replays,
+            "replays": self.waves.flow.replays,
         }
 
     # -- inside ----------------------------------------------------------------------------
@@ -348,17 +252,17 @@ class PipelineStream:
         with self._lock:
             self._recover()
             # replayed records are tuples of their own: all are to go in one wave
-            apart = min(self.queue.account().retry, len(self.flow.lanes))
-            batch = self.queue.plan(max(self.flow.room - apart, 1) * self.settings.tuple_rows)
+            apart = min(self.queue.account().retry, len(self.waves.flow.lanes))
+            batch = self.queue.plan(max(self.waves.flow.room - apart, 1) * self.settings.tuple_rows)
             if batch is None:
                 return False
             committing = False
             try:
                 records, replays = self.queue.load(batch), _replays(batch)
-                if self.settings.ordered:
-                    self._waiting = _without(self._waiting, records.slice(0, replays))
+                if self._waiting is not None:
+                    self._waiting.remove(records.slice(0, replays))
                 records, held, tuples = self._dealt(records, replays)
-                reports = self._work(batch.number, records, tuples)
+                reports = self.waves.run(batch.number, records, tuples)
                 back, letters = _sorted_out(records, held, reports)
                 outputs = [
                     Segment(LOG, row["file"], row["rows"], crc=row["crc"])
@@ -369,11 +273,10 @@ class PipelineStream:
             except BaseException:
                 if not committing or not self.place.outcomes():
                     self.queue.abandon(batch)
-                if self.settings.ordered:
-                    self._waiting = self._unread_retries()
+                self._waiting = self._unread_retries()
                 raise
-            if self.settings.ordered:
-                self._waiting = _with(self._waiting, back)
+            if self._waiting is not None:
+                self._waiting.add(back)
             return True
 
     def _dealt(
@@ -382,16 +285,16 @@ class PipelineStream:
         """The records in the order of work, which of them must wait, and the tuples."""
         rows, most = records.num_rows, self.settings.tuple_rows
         held = np.zeros(rows, bool)
-        if self.settings.ordered:
-            held = _behind(self._waiting, records)
-            slots = _slots(records, held, max(1, -(-rows // most)))
+        if self._waiting is not None:
+            held = self._waiting.behind(records)
+            slots = slots_of(records, held, max(1, -(-rows // most)))
             order = np.lexsort((records[POSITION].to_numpy(), slots))
             records, held, slots = records.take(pa.array(order)), held[order], slots[order]
             first = int(np.count_nonzero(slots < 0))  # those that wait are in no tuple
             begins = np.r_[True, slots[1:] != slots[:-1]]
             starts = [start for start in np.flatnonzero(begins).tolist() if start >= first]
         else:
-            part = max(1, min(most, -(-replays // len(self.flow.lanes))))
+            part = max(1, min(most, -(-replays // len(self.waves.flow.lanes))))
             starts = [*range(0, replays, part), *range(replays, rows, most)]
         ranges = list(zip(starts, [*starts[1:], rows], strict=True)) if starts else []
         ids = new_ids(2 * len(ranges), self._random).view(np.int64).reshape(2, -1).tolist()
@@ -400,130 +303,6 @@ class PipelineStream:
             self._tuples += 1
             tuples.append(Tuple(self._tuples, root, edge, start, end - start))
         return records, held, tuples
-
-    def _work(self, number: int, records: pa.Table, tuples: Sequence[Tuple]) -> pa.Table:
-        """Send tuples to lanes, wave after wave, until all are acknowledged; what was told."""
-        name = self.place.name(number, WORK)
-        self._write_work(name, records)
-        by_number = {bundle.number: bundle for bundle in tuples}
-        for bundle in tuples:
-            self.flow.put(bundle.number)
-        if self.place.outputs is not None:
-            self.place.outputs.clear(number)
-        told = [REPORTS.empty_table()]
-        try:
-            while self.flow.buffered:
-                now = time.monotonic() * 1000
-                sent = list(self.flow.sendings(now))
-                wave: list[list[Tuple]] = [[] for _ in self.flow.lanes]
-                for sending in sent:
-                    wave[sending.lane].append(by_number[sending.number])
-                reports = self._wave(number, name, wave)
-                told.append(reports)
-                self._acknowledge(sent, by_number, reports, now)
-        except BaseException as error:
-            self.flow.forget()
-            self.acker = Acker()
-            if not _is_death(error):
-                raise
-            done = {n for part in told for n in part["tuple"].to_pylist()}
-            rest = [bundle for bundle in tuples if bundle.number not in done]
-            told += self._one_by_one(number, name, records, rest)
-        finally:
-            self.place.files.remove(name)
-        return pa.concat_tables(told)
-
-    def _one_by_one(
-        self, number: int, name: str, records: pa.Table, tuples: Sequence[Tuple]
-    ) -> Iterator[pa.Table]:
-        """Each tuple alone, and halves of one at which Python dies, until a record stands alone."""
-        least = min(bolt.max_attempts for bolt in self.chain.bolts)
-        waiting = list(reversed(tuples))
-        troubled = set()  # where keys have an order, what is behind a failure waits
-        while waiting:
-            bundle = waiting.pop()
-            if bundle.number in troubled:
-                yield of_held(bundle, np.arange(bundle.rows))
-                continue
-            try:
-                wave: list[list[Tuple]] = [[] for _ in self.flow.lanes]
-                wave[0].append(bundle)
-                reports = self._wave(number, name, wave)
-            except EngineError as error:
-                if not _is_death(error):
-                    raise
-                if bundle.rows > 1:
-                    half = bundle.rows // 2
-                    rest = replace(bundle, start=bundle.start + half, rows=bundle.rows - half)
-                    waiting += [rest, replace(bundle, rows=half)]
-                    continue
-                attempts = records[ATTEMPTS][bundle.start].as_py() + 1
-                reports = of_killed(bundle, dead=attempts >= least)
-            if self.settings.ordered and reports["place"].null_count < reports.num_rows:
-                troubled.add(bundle.number)
-            yield reports
-
-    def _wave(self, number: int, records: str, wave: Sequence[Sequence[Tuple]]) -> pa.Table:
-        """One Spark job: each lane does what it gets to."""
-        files, name = self.place.files, self.place.name(number, WAVE)
-        order = {
-            "number": number,
-            "records": records,
-            "patience_ms": self.flow.ttl_ms,
-            "lanes": [[astuple(bundle) for bundle in lane] for lane in wave],
-        }
-        files.write_json(name, order, durable=False)
-        context = self.spark.sparkContext
-        context.setLocalProperty(PROPERTY, name)
-        context.setJobDescription(f"eddyline pipeline {self.name}")
-        try:
-            if self._frame is None:
-                task = WaveTask(files, self.chain, self.settings.ordered, self._folder, self.schema)
-                lanes = numbers(self.spark, len(self.flow.lanes))
-                self._frame = lanes.mapInArrow(task, from_arrow_schema(REPORTS))
-            return self._frame.toArrow().cast(REPORTS)
-        except Exception as error:  # of Spark, of Py4J, of pickling
-            raise _failed(self.name, error) from error
-        finally:
-            context.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
-            context.setJobDescription(None)  # type: ignore[arg-type]
-            files.remove(name)
-
-    def _acknowledge(
-        self,
-        sent: Sequence[Sending],
-        by_number: Mapping[int, Tuple],
-        reports: pa.Table,
-        now: float,
-    ) -> None:
-        """Fold the lanes' messages: what is done, and what goes to another lane."""
-        roots = [by_number[sending.number].root for sending in sent]
-        edges = [by_number[sending.number].edge for sending in sent]
-        acks = reports.filter(pc.is_valid(reports["root"]))
-        told = self.acker.fold(
-            init=(np.array(roots, np.int64), np.array(edges, np.int64), [s.lane for s in sent]),
-            ack=(acks["root"].to_numpy(), acks["value"].to_numpy()),
-        )
-        done = set(told.roots.view(np.int64).tolist())
-        elapsed = dict(zip(acks["tuple"].to_pylist(), acks["elapsed_ms"].to_pylist(), strict=True))
-        late = [s for s, root in zip(sent, roots, strict=True) if root not in done]
-        if late:
-            self.acker.fold(fail=np.array([by_number[s.number].root for s in late], np.int64))
-        # the lane's last one first: it tells how long the whole window took
-        answered = [s for s, root in zip(sent, roots, strict=True) if root in done]
-        for sending in sorted(answered, key=lambda s: -elapsed[s.number]):
-            self.flow.ack(sending, now + elapsed[sending.number])
-        for sending in late:
-            self.flow.fail(sending, now + self.flow.ttl_ms)
-
-    def _write_work(self, name: str, records: pa.Table) -> None:
-        """The records where lanes find them; not durable: they are in the queue."""
-
-        def fill(stream: Any) -> None:
-            with pa.ipc.new_file(pa.PythonFile(stream, mode="w"), RECORDS) as writer:
-                writer.write_table(records)
-
-        self.place.files.write(name, fill, durable=False)
 
     def _commit(
         self,
@@ -544,8 +323,7 @@ class PipelineStream:
         if back.num_rows:
             kept = write_rows(place.files, place.name(number, BACK), back)
         outcome = Outcome(batch, tuple(outputs), letters, kept, dead)
-        document = {**asdict(outcome), "batch": batch.as_dict()}
-        place.files.write_json(place.name(number, OUTCOME), document)
+        place.commit(outcome)
         self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
@@ -556,63 +334,11 @@ class PipelineStream:
             back = read_arrow(place.files, outcome.back) if outcome.back else no_records()
             self.queue.settle(outcome.batch, back.cast(RECORDS), outcome.dead)
             self.queue.commit()
-        place.files.remove(place.name(number, OUTCOME))
-        place.files.remove(place.name(number, BACK))
-        place.files.write_json(f"{place.folder}/{STATUS}", self.status(), durable=False)
+        place.forget(outcome, self.status())
 
-    def _unread_retries(self) -> pd.Series:
-        """The keys of records that wait to be read again, and the first position of each."""
-        waiting = _no_keys()
-        for records in self.queue.retries():
-            waiting = _with(waiting, records)
-        return waiting
-
-
-@dataclass(frozen=True, slots=True)
-class WaveTask:
-    """The lanes of every wave, for `mapInArrow`: gives rows of `REPORTS`.
-
-    Which wave it is, and what its lanes are to do, says a file that the local property of the job
-    names: so Spark plans one query for all waves.
-
-    Attributes:
-        files, chain, ordered: of the lanes.
-        folder: of the redo log that outputs go to; empty for none.
-        schema: of the outputs.
-    """
-
-    files: Files
-    chain: Chain
-    ordered: bool
-    folder: str
-    schema: pa.Schema | None
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The work of the lanes whose places come in."""
-        context = TaskContext.get()
-        assert context is not None
-        order = self.files.read_json(str(context.getLocalProperty(PROPERTY)))
-        patience_ms = order["patience_ms"]
-        lane = Lane(self.files, order["records"], self.chain, self.ordered, patience_ms)
-        for batch in batches:
-            for place in batch.column(0).to_pylist():
-                tuples = [Tuple(*bundle) for bundle in order["lanes"][place]]
-                yield from self._work(lane, tuples, order["number"])
-
-    def _work(self, lane: Lane, tuples: Sequence[Tuple], number: int) -> Iterator[pa.RecordBatch]:
-        told, made = [], []
-        for reports, outputs in lane.work(tuples):
-            told.append(reports)
-            if len(outputs):
-                made.append(outputs)
-        if self.schema is not None and made:
-            rows = pa.concat_tables(made).rename_columns(numbered("c", len(self.schema)))
-            # durable before anything is acknowledged
-            unique = f"{number:012d}-{np.random.default_rng().integers(1 << 62):x}"
-            name = f"{self.folder}/{unique}.arrow"
-            segment = write_rows(self.files, name, rows.combine_chunks())
-            told.append(report(file=name, rows=segment.rows, crc=segment.crc))
-        yield from pa.concat_tables([REPORTS.empty_table(), *told]).combine_chunks().to_batches()
+    def _unread_retries(self) -> WaitingKeys | None:
+        """The keys of records that wait to be read again; None where keys have no order."""
+        return WaitingKeys(self.queue.retries()) if self.settings.ordered else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -692,79 +418,4 @@ def open_queue(entry: Entry) -> DataQueue:
         condition="BAD_STREAM",
         stream=entry.name,
         hint="give path, or servers and app of a queue on Kafka",
-    )
-
-
-def stored_status(files: Files, letters: Entry) -> dict[str, Any]:
-    """The status of a pipeline after its last batch, for a process where it isn't connected."""
-    name = f"{FOLDER}/{letters.id}/{STATUS}"
-    if files.exists(name):
-        status: dict[str, Any] = files.read_json(name)
-        return status
-    return {"name": letters.name.removesuffix(DEAD_SUFFIX)}
-
-
-# --- keys that wait ---
-
-
-def _no_keys() -> pd.Series:
-    """By key, the positions of records that wait to be read again."""
-    return pd.Series([], index=pd.Index([], dtype=object), dtype=np.int64)
-
-
-def _with(waiting: pd.Series, records: pa.Table) -> pd.Series:
-    keyed = records.filter(pc.is_valid(records[KEY]))
-    if not keyed.num_rows:
-        return waiting
-    added = pd.Series(keyed[POSITION].to_numpy(), index=keyed[KEY].to_pylist())
-    return pd.concat([waiting, added]) if len(waiting) else added
-
-
-def _without(waiting: pd.Series, records: pa.Table) -> pd.Series:
-    if not len(waiting) or not records.num_rows:
-        return waiting
-    return waiting[~waiting.isin(records[POSITION].to_numpy())]
-
-
-def _behind(waiting: pd.Series, records: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which records have one of their key before them that waits."""
-    if not len(waiting):
-        return np.zeros(records.num_rows, bool)
-    first = waiting.groupby(level=0).min()
-    places = pc.index_in(records[KEY], pa.array(first.index, pa.binary()))
-    known = places.is_valid().to_numpy(zero_copy_only=False)
-    found = first.to_numpy()[places.fill_null(0).to_numpy()]
-    behind: npt.NDArray[np.bool_] = known & (found < records[POSITION].to_numpy())
-    return behind
-
-
-def _slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
-    """The tuple of each record: one for all records of a key; -1 for those that wait."""
-    hashes = pd.util.hash_array(records[KEY].fill_null(b"").to_numpy(), categorize=False)
-    slots: npt.NDArray[np.int64] = (hashes % np.uint64(count)).astype(np.int64)
-    keyless = records[KEY].is_null().to_numpy()
-    slots[keyless] = np.arange(np.count_nonzero(keyless)) % count
-    slots[held] = -1
-    return slots
-
-
-def _is_death(error: BaseException) -> bool:
-    return isinstance(error, EngineError) and error.condition == WORKER_DIED
-
-
-def _failed(name: str, error: Exception) -> EngineError:
-    if _DEATH in str(error):
-        return EngineError(
-            f"a Python worker of pipeline {name} died",
-            condition=WORKER_DIED,
-            pipeline=name,
-            hint="the records are tried one by one",
-        )
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "Error" in line and line[:1].strip()), "")
-    return EngineError(
-        f"a wave of pipeline {name} failed: {told or (lines or ['?'])[0]}",
-        condition="PIPELINE_FAILED",
-        pipeline=name,
-        hint="nothing of it was committed; mend the cause and call advance() again",
     )

@@ -12,8 +12,9 @@ from pyspark.sql.types import StructType
 
 from eddyline.catalog import INTO, PIPELINE, VIEW, Catalog, Entry
 from eddyline.errors import CatalogError, DataError
-from eddyline.runtime.pipelines import FOLDER as PIPELINES
-from eddyline.runtime.pipelines import PipelineStream, Place
+from eddyline.runtime.outcomes import FOLDER as PIPELINES
+from eddyline.runtime.outcomes import Place
+from eddyline.runtime.pipelines import PipelineStream
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.session import ZONE, cloned
 from eddyline.source.generator import FORMAT as GENERATOR

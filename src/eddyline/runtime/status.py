@@ -7,7 +7,7 @@ from typing import Any
 
 from eddyline.catalog import PIPELINE, VIEW, Catalog, Entry
 from eddyline.operators.collect import ROWS
-from eddyline.runtime.pipelines import stored_status
+from eddyline.runtime.outcomes import stored_status
 from eddyline.runtime.watermarks import Watermarks
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.storage.files import Files

@@ -21,7 +21,8 @@ from eddyline.relay.bolts import Bolt
 from eddyline.relay.flow import FlowControl, Lane
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import DataQueue
-from eddyline.runtime.pipelines import PATIENCE, WINDOW, PipelineStream, Place, Settings
+from eddyline.runtime.outcomes import Place
+from eddyline.runtime.pipelines import PATIENCE, WINDOW, PipelineStream, Settings
 from eddyline.source.log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
@@ -178,13 +179,15 @@ class Load:
             "bench", place, self.queue, bolts, columns, spark, "UTC", settings, own_queue=True
         )
         self.tuple_rows = settings.tuple_rows
-        lanes, slow_ms = len(self.stream.flow.lanes), settings.slow_s * 1000
+        lanes, slow_ms = len(self.stream.waves.flow.lanes), settings.slow_s * 1000
         if fixed is None:
             ttl_ms = PATIENCE * slow_ms
-            self.stream.flow = FlowControl(lanes, slow_ms=slow_ms, ttl_ms=ttl_ms, window=window)
+            self.stream.waves.flow = FlowControl(
+                lanes, slow_ms=slow_ms, ttl_ms=ttl_ms, window=window
+            )
         else:
             ttl_ms = PATIENCE * slow_ms if fixed.taken else FOR_EVER_MS
-            self.stream.flow = FixedWindows(
+            self.stream.waves.flow = FixedWindows(
                 lanes, slow_ms=slow_ms, ttl_ms=ttl_ms, window=fixed.window
             )
 
@@ -204,7 +207,7 @@ class Load:
     def resent(self) -> float:
         """Share of the tuples that were sent to a second lane."""
         sent = self.ended / self.tuple_rows
-        return self.stream.flow.replays / sent if sent else 0.0
+        return self.stream.waves.flow.replays / sent if sent else 0.0
 
     def numbers(self) -> Numbers:
         """The numbers of all records that came out."""

@@ -249,7 +249,7 @@ class _Sampler:
         tree = driver = 0
         while True:
             last = self._stopping.is_set()
-            flow = self.load.stream.flow
+            flow = self.load.stream.waves.flow
             self.times.append(self.now())
             self.ended.append(self.load.ended)
             self.windows.append(flow.lanes[0].window)

@@ -1,0 +1,94 @@
+"""Keys of records: who comes behind whom, and who waits for one that is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.relay.acker import Places
+from eddyline.relay.records import KEY, POSITION
+
+
+def rounds(keys: pa.ChunkedArray) -> list[Places]:
+    """Places of rows, so that in each round a key is there once, in order; without a key: first.
+
+    Example:
+        >>> [part.tolist() for part in rounds(pa.chunked_array([["a", "b", "a", None, None]]))]
+        [[0, 1, 3, 4], [2]]
+    """
+    codes = keys.combine_chunks().dictionary_encode().indices
+    keyless = codes.is_null().to_numpy(zero_copy_only=False)
+    numbers = codes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    order = np.argsort(numbers, kind="stable")
+    order = order[~keyless[order]]
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else ordered
+    sizes = np.diff(np.r_[starts, len(ordered)])
+    turn = np.zeros(len(numbers), np.int64)
+    turn[order] = np.arange(len(ordered)) - np.repeat(starts, sizes)
+    by_turn = np.argsort(turn, kind="stable")
+    cuts = np.searchsorted(turn[by_turn], np.arange(1, turn.max(initial=0) + 1))
+    return np.split(by_turn, cuts)
+
+
+def groups(keys: pa.ChunkedArray, owners: Places) -> list[Places]:
+    """Places of rows whose records have one key; without a key each is for itself."""
+    mine = keys.take(pa.array(owners)).combine_chunks().dictionary_encode().indices
+    codes = mine.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    keyless = codes < 0
+    codes[keyless] = len(codes) + np.arange(np.count_nonzero(keyless))
+    order = np.argsort(codes, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+
+
+def slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
+    """The tuple of each record: one for all records of a key; -1 for those that wait."""
+    hashes = pd.util.hash_array(records[KEY].fill_null(b"").to_numpy(), categorize=False)
+    slots: npt.NDArray[np.int64] = (hashes % np.uint64(count)).astype(np.int64)
+    keyless = records[KEY].is_null().to_numpy()
+    slots[keyless] = np.arange(np.count_nonzero(keyless)) % count
+    slots[held] = -1
+    return slots
+
+
+class WaitingKeys:
+    """The keys and positions of records that wait to be read again.
+
+    Args:
+        tables: these records.
+    """
+
+    def __init__(self, tables: Iterable[pa.Table] = ()) -> None:
+        self._positions = pd.Series([], index=pd.Index([], dtype=object), dtype=np.int64)
+        for records in tables:
+            self.add(records)
+
+    def add(self, records: pa.Table) -> None:
+        """These wait too."""
+        keyed = records.filter(pc.is_valid(records[KEY]))
+        if keyed.num_rows:
+            added = pd.Series(keyed[POSITION].to_numpy(), index=keyed[KEY].to_pylist())
+            known = self._positions
+            self._positions = pd.concat([known, added]) if len(known) else added
+
+    def remove(self, records: pa.Table) -> None:
+        """These are being read."""
+        if len(self._positions) and records.num_rows:
+            read = self._positions.isin(records[POSITION].to_numpy())
+            self._positions = self._positions[~read]
+
+    def behind(self, records: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which records have one of their key before them that waits."""
+        if not len(self._positions):
+            return np.zeros(records.num_rows, bool)
+        first = self._positions.groupby(level=0).min()
+        places = pc.index_in(records[KEY], pa.array(first.index, pa.binary()))
+        known = places.is_valid().to_numpy(zero_copy_only=False)
+        found = first.to_numpy()[places.fill_null(0).to_numpy()]
+        behind: npt.NDArray[np.bool_] = known & (found < records[POSITION].to_numpy())
+        return behind
