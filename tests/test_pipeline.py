@@ -262,7 +262,7 @@ def test_records_of_a_key_become_one_row(opened: Callable[..., Load]) -> None:
 
     def build(engine: Engine, queue: DataQueue) -> Pipeline:
         made = engine.pipeline("p", queue, tuple_rows=2)
-        made = made.bolt(join, by_key=True, order="key", retry_delay=0.2, max_attempts=50)
+        made = made.bolt(join, by_key=True, order="key", retry_delay=0.2, max_attempts=5)
         return made.into("s", "words STRING")
 
     load = opened(build)

@@ -195,6 +195,25 @@ def test_a_retry_waits_for_its_delay_and_new_records_do_not(opened):
     assert taken(queue)[1] == ["bad"]
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_retries_that_wait_for_each_other_are_read_when_the_first_is_due(opened, together):
+    now = [0]
+    clock = lambda: now[0] or time.time_ns() // 1_000_000  # noqa: E731
+    queue = DataQueue(opened(), retry_delay_ms=60_000, together=together, clock=clock)
+    moments = []
+    for name in ("question", "answer"):
+        queue.put([name])
+        batch, _ = taken(queue)
+        queue.fail(batch.number, [0], "alone")
+        queue.commit()
+        moments.append(clock())
+        time.sleep(0.01)
+    now[0] = moments[0] + 60_000 - 1000
+    assert queue.read(10) is None
+    now[0] = moments[0] + 60_000
+    assert taken(queue)[1] == (["question", "answer"] if together else ["question"])
+
+
 def test_batches_are_committed_up_to_the_first_that_is_not_settled(opened):
     """Acks 1, 3, 4 give 1; then 2 gives 4."""
     queue = DataQueue(opened())

@@ -240,6 +240,7 @@ class DataQueue:
         backend: where the queue is.
         ttl_ms: longest time from `read` to being told.
         retry_delay_ms: a record that has failed is read again after so long.
+        together: when one of those is due, all are read: some may wait for each other.
         unread_rows_max: of `put`, as for `Producer`.
         clock: milliseconds since 1970.
 
@@ -267,12 +268,14 @@ class DataQueue:
         *,
         ttl_ms: int = TTL_MS,
         retry_delay_ms: int = 0,
+        together: bool = False,
         unread_rows_max: int = UNREAD_ROWS_MAX,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.backend = backend
         self.ttl_ms = ttl_ms
         self.retry_delay_ms = retry_delay_ms
+        self.together = together
         self.clock = clock
         self.late = 0  # records that were told when their batch was over
         self._producer = Producer(backend, unread_rows_max=unread_rows_max)
@@ -439,6 +442,8 @@ class DataQueue:
         """Replayed records first; then, as far as there is room, new ones."""
         spans: list[Span] = []
         due_ms = self.clock() - self.retry_delay_ms if self.retry_delay_ms else None
+        if self.together and due_ms is not None and self._is_one_due(planned, due_ms):
+            due_ms = None
 
         def take(queue: str, planned: State, before_ms: int | None) -> State:
             start, room = planned.read[queue], rows_max - sum(span.rows for span in spans)
@@ -458,9 +463,13 @@ class DataQueue:
                 self._committing.release()
         return spans, take(EDEN, planned, None)
 
-    def _is_empty(self, planned: State, queue: str) -> bool:
+    def _is_empty(self, planned: State, queue: str, before_ms: int | None = None) -> bool:
         start = planned.read[queue]
-        return self.backend.measure(queue, start, 1)[0] == start
+        return self.backend.measure(queue, start, 1, before_ms)[0] == start
+
+    def _is_one_due(self, planned: State, due_ms: int) -> bool:
+        """Whether one of the records that have failed is due."""
+        return not all(self._is_empty(planned, queue, due_ms) for queue in (FROM, TO))
 
     def _adopt(self, batch: Batch) -> _Held:
         """A batch that a process has planned, and died before it was committed here."""

@@ -133,11 +133,13 @@ class PipelineStream:
             schema = arrow_schema(columns, zone)
             fit = Fit(schema, name, zone)
             bolts = [*bolts, Bolt(fit, "into", FIT, max_attempts=bolts[-1].max_attempts)]
+        chain = Chain(bolts, acks=settings.acks)
+        queue.together = chain.joins
         slow_ms = settings.slow_s * 1000
         self.waves = Waves(
             name,
             place,
-            Chain(bolts, acks=settings.acks),
+            chain,
             schema,
             FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW),
             spark,
