@@ -66,6 +66,12 @@ def late_clicks(cycle: int) -> list[Row]:
     return [(1, 100, START + timedelta(hours=cycle - 3))] if cycle else []
 
 
+def bad_stock(cycle: int) -> dict[str, str]:
+    """Lines that the stream of operations can't take in, and what is told of each."""
+    malformed, unknown = f"x{cycle},1,+", f"{cycle},2,?"
+    return {malformed: malformed, unknown: f'{{"id":{cycle},"held":2,"op":"?"}}'}
+
+
 def new_stock(cycle: int) -> list[Row]:
     return [((cycle * 2 + i) % 9, (cycle + i) % 3) for i in range(3)]
 
@@ -117,7 +123,12 @@ class Load:
             engine.view("best", BEST.format(limit=1))
         if self.operations:
             engine.create_stream(
-                "stock", f"{STOCK}, op STRING", "csv", {"path": self._folder("stock")}, "op", ["id"]
+                "stock",
+                f"{STOCK}, op STRING",
+                "csv",
+                {"path": self._folder("stock"), "mode": "DROPMALFORMED"},
+                "op",
+                ["id"],
             )
             engine.view("held", HELD)
 
@@ -146,7 +157,7 @@ class Load:
             ]
             self._write("clicks", cycle, lines)
             lines = [f"{key},{held},+" for key, held in new_stock(cycle)]
-            self._write("stock", cycle, [*lines, f"{cycle % 9},,-"])
+            self._write("stock", cycle, [*lines, f"{cycle % 9},,-", *bad_stock(cycle)])
         elif name == "delete":
             self.engine.write("orders", [("delete", new_orders(cycle - 2))])
         elif name == "advance":
@@ -179,6 +190,11 @@ class Load:
             offline.view("held", HELD)
         offline.load()
         self.check_tables()
+        if self.operations:
+            letters = self.engine.snapshot("stock__dead").collect()
+            told = [bad_stock(cycle).values() for cycle in range(self.done // LENGTH)]
+            expected = sorted(payload for payloads in told for payload in payloads)
+            assert sorted(bytes(letter.payload).decode() for letter in letters) == expected
         for name in offline.views:
             live = self.engine.snapshot(name).toArrow()
             found = offline.compared(name, live)

@@ -160,8 +160,8 @@ def test_a_fault_in_a_stream_that_spark_reads(
     load.run()
     faulty(load).arm(0)
     load.run()
-    entry = load.engine.catalog.get("stock").id
-    folders = (f"logs/{entry}", f"checkpoints/{entry}")
+    ids = [load.engine.catalog.get(name).id for name in ("stock", "stock__dead")]
+    folders = [f"{folder}/{entry}/" for folder in ("logs", "checkpoints") for entry in ids]
     effects = enumerate(faulty(load).effects(), 1)
     places = [place for place, effect in effects if any(name in effect for name in folders)]
     assert len(places) > 10

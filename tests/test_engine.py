@@ -241,6 +241,11 @@ def test_a_stream_of_operations(engine, tmp_path, spark):
     engine.advance()
     assert rows(plain.snapshot()) == [(2, "b"), (5, "e")]  # an update needs a key
     assert rows(keyed.snapshot()) == [(2, "z"), (5, "e")]
+    dead = [(bytes(row.payload), row.error) for row in engine.sql("FROM plain__dead").collect()]
+    assert sorted(dead) == [
+        (b'{"id":2,"v":"z","op":"u"}', "unknown operation u"),
+        (b'{"id":3,"v":"c","op":"?"}', "unknown operation ?"),
+    ]
     with pytest.raises(el.DataError) as error:
         engine.stream("static", spark.range(1))
     assert error.value.condition == "NOT_STREAMING"

@@ -499,7 +499,7 @@ def test_dead_letters_from_the_command_line(
     assert "payload   two" in out
     assert "payload   ff" in ask("show", "p", "3")[1]
     assert ask("show", "p", "7")[0] == 1
-    assert ask("list", "--pipeline", "q")[0] == 2
+    assert ask("list", "q")[0] == 2
 
     note(tmp_path / "mended", "")
     load.engine.start(interval=0.05)

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
 LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
-DEAD = "__dead"  # behind the name of a pipeline: the stream of its dead letters
+DEAD = "__dead"  # behind the name of a pipeline or stream: the stream of its dead letters
 PIPELINE = "pipeline"  # the format of that stream, which stands for the pipeline
 QUEUE = "queue"  # the format of a stream of documents that a queue holds
 INTO = "into"  # its option that names the stream which the pipeline feeds
+REJECTS = "rejects"  # the format of the dead letters of a stream that Spark reads
+OF = "of"  # its option that tells the id of that stream
+DECODED = ("csv", "json", "xml")  # the formats whose readers know malformed records,
+DROP_MALFORMED = "DROPMALFORMED"  # and the mode in which they drop them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,19 @@ class Entry:
     def time_place(self) -> int | None:
         """The place of the event time's column; None without a watermark."""
         return self.columns.names.index(self.event_time) if self.event_time else None
+
+    @property
+    def rejects(self) -> bool:
+        """Whether Spark reads records for it that may be bad, and are kept apart."""
+        if self.format in (PIPELINE, REJECTS) or self.kind != STREAM:
+            return False
+        return bool(self.operation) or self.drops_malformed
+
+    @property
+    def drops_malformed(self) -> bool:
+        """Whether its reader is told to drop what it can't decode."""
+        modes = [value for name, value in self.options.items() if name.lower() == "mode"]
+        return self.format.lower() in DECODED and [m.upper() for m in modes] == [DROP_MALFORMED]
 
     def feeds(self, entry: Entry) -> bool:
         """Whether this is a pipeline into that stream."""
@@ -140,11 +157,11 @@ class Catalog:
     def drop(self, name: str) -> Catalog:
         """Without a definition; CatalogError if views read it."""
         entry = self.get(name)
-        if entry.late_of:
+        if entry.late_of or entry.format == REJECTS:
             raise CatalogError(
                 f"{entry.name} belongs to its stream",
                 condition="NOT_FOUND",
-                hint=f"drop {entry.name.removesuffix(LATE)}",
+                hint=f"drop {entry.name.removesuffix(LATE).removesuffix(DEAD)}",
             )
         feeding = [e.name for e in self.entries if e.format == PIPELINE and e.feeds(entry)]
         if feeding:
@@ -153,15 +170,22 @@ class Catalog:
                 condition="STILL_FED",
                 hint=f"drop {feeding[0]} first: that ends the pipeline",
             )
-        readers = [*self.readers(name), *self.readers(name + LATE)]
+        letters = self.letters_of(entry)
+        gone = [entry.name, entry.name + LATE, *([letters.name] if letters else [])]
+        readers = [reader for name in gone for reader in self.readers(name)]
         if readers:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is read by {', '.join(readers)}",
                 condition="STILL_READ",
                 hint="drop these views first",
             )
-        kept = tuple(e for e in self.entries if e.source != entry.id)
+        kept = tuple(e for e in self.entries if e.source != entry.id and e is not letters)
         return replace(self, entries=kept)
+
+    def letters_of(self, stream: Entry) -> Entry | None:
+        """The dead letters of a stream that Spark reads."""
+        letters = (e for e in self.entries if e.format == REJECTS)
+        return next((e for e in letters if e.options[OF] == stream.id), None)
 
     def readers(self, name: str) -> list[str]:
         """The views that read a name directly."""

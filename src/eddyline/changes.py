@@ -10,7 +10,6 @@ OPERATION = "op"
 
 APPEND = "append"
 DELETE = "delete"
-REJECT = "reject"
 
 
 def quoted(name: str) -> str:

@@ -133,23 +133,24 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     letters = commands.add_parser(
         "deadletters",
         help="list, show, replay or drop the records that have failed for good",
-        description="Dead letters are records of a pipeline that failed too often. The engine that "
-        "runs the pipeline takes a request before its next epoch.",
+        description="Dead letters are records of a pipeline that failed too often, and those that a "
+        "stream could not take in. The engine that runs takes a request before its next epoch.",
     )
     actions = letters.add_subparsers(title="actions", required=True, metavar="ACTION")
     dead = actions.add_parser("list", help="the dead letters of the last committed epoch")
-    dead.add_argument("--pipeline", metavar="NAME", help="of one pipeline; without: of all")
+    of = "a pipeline or stream"
+    dead.add_argument("name", metavar="NAME", nargs="?", help=f"of {of}; without: of all")
     dead.set_defaults(run=_deadletters_list)
     shown = actions.add_parser("show", help="all that is known of one record")
-    shown.add_argument("pipeline", metavar="PIPELINE")
+    shown.add_argument("name", metavar="NAME", help=of)
     shown.add_argument("position", metavar="POSITION", type=int, help="as `list` tells it")
     shown.set_defaults(run=_deadletters_show)
     for action, purpose in LETTER_ACTIONS.items():
         added = actions.add_parser(action, help=purpose, description=purpose)
-        added.add_argument("pipeline", metavar="PIPELINE")
+        added.add_argument("name", metavar="NAME", help=of)
         which = added.add_mutually_exclusive_group(required=True)
         which.add_argument("positions", metavar="POSITION", type=int, nargs="*", default=[])
-        which.add_argument("--all", action="store_true", help="all of the pipeline")
+        which.add_argument("--all", action="store_true", help="all that there are")
         added.set_defaults(run=_deadletters, action=action)
         asking.append(added)
 
@@ -332,10 +333,10 @@ def _deadletters_list(args: argparse.Namespace) -> int:
     from eddyline.deadletters import listed
 
     with _store(args.storage) as store:
-        letters = listed(store, args.pipeline)
+        letters = listed(store, args.name)
     rows = [
         (
-            letter.pipeline,
+            letter.source,
             str(letter.position),
             letter.bolt,
             str(letter.attempts),
@@ -345,7 +346,7 @@ def _deadletters_list(args: argparse.Namespace) -> int:
         )
         for letter in letters
     ]
-    heads = ("pipeline", "position", "bolt", "attempts", "died (UTC)", "error", "payload")
+    heads = ("source", "position", "bolt", "attempts", "died (UTC)", "error", "payload")
     print(layout(heads, rows, right=(1, 3)))
     return 0
 
@@ -354,9 +355,9 @@ def _deadletters_show(args: argparse.Namespace) -> int:
     from eddyline.deadletters import listed
 
     with _store(args.storage) as store:
-        found = [one for one in listed(store, args.pipeline) if one.position == args.position]
+        found = [one for one in listed(store, args.name) if one.position == args.position]
     if not found:
-        print(f"eddyline: no dead letter of {args.pipeline} at {args.position}", file=sys.stderr)
+        print(f"eddyline: no dead letter of {args.name} at {args.position}", file=sys.stderr)
         return 1
     for name, value in asdict(found[0]).items():
         shown = _as_text(value) if isinstance(value, bytes) else "" if value is None else str(value)
@@ -368,9 +369,9 @@ def _deadletters(args: argparse.Namespace) -> int:
     from eddyline.deadletters import ask
     from eddyline.tasks import answer
 
-    what = f"{args.action} {args.pipeline}"
+    what = f"{args.action} {args.name}"
     with _store(args.storage) as store:
-        number = ask(store, args.action, args.pipeline, args.positions)
+        number = ask(store, args.action, args.name, args.positions)
         runs = in_use(store.files)
         wait = args.wait if runs else 0.0
         request = answer(store, number, wait)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from eddyline.catalog import DEAD, PIPELINE, Entry
+from eddyline.catalog import DEAD, PIPELINE, REJECTS, Entry
 from eddyline.catalog_store import CatalogStore
 from eddyline.errors import CatalogError
 from eddyline.operators.base import numbered
@@ -23,15 +23,15 @@ class Letter:
     """A record that has failed for good, as of the last committed epoch.
 
     Attributes:
-        pipeline: whose.
-        position: of the record in its queue: its name for ever.
+        source: the pipeline, or the stream, whose record it is.
+        position: of a pipeline's record its place in the queue; its name for ever.
         payload, key: the producer's bytes.
         bolt, error: where it has failed the last time, and how.
         attempts: how often.
         received, died: when it came in, and when it was given up.
     """
 
-    pipeline: str
+    source: str
     position: int
     payload: bytes
     key: bytes | None
@@ -42,11 +42,11 @@ class Letter:
     died: datetime
 
 
-def listed(store: CatalogStore, pipeline: str | None = None) -> list[Letter]:
-    """The dead letters of one pipeline, or of all, the last one to die first."""
+def listed(store: CatalogStore, source: str | None = None) -> list[Letter]:
+    """The dead letters of one pipeline or stream, or of all, the last one to die first."""
     manifest = last_committed(store.files)
     letters = []
-    for entry in _pipelines(store, pipeline):
+    for entry in _entries(store, source):
         columns = numbered("c", len(entry.columns))
         name = manifest.result(entry.id, ROWS)
         for runs in manifest.arrangements.get(name, {}).values():
@@ -57,21 +57,32 @@ def listed(store: CatalogStore, pipeline: str | None = None) -> list[Letter]:
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
 
-def ask(store: CatalogStore, action: str, pipeline: str, positions: Sequence[int]) -> int:
+def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int]) -> int:
     """Ask the engine to `replay` or to `drop` letters, all if no position is given; its number."""
-    _pipelines(store, pipeline)
+    (entry,) = _entries(store, source)
+    if action == "replay" and entry.format == REJECTS:
+        raise no_replay(source)
     chosen = ", ".join(str(position) for position in positions)
-    return store.ask(REQUESTS[action], pipeline, f"position IN ({chosen})" if chosen else "")
+    return store.ask(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
 
 
-def _pipelines(store: CatalogStore, name: str | None) -> list[Entry]:
+def no_replay(stream: str) -> CatalogError:
+    """The error of replaying what a stream's source has given once."""
+    return CatalogError(
+        f"stream {stream} can't read a record again: its source gives each once",
+        condition="NO_REPLAY",
+        hint="put the mended records into the source, then drop these dead letters",
+    )
+
+
+def _entries(store: CatalogStore, name: str | None) -> list[Entry]:
     catalog = store.read()
-    known = [entry for entry in catalog.entries if entry.format == PIPELINE] if catalog else []
+    known = [e for e in catalog.entries if e.format in (PIPELINE, REJECTS)] if catalog else []
     found = [e for e in known if name is None or e.name.lower() == (name + DEAD).lower()]
     if name is not None and not found:
         shown = ", ".join(entry.name.removesuffix(DEAD) for entry in known)
         raise CatalogError(
-            f"there is no pipeline named {name}",
+            f"there are no dead letters of {name}",
             condition="NOT_FOUND",
             hint=f"known: {shown or 'none yet'}",
         )

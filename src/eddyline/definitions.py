@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from eddyline.catalog import DEAD, INTO, PIPELINE, STREAM, TABLE, Entry
+from eddyline.catalog import DEAD, INTO, OF, PIPELINE, REJECTS, STREAM, TABLE, Entry
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
-from eddyline.runtime.pipelines import LETTERS
 from eddyline.runtime.watermarks import declared_watermark, with_watermark
+from eddyline.source.letters import KEY, LETTERS
 
 Watermark = tuple[str, str] | None
 
@@ -72,9 +72,18 @@ def stream(
 
 def letters(pipeline: str, into: Entry | None) -> Entry:
     """The stream of a pipeline's dead letters."""
+    return _letters(pipeline, PIPELINE, {INTO: into.name if into else ""})
+
+
+def rejects(stream: Entry) -> Entry:
+    """The stream of the dead letters of a stream that Spark reads."""
+    return _letters(stream.name, REJECTS, {OF: stream.id})
+
+
+def _letters(name: str, format: str, options: dict[str, str]) -> Entry:
     return Entry(
-        "", STREAM, pipeline + DEAD, columns_of(LETTERS).json(), ("position",),
-        format=PIPELINE, options={INTO: into.name if into else ""}, operation=OPERATION,
+        "", STREAM, name + DEAD, columns_of(LETTERS).json(), KEY,
+        format=format, options=options, operation=OPERATION,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from eddyline import definitions
-from eddyline.catalog import DEAD, PIPELINE, QUEUE, STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog import DEAD, PIPELINE, QUEUE, REJECTS, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.catalog_store import Request, open_store
 from eddyline.changes import OPERATION
+from eddyline.deadletters import no_replay
 from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.dml import Dml, wrong_query
 from eddyline.errors import CatalogError, DataError, EngineError, QueryError, StateGrowthWarning
@@ -131,8 +133,8 @@ class Engine:
         for entry in self.catalog.entries:
             if entry.format == QUEUE and self._storage_lock.held:
                 follow_queue(self, entry)
-            elif entry.format not in ("", PIPELINE, QUEUE):  # the user attaches what else there is
-                self._sources.attach(entry)
+            elif entry.format not in ("", PIPELINE, QUEUE, REJECTS):  # the user attaches the rest
+                self._sources.attach(entry, self.catalog.letters_of(entry))
 
     # -- definitions -----------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class Engine:
         entry = self._define(
             definitions.stream_of_frame(name, dataframe, op, primary_key, watermark, self.spark)
         )
-        self._sources.attach(entry, dataframe)
+        self._sources.attach(entry, self.catalog.letters_of(entry), dataframe)
         return Stream(self, entry.name)
 
     def create_stream(
@@ -235,7 +237,7 @@ class Engine:
             self._sources.check(entry)
         defined = self._define(entry)
         if not self._sources.attached(defined):
-            self._sources.attach(defined)
+            self._sources.attach(defined, self.catalog.letters_of(defined))
         return Stream(self, defined.name)
 
     def pipeline(
@@ -339,8 +341,10 @@ class Engine:
             if entry is None and if_exists:
                 return
             entry = self.catalog.get(name, kind)
+            letters = self.catalog.letters_of(entry)
             self._save(self.catalog.drop(name))
-            self._forget(entry)
+            for gone in filter(None, (entry, letters)):
+                self._forget(gone)
 
     def pause(self, name: str) -> list[str]:
         """Let a view take no more changes: it keeps the result of the last committed epoch.
@@ -589,20 +593,26 @@ class Engine:
 
     # -- what the handles call -------------------------------------------------------------
 
-    def dead_letters(self, pipeline: str) -> DataFrame:
-        """See `Pipeline.dead_letters`."""
+    def dead_letters(self, name: str) -> DataFrame:
+        """See `Pipeline.dead_letters` and `Stream.dead_letters`."""
         with self._lock:
-            entry = self.catalog.get(pipeline + DEAD, STREAM)
+            entry = self.catalog.get(name + DEAD, STREAM)
             return self._dml(entry.name).rows(entry, None)
 
-    def revive(self, pipeline: str, where: str | None, *, again: bool) -> int:
-        """See `Pipeline.replay` and `Pipeline.discard`."""
+    def revive(self, name: str, where: str | None, *, again: bool) -> int:
+        """See `replay` and `discard` of `Pipeline`, and `Stream.discard`."""
         with self._lock:
             self._writable()
-            entry = self.catalog.get(pipeline + DEAD, STREAM)
-            connected = self._sources.pipeline(entry)
+            entry = self.catalog.get(name + DEAD, STREAM)
+            if entry.format == REJECTS and again:
+                raise no_replay(name)
+            take_out = (
+                self._sources.rejects(entry).discard
+                if entry.format == REJECTS
+                else partial(self._sources.pipeline(entry).revive, again=again)
+            )
             letters = self._dml(f"{entry.name} {where or ''}").rows(entry, where).toArrow()
-            connected.revive(letters, again=again)
+            take_out(letters)
             return int(letters.num_rows)
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
@@ -733,8 +743,14 @@ class Engine:
                     raise definitions.taken(present)
                 return present
             self._writable()
-            self._save(self.catalog.add(entry))
-            return self.catalog.get(entry.name)
+            catalog = self.catalog.add(entry)
+            if entry.rejects:
+                letters = definitions.rejects(catalog.get(entry.name))
+                if (present := catalog.find(letters.name)) is not None:
+                    raise definitions.taken(present)
+                catalog = catalog.add(letters)
+            self._save(catalog)
+            return catalog.get(entry.name)
 
     def _plan(self, entry: Entry) -> CompiledPlan:
         compiled = self._plans.get(entry.id)

@@ -68,6 +68,18 @@ class Stream:
         """The columns."""
         return self.engine.catalog.get(self.name, STREAM).columns
 
+    def dead_letters(self) -> DataFrame:
+        """The records that could not be taken in, as of now; see the stream `<name>__dead`."""
+        return self.engine.dead_letters(self.name)
+
+    def discard(self, where: str | None = None) -> int:
+        """Drop dead letters for good; how many.
+
+        Args:
+            where: a condition on their columns, as in SQL; None: all.
+        """
+        return self.engine.revive(self.name, where, again=False)
+
 
 @dataclass(frozen=True, slots=True)
 class View:

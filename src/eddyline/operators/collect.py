@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.changes import APPEND, HASH, OPERATION, REJECT, SEQUENCE, WEIGHT
+from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import hashes_of, identities, with_weights
@@ -58,7 +58,6 @@ class Apply:
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """See the class."""
-        delta = delta.filter(pc.not_equal(delta[OPERATION], REJECT))
         stored = state[ROWS].lookup(hashes_of(delta))
         return Step([], {ROWS: self.resolve(delta, stored)})
 

@@ -25,9 +25,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.catalog import Entry
-from eddyline.changes import APPEND, DELETE, OPERATION
+from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError, EngineError, QueueError
-from eddyline.operators.base import numbered
 from eddyline.relay.acker import new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.flow import FlowControl
@@ -49,14 +48,10 @@ from eddyline.relay.records import (
 from eddyline.runtime.outcomes import BACK, Outcome, Place
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.waves import Waves
+from eddyline.source.letters import operations
 from eddyline.source.log import write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
-
-LETTERS = (
-    "position BIGINT, payload BINARY, key BINARY, bolt STRING, error STRING, attempts INT, "
-    "received TIMESTAMP, died TIMESTAMP"
-)
 
 TUPLE_ROWS = 1000
 SLOW_S = 1.0
@@ -200,8 +195,8 @@ class PipelineStream:
                     [columns.get(f.name, pa.nulls(letters.num_rows, f.type)) for f in RECORDS],
                     names=RECORDS.names,
                 ).cast(RECORDS)
-            operations = _operations(letters, DELETE)
-            self._commit(Batch(number, ()), [], back, operations, -letters.num_rows)
+            taken_out = operations(letters, DELETE)
+            self._commit(Batch(number, ()), [], back, taken_out, -letters.num_rows)
             if self._waiting is not None:
                 self._waiting.add(back)
 
@@ -271,7 +266,7 @@ class PipelineStream:
                     for row in reports.filter(pc.is_valid(reports["file"])).to_pylist()
                 ]
                 committing = True
-                self._commit(batch, outputs, back, _operations(letters, APPEND), letters.num_rows)
+                self._commit(batch, outputs, back, operations(letters, APPEND), letters.num_rows)
             except BaseException:
                 if not committing or not self.place.outcomes():
                     self.queue.abandon(batch)
@@ -311,16 +306,16 @@ class PipelineStream:
         batch: Batch,
         outputs: Sequence[Segment],
         back: pa.Table,
-        operations: pa.Table,
+        changes: pa.Table,
         dead: int,
     ) -> None:
         """Make the outcome of a batch durable, and tell it on."""
         place, number = self.place, batch.number
         letters: tuple[Segment, ...] = ()
-        if operations.num_rows:
+        if changes.num_rows:
             place.letters.clear(number)
             name = f"{place.letters.folder}/{number:012d}-letters.arrow"
-            letters = (write_rows(place.files, name, operations),)
+            letters = (write_rows(place.files, name, changes),)
         kept = None
         if back.num_rows:
             kept = write_rows(place.files, place.name(number, BACK), back)
@@ -397,13 +392,6 @@ def _sorted_out(
         }
     )
     return back, letters
-
-
-def _operations(letters: pa.Table, operation: str) -> pa.Table:
-    """Entries of the redo log of dead letters."""
-    kinds = pa.array([operation] * letters.num_rows, pa.string())
-    plain = letters.rename_columns(numbered("c", letters.num_columns))
-    return plain.append_column(OPERATION, kinds)
 
 
 def open_queue(entry: Entry) -> DataQueue:

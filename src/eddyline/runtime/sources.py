@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from eddyline.catalog import INTO, PIPELINE, VIEW, Catalog, Entry
+from eddyline.changes import quoted
 from eddyline.errors import CatalogError, DataError
 from eddyline.runtime.outcomes import FOLDER as PIPELINES
 from eddyline.runtime.outcomes import Place
@@ -19,16 +21,18 @@ from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.session import ZONE, cloned
 from eddyline.source.generator import FORMAT as GENERATOR
 from eddyline.source.generator import Generator
+from eddyline.source.letters import Rejects
 from eddyline.source.log import RedoLog
 from eddyline.source.ndjson import readable
 from eddyline.source.segments import NDJSON, PARQUET, Segment
-from eddyline.source.streams import FileStream, GeneratedStream, SparkStream
+from eddyline.source.streams import FILE, RECORD, FileStream, GeneratedStream, SparkStream
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
 FILES_PER_EPOCH = "maxFilesPerTrigger"
 _VECTORISED_FORMATS = {"json": NDJSON, "parquet": PARQUET}
 _VECTORISED_OPTIONS = frozenset(("path", FILES_PER_EPOCH))
+_CORRUPT = "columnnameofcorruptrecord"
 _OWN_SCHEMA = frozenset(("rate", "rate-micro-batch", "kafka"))
 
 
@@ -43,6 +47,7 @@ class Sources:
     _streams: dict[str, SparkStream | FileStream | GeneratedStream | PipelineStream] = field(
         default_factory=dict
     )
+    _rejects: dict[str, Rejects] = field(default_factory=dict)
 
     def log(self, entry: Entry) -> RedoLog:
         """The redo log of a table or stream."""
@@ -51,8 +56,12 @@ class Sources:
             log = self._logs[entry.source] = RedoLog(self.files, entry.source)
         return log
 
-    def attach(self, entry: Entry, frame: DataFrame | None = None) -> None:
-        """Connect a stream: to a streaming DataFrame, or to what its format and options say."""
+    def attach(self, entry: Entry, letters: Entry | None, frame: DataFrame | None = None) -> None:
+        """Connect a stream: to a streaming DataFrame, or to what its format and options say.
+
+        Args:
+            letters: the stream of its dead letters, where it has one.
+        """
         self._detach(entry)
         if frame is None and entry.format.lower() == GENERATOR:
             generator = Generator.of(entry.options)
@@ -67,8 +76,11 @@ class Sources:
                 self.log(entry),
             )
             return
+        decoded = frame is None and entry.drops_malformed
         if frame is None:
             frame = self._frame(entry)
+        if letters is not None:
+            self._rejects[letters.id] = Rejects(self.files, self.log(letters))
         self._streams[entry.id] = SparkStream(
             entry.name,
             frame,
@@ -78,6 +90,8 @@ class Sources:
             self.files,
             self.log(entry),
             f"checkpoints/{entry.id}",
+            self._rejects.get(letters.id) if letters is not None else None,
+            decoded=decoded,
         )
 
     def attach_pipeline(
@@ -108,6 +122,17 @@ class Sources:
                 f"the pipeline of {letters.name} is not connected",
                 condition="NOT_CONNECTED",
                 hint="call engine.pipeline(...) with its bolts again, after opening the storage",
+            )
+        return found
+
+    def rejects(self, letters: Entry) -> Rejects:
+        """The dead letters of a stream that Spark reads; CatalogError if it isn't connected."""
+        found = self._rejects.get(letters.id)
+        if found is None:
+            raise CatalogError(
+                f"the stream of {letters.name} is not connected",
+                condition="NOT_CONNECTED",
+                hint="call engine.stream(...) again, after opening the storage",
             )
         return found
 
@@ -142,19 +167,36 @@ class Sources:
         columns = StructType([*entry.columns])
         if entry.operation:
             columns.add(entry.operation, "string")
-        return self.open(entry.format, columns, entry.options)
+        if not entry.drops_malformed:
+            return self.open(entry.format, columns, entry.options)
+        # what would be dropped is kept apart: the same records, as Spark's other mode tells them
+        kept = {k: v for k, v in entry.options.items() if k.lower() not in ("mode", _CORRUPT)}
+        read = StructType([*columns]).add(RECORD, "string")
+        return self.open(entry.format, read, {**kept, _CORRUPT: RECORD}, from_file=True)
 
     def open(
-        self, format: str, columns: StructType | None, options: Mapping[str, str]
+        self,
+        format: str,
+        columns: StructType | None,
+        options: Mapping[str, str],
+        *,
+        from_file: bool = False,
     ) -> DataFrame:
-        """A streaming DataFrame; DataError if Spark can't open it."""
+        """A streaming DataFrame; DataError if Spark can't open it.
+
+        Args:
+            from_file: with the column `FILE` besides, where each row is from.
+        """
         session = cloned(self.spark, **{ZONE: self.zone})
         reader = session.readStream.format(format).options(**options)
         if columns is not None and format.lower() not in _OWN_SCHEMA:
             reader = reader.schema(columns)
         try:
             frame = reader.load()
-            return frame if columns is None else frame.select(*columns.names)
+            if columns is None:
+                return frame
+            more = [expr("_metadata.file_path").alias(FILE)] if from_file else []
+            return frame.select(*map(quoted, columns.names), *more)
         except Exception as error:  # Spark's own errors, of many classes
             raise DataError(
                 f"a stream of format {format} can't be opened: {_told(error)}",
@@ -246,6 +288,9 @@ class Sources:
         """Whether our own reader gives what Spark's would."""
         kind = _VECTORISED_FORMATS.get(entry.format.lower())
         if kind is None or entry.arranged or "path" not in entry.options:
+            return False
+        corrupt = self.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
+        if corrupt in entry.columns.names:  # which Spark's reader fills
             return False
         if not set(entry.options) <= _VECTORISED_OPTIONS:
             return False

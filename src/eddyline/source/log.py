@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.errors import StateError
 from eddyline.source.segments import LOG, Segment, verify_segment
@@ -18,7 +19,8 @@ SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
 MARK = "watermark-"
-LOGGED = "file string, rows long, crc long"
+BAD = ["payload", "error"]  # of a record that is kept apart
+LOGGED = "file string, rows long, crc long, dead boolean"
 
 
 class RedoLog:
@@ -180,9 +182,10 @@ def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class LogTask:
-    """Writes the rows of a micro-batch into files of the redo log, one a task.
+    """Writes the rows of a micro-batch into files of the redo log, one or two a task.
 
-    Input: `c0..` and for a stream of operations `op`. Output: one row a file: `LOGGED`.
+    Input: `c0..` and for a stream of operations `op`; where records may be bad, `payload` and
+    `error` behind them, which are null for good ones. Output: one row a file: `LOGGED`.
     """
 
     files: Files
@@ -190,12 +193,20 @@ class LogTask:
     number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The files' names and numbers of rows."""
+        """The files' names and numbers of rows, and whether the rows are bad records."""
         received = [batch for batch in batches if batch.num_rows]
-        if received:
-            name = f"{self.folder}/{self.number:012d}-{uuid.uuid4().hex[:8]}.arrow"
-            segment = write_rows(self.files, name, pa.Table.from_batches(received))
-            numbers = [pa.array([value], pa.int64()) for value in (segment.rows, segment.crc)]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([segment.file]), *numbers], names=["file", "rows", "crc"]
-            )
+        if not received:
+            return
+        rows, dead = pa.Table.from_batches(received), None
+        if "error" in rows.column_names:
+            bad = pc.is_valid(rows["error"])
+            rows, dead = rows.filter(pc.invert(bad)), rows.filter(bad).select(BAD)
+            rows = rows.drop_columns(BAD)
+        for table in (rows, dead):
+            if table is not None and table.num_rows:
+                name = f"{self.folder}/{self.number:012d}-{uuid.uuid4().hex[:8]}.arrow"
+                segment = write_rows(self.files, name, table)
+                told = [segment.file, segment.rows, segment.crc, table is dead]
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([value]) for value in told], names=["file", "rows", "crc", "dead"]
+                )

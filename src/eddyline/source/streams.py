@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
@@ -13,18 +14,21 @@ from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from eddyline.changes import APPEND, DELETE, OPERATION, REJECT, quoted
+from eddyline.changes import APPEND, DELETE, OPERATION, quoted
 from eddyline.errors import EngineError, StateError
 from eddyline.source.generator import Generator
-from eddyline.source.log import LOGGED, LogTask, RedoLog
+from eddyline.source.letters import Rejects
+from eddyline.source.log import BAD, LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, NDJSON, NEXMARK, PARQUET, Segment
 from eddyline.storage.files import Files
 
 APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
 UPDATE_CODES = ("u", "U", "update")  # the new row only: needs a key to find the old one
 DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D")
+REJECT = "reject"  # what any other code is taken for
 
 FILE_PART_BYTES = 32 << 20
+RECORD, FILE = "eddyline record", "eddyline file"  # columns of what can't be decoded
 
 
 @dataclass(slots=True)
@@ -33,6 +37,15 @@ class SparkStream:
 
     Spark numbers its micro-batches and repeats the last one after a crash; the number is the
     entry's, so that a batch is in the log once.
+
+    Attributes:
+        name, columns: of the stream.
+        frame: what Spark reads.
+        operation: its column of operations.
+        keyed: a later row of a key replaces the earlier.
+        rejects: the dead letters, where records may be bad.
+        decoded: the frame has the columns `RECORD` and `FILE`, of records that can't be decoded.
+        query: while it runs.
     """
 
     name: str
@@ -43,6 +56,8 @@ class SparkStream:
     files: Files
     log: RedoLog
     checkpoint: str
+    rejects: Rejects | None = None
+    decoded: bool = False
     query: StreamingQuery | None = field(default=None)
 
     def pull(self) -> None:
@@ -87,11 +102,35 @@ class SparkStream:
         columns = [expr(quoted(name)).alias(f"c{i}") for i, name in enumerate(self.columns)]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
+        if self.rejects is not None:
+            columns += [
+                expr(sql).alias(name) for name, sql in zip(BAD, self._bad_sql(), strict=True)
+            ]
         task = LogTask(self.files, self.log.folder, number)
-        written = batch.select(*columns).mapInArrow(task, LOGGED)
-        segments = [Segment(LOG, row.file, row.rows, crc=row.crc) for row in written.collect()]
-        if segments:
-            self.log.append(number, segments)
+        written = batch.select(*columns).mapInArrow(task, LOGGED).collect()
+        good, bad = (
+            [Segment(LOG, row.file, row.rows, crc=row.crc) for row in written if row.dead is dead]
+            for dead in (False, True)
+        )
+        if bad and self.rejects is not None:
+            self.rejects.keep(number, bad, time.time_ns() // 1000)
+        if good:
+            self.log.append(number, good)
+
+    def _bad_sql(self) -> tuple[str, str]:
+        """What a record that is kept apart was, and why it is; both null for a good one."""
+        payload, error = "case", "case"
+        if self.decoded:
+            record, told = quoted(RECORD), "'malformed record in ' || " + quoted(FILE)
+            payload += f" when {record} is not null then cast({record} as binary)"
+            error += f" when {record} is not null then {told}"
+        if self.operation is not None:
+            unknown = f"{_operation_sql(self.operation, self.keyed)} = '{REJECT}'"
+            names = ", ".join(map(quoted, [*self.columns, self.operation]))
+            payload += f" when {unknown} then cast(to_json(struct({names})) as binary)"
+            told = f"'unknown operation ' || coalesce({quoted(self.operation)}, 'null')"
+            error += f" when {unknown} then {told}"
+        return f"{payload} end", f"{error} end"
 
     def _make_durable(self, number: int) -> None:
         """Flush Spark's notes on a batch: the log's entry must not outlive them in a power cut."""
@@ -107,11 +146,13 @@ class SparkStream:
     def _check(self, query: StreamingQuery) -> None:
         error = query.exception()
         if error is not None:
+            failfast = "MALFORMED_RECORD" in str(error)
+            way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
             raise EngineError(
                 f"stream {self.name} can't be read: {str(error).splitlines()[0]}",
                 condition="STREAM_FAILED",
                 stream=self.name,
-                hint="mend the source and call advance() again; nothing was lost",
+                hint="mend the source and call advance() again; nothing was lost" + way_out,
             ) from error
 
 
@@ -121,8 +162,8 @@ def _operation_sql(column: str, keyed: bool) -> str:
 
     appends = APPEND_CODES + UPDATE_CODES if keyed else APPEND_CODES
     return (
-        f"case when `{column}` in ({listed(appends)}) then '{APPEND}' "
-        f"when `{column}` in ({listed(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
+        f"case when {quoted(column)} in ({listed(appends)}) then '{APPEND}' "
+        f"when {quoted(column)} in ({listed(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
     )
 
 
