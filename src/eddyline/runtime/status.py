@@ -62,11 +62,12 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
     """Rows an epoch by which the operators' state has grown, the result apart; None if not known."""
     epochs = now.epoch - earlier.epoch
-    grown = _operator_rows(entry, now) - _operator_rows(entry, earlier)
+    grown = operator_rows(entry, now) - operator_rows(entry, earlier)
     return grown / epochs if epochs > 0 else None
 
 
-def _operator_rows(entry: Entry, manifest: Manifest) -> int:
+def operator_rows(entry: Entry, manifest: Manifest) -> int:
+    """Rows of a view's state besides its result."""
     result = manifest.result(entry.id, ROWS)
     held = [runs for name, runs in manifest.of(entry.id).items() if name != result]
     return sum(run.rows for runs in held for run in runs)
