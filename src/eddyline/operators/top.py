@@ -45,9 +45,10 @@ class Top:
     def layouts(self) -> dict[str, Layout]:
         """One arrangement: all rows by group, in order."""
         sorts = numbered("s", len(self.descending))
-        order = map(SortKey, sorts, self.descending, self.nulls_last)
+        order = tuple(map(SortKey, sorts, self.descending, self.nulls_last))
         row = (*numbered("k", self.keys), *sorts, *numbered("c", self.columns))
-        return {SLOT: Layout(row, order=tuple(order))}
+        # without sort keys the rows of a hash are in the order of their values
+        return {SLOT: Layout(row, order=order or (SortKey(HASH, False, False),))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """See the class."""
