@@ -200,6 +200,18 @@ SUBQUERIES = {
     "scalar_having": "SELECT k, count(*) AS n FROM t GROUP BY k HAVING count(*) >= (SELECT count(*) / 4 FROM u)",
     "scalar_two": "SELECT id FROM t WHERE b BETWEEN (SELECT min(v) FROM u) AND (SELECT max(v) + 1 FROM u)",
     "scalar_in_aggregate": "SELECT g, sum(b + (SELECT count(*) FROM u)) AS s FROM t GROUP BY g",
+    "scalar_beside_aggregate": "SELECT count(*) AS n, (SELECT max(v) FROM u) AS m FROM t WHERE g = 1",
+    "scalar_beside_groups": "SELECT k, sum(b + (SELECT min(v) FROM u)) - (SELECT count(*) FROM u) AS s,"
+    " (SELECT max(v) FROM u) + g AS m FROM t GROUP BY k, g",
+    "scalar_grouped_by": "SELECT b > (SELECT avg(v) FROM u) AS more, (SELECT avg(v) FROM u) AS a,"
+    " count(DISTINCT x) AS n FROM t GROUP BY b > (SELECT avg(v) FROM u)",
+    "scalar_beside_distinct": "SELECT DISTINCT k, (SELECT max(v) FROM u) AS m FROM t",
+    "scalar_beside_session": "SELECT session_window(ts, '1 hour').start AS s, collect_set(g) AS gs,"
+    " (SELECT count(*) FROM u) AS n FROM t GROUP BY session_window(ts, '1 hour')",
+    "scalar_over_top": "SELECT id, (SELECT count(DISTINCT 1) FROM u) AS n FROM"
+    " (SELECT id, b, k FROM t ORDER BY b NULLS LAST, k, id LIMIT 4 OFFSET 1)",
+    "scalar_orders": "SELECT id, k, b FROM t ORDER BY abs(b - (SELECT max(v) FROM u)), id, k, b LIMIT 3",
+    "scalar_over_sorted": "SELECT id, k, (SELECT min(v) FROM u) AS m FROM (SELECT * FROM t ORDER BY id)",
     "scalar_top": "SELECT id, (SELECT v FROM u ORDER BY v DESC NULLS LAST, id LIMIT 1) AS m FROM t",
     "scalar_case": "SELECT id, CASE WHEN g > (SELECT avg(v) FROM u) THEN 'hi' ELSE 'lo' END AS c FROM t",
     "scalar_join_condition": "SELECT t.id, u.v FROM t LEFT JOIN u ON t.k = u.k"

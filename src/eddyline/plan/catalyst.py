@@ -81,6 +81,15 @@ class Catalyst:
             return [root]
         return [hit for child in items(root.children()) for hit in self.find(child, accept)]
 
+    def subqueries(self, root: Expression) -> list[Expression]:
+        """The scalar subqueries in an expression."""
+        return self.find(root, lambda name: name == "ScalarSubquery")
+
+    def holds_subquery(self, plan: Plan) -> bool:
+        """Whether an expression anywhere in a plan holds a plan of its own."""
+        patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        return bool(plan.containsPattern(patterns.PLAN_EXPRESSION()))
+
     def rdd_id(self, leaf: Plan) -> int:
         """Which RDD a LogicalRDD leaf stands for."""
         return int(leaf.rdd().id())

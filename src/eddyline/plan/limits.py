@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from eddyline.operators.base import numbered
 from eddyline.operators.top import SLOT, Top
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, text, texts, until
-from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, type_of
+from eddyline.plan.catalyst import Catalyst, Expression, Plan, contains_type, items, kind, type_of
 from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.nodes import Node
 from eddyline.state.front import Ties
@@ -61,7 +61,7 @@ class Chain:
         return tuple(direction(one) for one in self.orders)
 
 
-def chain(node: Plan) -> Chain:
+def chain(catalyst: Catalyst, node: Plan) -> Chain:
     """Read limits, offset and sort off the top of a plan."""
     limit, offset = NO_LIMIT, 0
     projects: list[Plan] = []
@@ -77,7 +77,7 @@ def chain(node: Plan) -> Chain:
             if kind(inner) in ("LocalLimit", "GlobalLimit"):
                 limit = min(limit, int(inner.limitExpr().value()) - offset)
                 below = inner
-        elif name == "Project" and _leads_to_sort(below):
+        elif name == "Project" and _leads_to_sort(catalyst, below):
             projects.append(below)
         else:
             break
@@ -89,10 +89,32 @@ def chain(node: Plan) -> Chain:
     return Chain(below, orders, limit, offset, projects[::-1])
 
 
-def _leads_to_sort(node: Plan) -> bool:
+def _leads_to_sort(catalyst: Catalyst, node: Plan) -> bool:
+    """Whether only limits and projections of a row's own values lie above a sort."""
     while kind(node) in ("Project", "GlobalLimit", "LocalLimit", "Offset"):
+        if _asks(catalyst, node):
+            return False
         node = node.child()
     return kind(node) == "Sort"
+
+
+def _asks(catalyst: Catalyst, node: Plan) -> bool:
+    """Whether it is a projection with scalar subqueries."""
+    return kind(node) == "Project" and any(map(catalyst.subqueries, items(node.projectList())))
+
+
+def subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
+    """Limits over a projection with scalar subqueries as the projection over the limits.
+
+    Which rows are left doesn't depend on the projection, and it would hide the sort below it.
+    """
+    if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
+        return node
+    below = node.child()
+    child = subqueries_above(catalyst, below)
+    if _asks(catalyst, child):
+        return catalyst.with_child(child, catalyst.with_child(node, child.child()))
+    return catalyst.with_child(node, child) if child is not below else node
 
 
 def ordered(
@@ -103,10 +125,11 @@ def ordered(
     Returns:
         the delta, the attributes of the sort keys in it, and how they sort.
     """
-    found = chain(node)
+    node = subqueries_above(build.catalyst, node)
+    found = chain(build.catalyst, node)
     if not found.orders:
         return lower(node), [], ()
-    delta, keys = _with_keys(build, lower(found.below), found)
+    delta, keys = _with_keys(build, found, lower)
     if found.limited:
         delta, keys = _top(build, delta, found, keys)
     for project in found.projects:
@@ -119,8 +142,11 @@ def ordered(
 
 def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """LIMIT somewhere within a query."""
-    found = chain(node)
-    delta, keys = _with_keys(build, lower(found.below), found)
+    above = subqueries_above(build.catalyst, node)
+    if above is not node:
+        return lower(above)
+    found = chain(build.catalyst, node)
+    delta, keys = _with_keys(build, found, lower)
     if found.limited:
         delta, keys = _top(build, delta, found, keys)
     for project in found.projects:
@@ -131,11 +157,18 @@ def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     return delta
 
 
-def _with_keys(build: Build, delta: Delta, found: Chain) -> tuple[Delta, list[Expression]]:
-    aliases = [build.catalyst.alias(order.child(), "order") for order in found.orders]
-    columns = [*items(found.below.output()), *aliases, delta.weight]
-    plan = build.catalyst.project(columns, delta.plan)
-    return replace(delta, plan=plan), [alias.toAttribute() for alias in aliases]
+def _with_keys(
+    build: Build, found: Chain, lower: Callable[[Plan], Delta]
+) -> tuple[Delta, list[Expression]]:
+    catalyst = build.catalyst
+    aliases = [catalyst.alias(order.child(), "order") for order in found.orders]
+    keys = [alias.toAttribute() for alias in aliases]
+    columns = [*items(found.below.output()), *aliases]
+    if any(map(catalyst.subqueries, aliases)):
+        return lower(catalyst.project(columns, found.below)), keys
+    delta = lower(found.below)
+    plan = catalyst.project([*columns, delta.weight], delta.plan)
+    return replace(delta, plan=plan), keys
 
 
 def _top(

@@ -96,6 +96,11 @@ def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
     in_place = delta.in_place
     if not in_place:
         rows = build.shuffled(rows, single=False)
+    if catalyst.holds_subquery(catalyst.plan(rows)):  # it would see the changes, not the rows
+        raise build.refused(
+            "a subquery stands where no live view can keep it",
+            "join it, or put it into the SELECT or WHERE of a subquery",
+        )
     done = build.run(rows, Materialize(len(columns)), [], single=in_place and delta.single)
     schema = StructType(
         [
@@ -386,12 +391,12 @@ def _without_scalar_subqueries(build: Build, node: Plan) -> Plan:
     """Join the one row of each uncorrelated scalar subquery to the node's input."""
     catalyst = build.catalyst
     found = [
-        hit
-        for expression in items(node.expressions())
-        for hit in catalyst.find(expression, lambda name: name == "ScalarSubquery")
+        hit for expression in items(node.expressions()) for hit in catalyst.subqueries(expression)
     ]
     if not found:
         return node
+    if kind(node) == "Aggregate" and (above := _finished_above(build, node)) is not None:
+        return above
     replaced: dict[int, Expression] = {}
     child = items(node.children())[0]
     for subquery in found:
@@ -422,6 +427,34 @@ def _without_scalar_subqueries(build: Build, node: Plan) -> Plan:
     if kind(node) in ("Filter", "Join"):  # its output has grown by the subquery's column
         rewritten = catalyst.project(output, rewritten)
     return rewritten
+
+
+def _finished_above(build: Build, node: Plan) -> Plan | None:
+    """An aggregate whose results hold scalar subqueries, as a projection over one without.
+
+    None where all subqueries are in what it groups by or calls.
+    """
+    catalyst = build.catalyst
+    keys = items(node.groupingExpressions())
+    below: list[Expression] = []
+
+    def pull(expression: Expression) -> Expression | None:
+        grouped = any(expression.semanticEquals(key) for key in keys)
+        if not grouped and kind(expression) != "AggregateExpression":
+            return None
+        known = next((one for one in below if one.child().semanticEquals(expression)), None)
+        if known is None:
+            below.append(known := catalyst.alias(expression, f"p{len(below)}"))
+        return known.toAttribute()
+
+    results = [catalyst.rewrite(result, pull) for result in items(node.aggregateExpressions())]
+    if not any(map(catalyst.subqueries, results)):
+        return None
+    named = [
+        result if kind(result) == "Alias" else catalyst.alias(result, old.name(), old)
+        for result, old in zip(results, items(node.aggregateExpressions()), strict=True)
+    ]
+    return catalyst.project(named, catalyst.aggregate(keys, below, items(node.children())[0]))
 
 
 def _refuse(build: Build, analyzed: Plan) -> None:
