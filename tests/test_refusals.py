@@ -36,6 +36,11 @@ REFUSED = {
     "current_date": ("SELECT current_date() AS c FROM t", "NOT_LIVE", "current_date"),
     "localtimestamp": ("SELECT localtimestamp() AS c FROM t", "NOT_LIVE", "localtimestamp"),
     "unix_timestamp": ("SELECT unix_timestamp() AS c FROM t", "NOT_LIVE", "current_timestamp"),
+    "TIMESTAMP 'now', escaped": (
+        r"SELECT id FROM t WHERE ts > TIMESTAMP 'n\u006fw'",
+        "NOT_LIVE",
+        "'now'",
+    ),
     "TIMESTAMP 'now'": ("SELECT id FROM t WHERE ts > TIMESTAMP 'now'", "NOT_LIVE", "'now'"),
     "DATE 'today'": ('SELECT DATE "Today" - INTERVAL 1 DAY AS d FROM t', "NOT_LIVE", "'Today'"),
     "a text that is compared": ("SELECT id FROM t WHERE ts > ' Yesterday '", "NOT_LIVE", "Yester"),

@@ -130,7 +130,9 @@ class Catalyst:
         if not all(place.isDefined() for place in places):
             return ""
         query, start, stop = (place.get() for place in places)
-        return str(query[start : stop + 1]).strip("\"'").replace('"', "'").rpartition("'")[2]
+        text = query[start : stop + 1].strip("\"'").replace('"', "'").rpartition("'")[2]
+        parser = self._object("org.apache.spark.sql.catalyst.util.SparkParserUtils")
+        return str(parser.unescapeSQLString(f"'{text}'", False))
 
     def is_session(self, key: Expression) -> bool:
         """Whether Spark merges the values of a grouping key that overlap, as `session_window` asks."""
