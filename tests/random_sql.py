@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME = (
+INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT = (
     "BIGINT",
     "STRING",
     "DOUBLE",
@@ -27,9 +27,12 @@ INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME = (
     "DATE",
     "BOOLEAN",
     "TIMESTAMP",
+    "ARRAY<BIGINT>",
+    "STRUCT<a: BIGINT, b: STRING>",
 )
 INEXACT, LIST = "inexact", "list"  # of results only
-TYPES = (INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME)
+TYPES = (INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT)
+SORTED = TYPES[:-2]  # before LIMIT
 
 VALUES: dict[str, list[Any]] = {
     INT: [1, 2, 3, 0, -2, None],
@@ -42,6 +45,8 @@ VALUES: dict[str, list[Any]] = {
         datetime(2024, 2, 29, *time, tzinfo=UTC) for time in ((0,), (0, 20), (1, 5, 0, 1), (23, 59))
     ]
     + [None],
+    ARRAY: [[1], [1, 2], [], [None, 3, 3], None],
+    STRUCT: [(1, "a"), (1, "b"), (None, None), (3, None), None],
 }
 LITERALS = {
     INT: ["1L", "0L", "3L"],
@@ -51,6 +56,8 @@ LITERALS = {
     DATE: ["DATE '2024-01-02'"],
     BOOL: ["true", "false"],
     TIME: ["TIMESTAMP '2024-02-29 00:20:00'"],
+    ARRAY: ["array(1L)", "CAST(array() AS ARRAY<BIGINT>)"],
+    STRUCT: ["struct(1L AS a, 'b' AS b)"],
 }
 
 
@@ -160,7 +167,7 @@ class Grammar:
         operators = (
             self.projected, self.filtered, self.grouped, self.joined, self.distinct, self.united,
             self.windowed, self.limited, self.ranked, self.with_subquery, self.with_scalar, self.rolled_up,
-            self.timed,
+            self.timed, self.exploded, self.lateral,
         )  # fmt: skip
         return self.pick(operators)(depth)
 
@@ -191,6 +198,8 @@ class Grammar:
                 lambda: f"pmod({part(INT)}, 3L)",
                 lambda: f"CAST(length({part(TEXT)}) AS BIGINT)",
                 lambda: f"CAST(day({part(DATE)}) AS BIGINT)",
+                lambda: f"CAST(size({part(ARRAY)}) AS BIGINT)",
+                lambda: f"{part(STRUCT)}.a",
             ],
             TEXT: [
                 lambda: f"concat({part(TEXT)}, {part(TEXT)})",
@@ -218,6 +227,11 @@ class Grammar:
                 lambda: f"date_trunc('hour', {part(TIME)})",
                 lambda: f"CAST({part(DATE)} AS TIMESTAMP)",
             ],
+            ARRAY: [
+                lambda: f"array({part(INT)}, {part(INT)})",
+                lambda: f"array_distinct({part(ARRAY)})",
+            ],
+            STRUCT: [lambda: f"struct({part(INT)} AS a, {part(TEXT)} AS b)"],
         }
         return self.pick(operations[kind])()
 
@@ -332,6 +346,30 @@ class Grammar:
             [*items, *keys, self.call(source)], f"FROM {source.text} q GROUP BY {groups}"
         )
 
+    def exploded(self, depth: int) -> Relation:
+        """A row for each element of an array."""
+        source = self.below(depth)
+        arrays = source.of(ARRAY)
+        if not arrays:
+            return self.projected(depth)
+        how = self.pick(["LATERAL VIEW", "LATERAL VIEW OUTER"])
+        items = [(f"q.{name}", kind) for name, kind in self.some(source.columns)]
+        tail = f"FROM {source.text} q {how} explode(q.{self.pick(arrays)}) e AS one"
+        return _select([*items, ("e.one", INT)], tail)
+
+    def lateral(self, depth: int) -> Relation:
+        """A subquery that is run for each row of the other side."""
+        left, right = self.below(depth), self.below(depth)
+        kinds = [kind for kind in TYPES if left.of(kind) and right.of(kind)]
+        if not kinds:
+            return self.joined(depth)
+        kind = self.pick(kinds)
+        where = f"s.{self.pick(right.of(kind))} = l.{self.pick(left.of(kind))}"
+        call, result = self.call(right, "s.")
+        inner = f"(SELECT {call} AS one FROM {right.text} s WHERE {where})"
+        items = [(f"l.{name}", kind) for name, kind in self.some(left.columns)]
+        return _select([*items, ("r.one", result)], f"FROM {left.text} l, LATERAL {inner} r")
+
     def joined(self, depth: int) -> Relation:
         left, right = self.below(depth), self.below(depth)
         pairs = [
@@ -403,6 +441,11 @@ class Grammar:
                         ]
                     )
                     ways.append((f"{text} OVER ({partition}ORDER BY {order}{frame})", kind))
+                if kind != INEXACT and "approx" not in text and source.of(INT):
+                    frame = f"ORDER BY {self.pick(source.of(INT))} RANGE BETWEEN 1 PRECEDING AND"
+                    ways.append(
+                        (f"{text} OVER ({partition}{frame} {self.pick(['1 FOLLOWING', 'CURRENT ROW'])})", kind)
+                    )  # fmt: skip
         key = self.pick(source.exact or ["1L"])
         ways += [(f"CAST({name}() OVER ({partition}ORDER BY {key} {self.pick(['', 'DESC'])}) AS BIGINT)", INT)
                  for name in ("rank", "dense_rank")]  # fmt: skip
@@ -436,8 +479,8 @@ class Grammar:
         return _select(source.columns, tail + self.pick(["", " OFFSET 1"]))
 
     def _total(self, source: Relation) -> str:
-        """An order by all columns; empty where one of them can't be compared."""
-        if len(source.exact) < len(source.columns):
+        """An order by all columns; empty where one of them can't be sorted."""
+        if len(source.of(*SORTED)) < len(source.columns):
             return ""
         names = self.draw(st.permutations(source.exact))
         return ", ".join(f"{n} {self.pick(['', 'DESC', 'NULLS LAST'])}".strip() for n in names)

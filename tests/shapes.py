@@ -200,6 +200,8 @@ SUBQUERIES = {
     "scalar_having": "SELECT k, count(*) AS n FROM t GROUP BY k HAVING count(*) >= (SELECT count(*) / 4 FROM u)",
     "scalar_two": "SELECT id FROM t WHERE b BETWEEN (SELECT min(v) FROM u) AND (SELECT max(v) + 1 FROM u)",
     "scalar_in_aggregate": "SELECT g, sum(b + (SELECT count(*) FROM u)) AS s FROM t GROUP BY g",
+    "never_joined": "SELECT t.id, u.v FROM t FULL JOIN u ON t.k <=> u.k AND 'a' IS NULL",
+    "never_of_two": "SELECT t.k, max(u.v) AS v FROM t LEFT JOIN u ON 1 = 0 GROUP BY t.k",
     "scalar_beside_aggregate": "SELECT count(*) AS n, (SELECT max(v) FROM u) AS m FROM t WHERE g = 1",
     "scalar_beside_groups": "SELECT k, sum(b + (SELECT min(v) FROM u)) - (SELECT count(*) FROM u) AS s,"
     " (SELECT max(v) FROM u) + g AS m FROM t GROUP BY k, g",

@@ -32,6 +32,8 @@ _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts
 MICROSECONDS = 1_000_000
 _OVERLAP_MAX = 24 * 3600 * MICROSECONDS  # clocks are never set back by a day
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
 
 class Catalyst:
@@ -371,8 +373,17 @@ class Catalyst:
         return frame._jdf.queryExecution().analyzed()
 
     def executable(self, frame: DataFrame) -> Plan:
-        """The physical plan of a DataFrame; run it with `run`."""
-        return frame._jdf.queryExecution().executedPlan()
+        """The physical plan of a DataFrame; run it with `run`.
+
+        No operator may go: behind a condition that is never true it keeps its state all the same.
+        """
+        conf = self._jsession.conf()
+        excluded = conf.get(_EXCLUDED_RULES)
+        conf.set(_EXCLUDED_RULES, f"{excluded},{_PRUNING}")
+        try:
+            return frame._jdf.queryExecution().executedPlan()
+        finally:
+            conf.set(_EXCLUDED_RULES, excluded)
 
     def run(self, physical: Plan) -> None:
         """Execute a fresh copy of a physical plan for its side effects.
