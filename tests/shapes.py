@@ -212,6 +212,8 @@ SUBQUERIES = {
     " (SELECT count(*) FROM u) AS n FROM t GROUP BY session_window(ts, '1 hour')",
     "scalar_over_top": "SELECT id, (SELECT count(DISTINCT 1) FROM u) AS n FROM"
     " (SELECT id, b, k FROM t ORDER BY b NULLS LAST, k, id LIMIT 4 OFFSET 1)",
+    "scalar_over_top_twice": "SELECT id, m + b AS x, m - b AS y FROM (SELECT id, b, (SELECT max(v) FROM u) AS m"
+    " FROM (SELECT * FROM t ORDER BY b NULLS LAST, k, id LIMIT 3)) LIMIT 9",
     "scalar_orders": "SELECT id, k, b FROM t ORDER BY abs(b - (SELECT max(v) FROM u)), id, k, b LIMIT 3",
     "scalar_over_sorted": "SELECT id, k, (SELECT min(v) FROM u) AS m FROM (SELECT * FROM t ORDER BY id)",
     "scalar_top": "SELECT id, (SELECT v FROM u ORDER BY v DESC NULLS LAST, id LIMIT 1) AS m FROM t",

@@ -104,16 +104,20 @@ def _asks(catalyst: Catalyst, node: Plan) -> bool:
 
 
 def subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
-    """Limits over a projection with scalar subqueries as the projection over the limits.
+    """Limits over projections with scalar subqueries as the projections over the limits.
 
-    Which rows are left doesn't depend on the projection, and it would hide the sort below it.
+    Which rows are left doesn't depend on these, and they would hide the sort below them.
     """
     if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
         return node
     below = node.child()
     child = subqueries_above(catalyst, below)
-    if _asks(catalyst, child):
-        return catalyst.with_child(child, catalyst.with_child(node, child.child()))
+    asking = child
+    while kind(asking) == "Project" and not _asks(catalyst, asking):
+        asking = asking.child()
+    if _asks(catalyst, asking):
+        lower = catalyst.with_child(node, child.child())
+        return catalyst.with_child(child, subqueries_above(catalyst, lower))
     return catalyst.with_child(node, child) if child is not below else node
 
 
