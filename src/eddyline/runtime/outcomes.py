@@ -97,7 +97,7 @@ class Place:
 
     def forget(self, outcome: Outcome, status: Mapping[str, Any]) -> None:
         """All that follows from an outcome is done; `status` is told to other processes."""
-        for what in (_OUTCOME, BACK):
+        for what in (BACK, _OUTCOME):  # what is removed last says that there is more to remove
             self.files.remove(self.name(outcome.batch.number, what))
         self.files.write_json(f"{self.folder}/{_STATUS}", status, durable=False)
 
