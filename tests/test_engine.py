@@ -251,6 +251,18 @@ def test_a_stream_of_operations(engine, tmp_path, spark):
     assert error.value.condition == "NOT_STREAMING"
 
 
+def test_variants_that_are_null_are_kept_and_compared(engine):
+    table = engine.table("t", "id INT, j STRING")
+    engine.view("plain", "SELECT id, parse_json(j) AS x FROM t")
+    engine.view("summed", "SELECT id, sum(id) OVER (ORDER BY id) AS s, x FROM plain")
+    engine.view("best", "SELECT id % 2 AS k, max_by(parse_json(j), id) AS x FROM t GROUP BY id % 2")
+    for given in ([(1, '{"a": 1}'), (2, None)], [(3, None), (4, "[2]")], [(5, "6")]):
+        table.insert(given)
+        engine.advance()
+        assert engine.verify()
+    assert rows(engine.sql("SELECT id FROM summed WHERE x IS NULL")) == [(2,), (3,)]
+
+
 def test_a_batch_of_json_with_odd_lines_is_read_as_spark_reads_it(engine, tmp_path, spark):
     folder = tmp_path / "in"
     folder.mkdir()

@@ -22,6 +22,7 @@ from eddyline.state.kernels import (
     finish,
     hashes_of,
     identities,
+    in_types_of,
     matched,
     measure_series,
     two_product,
@@ -67,7 +68,7 @@ class Reduce:
         delta = self._expand_exact(delta.select(layout.columns))
         old = state[SLOT].lookup(hashes_of(delta))
         held = 0 if old is None else old.num_rows
-        both = delta if old is None else pa.concat_tables([old, delta.cast(old.schema)])
+        both = delta if old is None else pa.concat_tables([old, in_types_of(delta, old.schema)])
 
         frame = identities(both, [HASH, *layout.identity]).with_row_index("row")
         frame = frame.with_columns(measure_series(both, layout.measures))

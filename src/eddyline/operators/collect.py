@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, identities, with_weights
+from eddyline.state.kernels import hashes_of, identities, in_types_of, with_weights
 
 ROWS = "rows"
 
@@ -87,14 +87,14 @@ class Apply:
         touched = identities(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
         gone = old.take(pa.array(touched["at"].to_numpy()))
         gone = with_weights(gone, -gone[WEIGHT].to_numpy())
-        return pa.concat_tables([appended, gone.cast(appended.schema)])
+        return pa.concat_tables([appended, in_types_of(gone, appended.schema)])
 
     def _by_row(self, operations: pa.Table, old: pa.Table) -> pa.Table:
         """A counter that is never below zero ends at total - min(0, lowest prefix)."""
         layout = self.layouts[ROWS]
         rows = [HASH, *layout.identity]
         sign = np.where(pc.equal(operations[OPERATION], APPEND).to_numpy(), 1, -1)
-        both = pa.concat_tables([old, operations.select(layout.columns).cast(old.schema)])
+        both = pa.concat_tables([old, in_types_of(operations.select(layout.columns), old.schema)])
         signed = np.concatenate(
             [old[WEIGHT].to_numpy(), sign * operations[WEIGHT].to_numpy()]
         ).astype(np.int64)

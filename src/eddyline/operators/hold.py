@@ -11,7 +11,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered, without_debts
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
-from eddyline.state.kernels import with_weights
+from eddyline.state.kernels import in_types_of, with_weights
 
 SLOT = "pending"
 NEVER = np.iinfo(np.int64).max  # the time of a row that has none
@@ -48,7 +48,7 @@ class Hold:
             return Step([])
         schema = (given or due)[0].schema
         final = layout.consolidate(
-            pa.concat_tables([t.cast(schema) for t in due] or [given[0][:0]])
+            pa.concat_tables([in_types_of(t, schema) for t in due] or [given[0][:0]])
         )
         final = without_debts("emit final", final)
         change = layout.consolidate(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered, without_debts
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, repeat, sorted_rows
+from eddyline.state.kernels import hashes_of, in_types_of, repeat, sorted_rows
 
 SLOT = "rows"
 VERSION = WEIGHT
@@ -47,7 +47,7 @@ class Regroup:
             new = delta
         else:
             old = layout.consolidate(stored)
-            new = layout.consolidate(pa.concat_tables([old, delta.cast(old.schema)]))
+            new = layout.consolidate(pa.concat_tables([old, in_types_of(delta, old.schema)]))
         new = without_debts("recompute", new)
         versions = [_version(old, -1, layout), _version(new, 1, layout)]
         return Step(versions, {SLOT: delta})

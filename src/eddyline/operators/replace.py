@@ -10,7 +10,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, with_weights
+from eddyline.state.kernels import hashes_of, in_types_of, with_weights
 
 SLOT = "outputs"
 
@@ -38,6 +38,6 @@ class Replace:
         stored = state[SLOT].lookup(hashes_of(delta))
         if stored is not None:
             weights = np.concatenate([new[WEIGHT].to_numpy(), -stored[WEIGHT].to_numpy()])
-            new = with_weights(pa.concat_tables([new, stored.cast(new.schema)]), weights)
+            new = with_weights(pa.concat_tables([new, in_types_of(stored, new.schema)]), weights)
         change = layout.consolidate(new)
         return Step([change.drop_columns([HASH])], {SLOT: change})

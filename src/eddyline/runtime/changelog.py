@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
-from eddyline.state.kernels import Measure, consolidate, identities, repeat
+from eddyline.state.kernels import Measure, consolidate, identities, in_types_of, repeat
 
 SHOWN_ROWS = 5
 
@@ -124,7 +124,7 @@ def difference(left: pa.Table, right: pa.Table) -> Difference:
     """
     columns = [f"c{i}" for i in range(left.num_columns)]
     one = pa.table(left.columns, names=columns)
-    two = pa.table(right.columns, names=columns).cast(one.schema)
+    two = in_types_of(pa.table(right.columns, names=columns), one.schema)
     both = pa.concat_tables(
         [
             one.append_column(WEIGHT, pa.array(np.ones(one.num_rows, np.int64))),

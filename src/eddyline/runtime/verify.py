@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import VariantType
 
 from eddyline.catalog import VIEW, Catalog, Entry
+from eddyline.changes import quoted
 from eddyline.runtime.changelog import Difference, difference
 from eddyline.runtime.results import Results
 from eddyline.runtime.session import cloned
@@ -92,8 +95,20 @@ def verified(
                 if entry.final:
                     content = final_rows(entry, then, content)
                 if compared.get(entry.name) == epoch:
-                    live = results.content(entry, manifest, session).toArrow()
-                    found[entry.name] = difference(live, content.toArrow())
+                    live = results.content(entry, manifest, session)
+                    sides = (_comparable(side).toArrow() for side in (live, content))
+                    found[entry.name] = difference(*sides)
             content.createOrReplaceTempView(entry.name)
     ordered = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
     return Report(manifest.epoch, ordered, paused)
+
+
+def _comparable(frame: DataFrame) -> DataFrame:
+    """The rows with VARIANTs as text: PySpark can't give a null one to Arrow."""
+    columns = []
+    for column in frame.schema:
+        name = quoted(column.name)
+        if isinstance(column.dataType, VariantType):
+            name = f"schema_of_variant({name}) || ' ' || to_json({name})"
+        columns.append(expr(name).alias(column.name))
+    return frame.select(*columns)

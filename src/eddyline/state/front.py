@@ -14,6 +14,7 @@ from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import (
     hashes_of,
     identities,
+    in_types_of,
     matched,
     order_frame,
     ranges,
@@ -57,7 +58,7 @@ def front(
     """
     layout = arrangement.layout
     runs = [*arrangement.tables(), layout.sorted(delta)]
-    runs = [run.cast(runs[0].schema) for run in runs]
+    runs = [in_types_of(run, runs[0].schema) for run in runs]
     keys = groups.column_names
     wanted = identities(groups, keys)
     hashes = hashes_of(groups)

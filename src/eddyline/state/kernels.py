@@ -145,6 +145,18 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
     return total.view(np.int64)
 
 
+def in_types_of(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table in the types of a schema; a column that has its type already stays as it is.
+
+    Arrow's own cast does the same, but refuses a null VARIANT, whose parts can't be null.
+    """
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.table(columns, schema=schema)
+
+
 def consolidate(
     table: pa.Table, identity: Sequence[str], measures: Sequence[tuple[str, Measure]]
 ) -> pa.Table:
