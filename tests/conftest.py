@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from broker import Broker
 
 # A test's JVM lives for minutes: on two cores the optimising compiler costs more than it gives.
+# Without it the JVM would reserve 48 MB for code, which the classes of many queries fill.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"
 os.environ.setdefault(
-    "PYSPARK_SUBMIT_ARGS", "--driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+    "PYSPARK_SUBMIT_ARGS", f"--driver-java-options '{JAVA_OPTIONS}' pyspark-shell"
 )
 # Spark takes the first python3 on the path otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
