@@ -155,6 +155,10 @@ class Grammar:
     def pick(self, values: Any) -> Any:
         return self.draw(st.sampled_from(list(values)))
 
+    def shared(self, left: Relation, right: Relation) -> list[str]:
+        """The types of which both have columns."""
+        return [kind for kind in TYPES if left.of(kind) and right.of(kind)]
+
     def some(self, values: Any, least: int = 1, most: int = 3) -> list[Any]:
         values = list(values)
         count = self.draw(st.integers(min(least, len(values)), min(most, len(values))))
@@ -360,7 +364,7 @@ class Grammar:
     def lateral(self, depth: int) -> Relation:
         """A subquery that is run for each row of the other side."""
         left, right = self.below(depth), self.below(depth)
-        kinds = [kind for kind in TYPES if left.of(kind) and right.of(kind)]
+        kinds = self.shared(left, right)
         if not kinds:
             return self.joined(depth)
         kind = self.pick(kinds)
@@ -412,7 +416,7 @@ class Grammar:
 
     def united(self, depth: int) -> Relation:
         left, right = self.below(depth), self.below(depth)
-        kinds = [kind for kind in TYPES if left.of(kind) and right.of(kind)]
+        kinds = self.shared(left, right)
         wanted = self.some(kinds, 1, 3) or [INT]
         sides = []
         for source in (left, right):
@@ -488,7 +492,7 @@ class Grammar:
     def with_subquery(self, depth: int) -> Relation:
         """EXISTS and IN, plain and negated."""
         source, other = self.below(depth), self.below(depth)
-        kinds = [kind for kind in TYPES if source.of(kind) and other.of(kind)]
+        kinds = self.shared(source, other)
         if not kinds:
             return self.filtered(depth)
         kind = self.pick(kinds)
@@ -510,7 +514,7 @@ class Grammar:
     def with_scalar(self, depth: int) -> Relation:
         """A subquery that gives one value, of the whole relation or by a column."""
         source, other = self.below(depth), self.below(depth)
-        kinds = [kind for kind in TYPES if source.of(kind) and other.of(kind)]
+        kinds = self.shared(source, other)
         call, result = self.call(other, "s.")
         where = ""
         # Spark forgets the order below a LIMIT when it joins a correlated subquery to it

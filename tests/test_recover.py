@@ -392,8 +392,8 @@ def test_a_log_counts_on_after_it_has_forgotten_everything(files: FaultyFiles) -
     files.make_folder("")
     log = RedoLog(files, "t1")
     assert (log.start(), log.end()) == (0, 0)
-    log.append_table(operations("a", "b"))
-    log.append_table(operations("c"))
+    log.append_tables([operations("a", "b")])
+    log.append_tables([operations("c")])
     assert content(log) == ["a", "b", "c"]
     log.forget(2)
     log = RedoLog(files, "t1")
@@ -401,7 +401,7 @@ def test_a_log_counts_on_after_it_has_forgotten_everything(files: FaultyFiles) -
     assert all_names(files) == {"logs/t1/start"}
     assert log.has(1)
     assert not log.has(2)
-    log.append_table(operations("d"))
+    log.append_tables([operations("d")])
     assert content(log, 2) == ["d"]
     with pytest.raises(StateError) as caught:
         log.verify(1)
@@ -414,11 +414,11 @@ def test_an_entry_is_there_or_not(tmp_path: Path) -> None:
     for n in range(1, 8):
         files = FaultyFiles(str(tmp_path / str(n)))
         log = RedoLog(files, "t1")
-        log.append_table(operations("a"))
+        log.append_tables([operations("a")])
         files.arm(n, "crash")
         failed = False
         try:
-            log.append_table(operations("b", "c"))
+            log.append_tables([operations("b", "c")])
         except StorageError:
             failed = True
         assert failed == (n < 7)
@@ -431,7 +431,7 @@ def test_an_entry_is_there_or_not(tmp_path: Path) -> None:
         named = {segment.file for segment in log.segments(0, log.end())}
         entries = {f"logs/t1/{number:012d}.json" for number in range(log.end())}
         assert all_names(files) == named | entries
-        log.append_table(operations("d"))
+        log.append_tables([operations("d")])
         assert content(log) == [*found, "d"]
 
 
@@ -440,7 +440,7 @@ def test_forgetting_may_be_broken_off_anywhere(tmp_path: Path) -> None:
         files = FaultyFiles(str(tmp_path / str(n)))
         log = RedoLog(files, "t1")
         for value in "abc":
-            log.append_table(operations(value))
+            log.append_tables([operations(value)])
         files.arm(n, "crash")
         try:
             log.forget(2)
@@ -457,7 +457,7 @@ def test_forgetting_may_be_broken_off_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_log_is_named(files: FaultyFiles, damage: Callable[[str, int], None]) -> None:
     log = RedoLog(files, "t1")
-    log.append_table(operations("a" * 100))
+    log.append_tables([operations("a" * 100)])
     (segment,) = log.segments(0, 1)
     for name in ("logs/t1/000000000000.json", segment.file):
         path = Path(files.path(name))

@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from eddyline import definitions
 from eddyline.catalog import DEAD, PIPELINE, QUEUE, REJECTS, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.catalog_store import Request, open_store
-from eddyline.changes import OPERATION
 from eddyline.deadletters import no_replay
 from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.dml import Dml, wrong_query
@@ -41,6 +40,7 @@ from eddyline.runtime.sources import Sources
 from eddyline.runtime.status import state_size, storage_status
 from eddyline.runtime.verify import Report, verified
 from eddyline.runtime.watermarks import Watermarks, below
+from eddyline.source.log import as_operations
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import (
@@ -604,13 +604,13 @@ class Engine:
         with self._lock:
             self._writable()
             entry = self.catalog.get(name + DEAD, STREAM)
-            if entry.format == REJECTS and again:
+            take_out: Callable[[pa.Table], None]
+            if entry.format != REJECTS:
+                take_out = partial(self._sources.pipeline(entry).revive, again=again)
+            elif again:
                 raise no_replay(name)
-            take_out = (
-                self._sources.rejects(entry).discard
-                if entry.format == REJECTS
-                else partial(self._sources.pipeline(entry).revive, again=again)
-            )
+            else:
+                take_out = self._sources.rejects(entry).discard
             letters = self._dml(f"{entry.name} {where or ''}").rows(entry, where).toArrow()
             take_out(letters)
             return int(letters.num_rows)
@@ -622,14 +622,12 @@ class Engine:
         parts = []
         for operation, rows in operations:
             given = as_arrow(rows, schema, relation=table, zone=self.zone, required=entry.key)
-            names = [f"c{i}" for i in range(given.num_columns)]
-            kinds = pa.array([operation] * given.num_rows, pa.string())
-            parts.append(given.rename_columns(names).append_column(OPERATION, kinds))
+            parts.append(as_operations(given, operation))
         logged = pa.concat_tables(parts)
         with self._lock:
             self._writable()
             if logged.num_rows:
-                self._sources.log(entry).append_table(logged)
+                self._sources.log(entry).append_tables([logged])
 
     def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
         """The rows of a table or view as of the last, or an earlier committed epoch."""

@@ -17,6 +17,7 @@ from eddyline.relay.queue import Account, DataQueue
 from eddyline.runtime.decode import Decode
 from eddyline.runtime.pipelines import RETRY_DELAY_S, Settings, open_queue
 from eddyline.runtime.reader import arrow_schema
+from eddyline.source.letters import DECODE
 
 if TYPE_CHECKING:
     from eddyline.engine import Engine
@@ -195,7 +196,7 @@ def follow_queue(engine: Engine, entry: Entry) -> None:
     try:
         decode = Decode(arrow_schema(entry.columns, engine.zone), engine.zone)
         pipeline = Pipeline(engine, entry.name, queue, Settings())
-        decoding = pipeline.bolt(decode, "decode", vectorised=True, max_attempts=1)
+        decoding = pipeline.bolt(decode, DECODE, vectorised=True, max_attempts=1)
         engine.attach(decoding, replace(entry, id=""), own_queue=True)
     except BaseException:
         queue.close()

@@ -103,7 +103,7 @@ def _asks(catalyst: Catalyst, node: Plan) -> bool:
     return kind(node) == "Project" and any(map(catalyst.subqueries, items(node.projectList())))
 
 
-def subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
+def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
     """Limits over projections with scalar subqueries as the projections over the limits.
 
     Which rows are left doesn't depend on these, and they would hide the sort below them.
@@ -111,13 +111,13 @@ def subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
     if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
         return node
     below = node.child()
-    child = subqueries_above(catalyst, below)
+    child = _subqueries_above(catalyst, below)
     asking = child
     while kind(asking) == "Project" and not _asks(catalyst, asking):
         asking = asking.child()
     if _asks(catalyst, asking):
         lower = catalyst.with_child(node, child.child())
-        return catalyst.with_child(child, subqueries_above(catalyst, lower))
+        return catalyst.with_child(child, _subqueries_above(catalyst, lower))
     return catalyst.with_child(node, child) if child is not below else node
 
 
@@ -129,10 +129,24 @@ def ordered(
     Returns:
         the delta, the attributes of the sort keys in it, and how they sort.
     """
-    node = subqueries_above(build.catalyst, node)
     found = chain(build.catalyst, node)
     if not found.orders:
         return lower(node), [], ()
+    return *_applied(build, found, lower), found.order()
+
+
+def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
+    """LIMIT somewhere within a query."""
+    above = _subqueries_above(build.catalyst, node)
+    if above is not node:
+        return lower(above)
+    return _applied(build, chain(build.catalyst, node), lower)[0]
+
+
+def _applied(
+    build: Build, found: Chain, lower: Callable[[Plan], Delta]
+) -> tuple[Delta, list[Expression]]:
+    """What a chain makes of the rows below it, with their sort keys as further columns."""
     delta, keys = _with_keys(build, found, lower)
     if found.limited:
         delta, keys = _top(build, delta, found, keys)
@@ -141,24 +155,7 @@ def ordered(
         bounds = projected(build.catalyst, items(project.projectList()), delta.bounds)
         plan = build.catalyst.project(columns, delta.plan)
         delta = delta.through(plan, "Project", text(project), bounds)
-    return delta, keys, found.order()
-
-
-def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
-    """LIMIT somewhere within a query."""
-    above = subqueries_above(build.catalyst, node)
-    if above is not node:
-        return lower(above)
-    found = chain(build.catalyst, node)
-    delta, keys = _with_keys(build, found, lower)
-    if found.limited:
-        delta, keys = _top(build, delta, found, keys)
-    for project in found.projects:
-        columns = [*items(project.projectList()), delta.weight]
-        bounds = projected(build.catalyst, items(project.projectList()), delta.bounds)
-        plan = build.catalyst.project(columns, delta.plan)
-        delta = delta.through(plan, "Project", text(project), bounds)
-    return delta
+    return delta, keys
 
 
 def _with_keys(

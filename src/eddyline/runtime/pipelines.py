@@ -12,7 +12,6 @@ Sums of the windows admit: a batch has no more tuples than the lanes have room f
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,8 +47,8 @@ from eddyline.relay.records import (
 from eddyline.runtime.outcomes import BACK, Outcome, Place
 from eddyline.runtime.reader import arrow_schema
 from eddyline.runtime.waves import Waves
-from eddyline.source.letters import operations
-from eddyline.source.log import write_rows
+from eddyline.source.letters import new_letters
+from eddyline.source.log import as_operations, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
 
@@ -195,7 +194,7 @@ class PipelineStream:
                     [columns.get(f.name, pa.nulls(letters.num_rows, f.type)) for f in RECORDS],
                     names=RECORDS.names,
                 ).cast(RECORDS)
-            taken_out = operations(letters, DELETE)
+            taken_out = as_operations(letters, DELETE)
             self._commit(Batch(number, ()), [], back, taken_out, -letters.num_rows)
             if self._waiting is not None:
                 self._waiting.add(back)
@@ -266,7 +265,7 @@ class PipelineStream:
                     for row in reports.filter(pc.is_valid(reports["file"])).to_pylist()
                 ]
                 committing = True
-                self._commit(batch, outputs, back, operations(letters, APPEND), letters.num_rows)
+                self._commit(batch, outputs, back, as_operations(letters, APPEND), letters.num_rows)
             except BaseException:
                 if not committing or not self.place.outcomes():
                     self.queue.abandon(batch)
@@ -378,18 +377,14 @@ def _sorted_out(
     )
     parts = [records.filter(pa.array(held)), records.take(waiting["place"].combine_chunks()), again]
     back = pa.concat_tables(parts).sort_by(POSITION)
-    now = np.datetime64(time.time_ns() // 1000, "us")
-    letters = pa.table(
-        {
-            "position": found[POSITION],
-            "payload": found[PAYLOAD],
-            "key": found[KEY],
-            "bolt": chosen["bolt"],
-            "error": chosen["reason"],
-            "attempts": found[ATTEMPTS],
-            "received": found[TIME],
-            "died": pa.array(np.full(found.num_rows, now)).cast(pa.timestamp("us", "UTC")),
-        }
+    letters = new_letters(
+        position=found[POSITION],
+        payload=found[PAYLOAD],
+        key=found[KEY],
+        bolt=chosen["bolt"],
+        error=chosen["reason"],
+        attempts=found[ATTEMPTS],
+        received=found[TIME],
     )
     return back, letters
 

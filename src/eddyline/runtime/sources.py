@@ -11,7 +11,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from eddyline.catalog import INTO, PIPELINE, VIEW, Catalog, Entry
+from eddyline.catalog import INTO, OF, PIPELINE, VIEW, Catalog, Entry
 from eddyline.changes import quoted
 from eddyline.errors import CatalogError, DataError
 from eddyline.runtime.outcomes import FOLDER as PIPELINES
@@ -47,7 +47,6 @@ class Sources:
     _streams: dict[str, SparkStream | FileStream | GeneratedStream | PipelineStream] = field(
         default_factory=dict
     )
-    _rejects: dict[str, Rejects] = field(default_factory=dict)
 
     def log(self, entry: Entry) -> RedoLog:
         """The redo log of a table or stream."""
@@ -79,8 +78,6 @@ class Sources:
         decoded = frame is None and entry.drops_malformed
         if frame is None:
             frame = self._frame(entry)
-        if letters is not None:
-            self._rejects[letters.id] = Rejects(self.files, self.log(letters))
         self._streams[entry.id] = SparkStream(
             entry.name,
             frame,
@@ -90,7 +87,7 @@ class Sources:
             self.files,
             self.log(entry),
             f"checkpoints/{entry.id}",
-            self._rejects.get(letters.id) if letters is not None else None,
+            None if letters is None else Rejects(self.log(letters)),
             decoded=decoded,
         )
 
@@ -127,14 +124,14 @@ class Sources:
 
     def rejects(self, letters: Entry) -> Rejects:
         """The dead letters of a stream that Spark reads; CatalogError if it isn't connected."""
-        found = self._rejects.get(letters.id)
-        if found is None:
+        stream = self._streams.get(letters.options[OF])
+        if not isinstance(stream, SparkStream) or stream.rejects is None:
             raise CatalogError(
                 f"the stream of {letters.name} is not connected",
                 condition="NOT_CONNECTED",
                 hint="call engine.stream(...) again, after opening the storage",
             )
-        return found
+        return stream.rejects
 
     @property
     def pipelines(self) -> list[PipelineStream]:

@@ -22,7 +22,7 @@ from eddyline.operators.hold import Hold
 from eddyline.source.segments import Segment, event_times, in_time, read_segment
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.expiry import Place
-from eddyline.state.kernels import condensed, key_hashes
+from eddyline.state.kernels import condensed, in_types_of, key_hashes
 from eddyline.state.manifest import Manifest, manifest_name, read_manifest
 from eddyline.storage.files import Files
 
@@ -308,15 +308,5 @@ def arrangement_name(node: str, part: str, slot: str) -> str:
 
 def fitted(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """A table's rows in the names and types that Spark was promised."""
-    if table.num_rows == 0:
-        return
-    columns = []
-    for column, wanted in zip(table.columns, schema, strict=True):
-        if column.type != wanted.type:
-            column = (
-                pa.chunked_array([pa.nulls(table.num_rows, wanted.type)])
-                if pa.types.is_null(column.type)
-                else column.cast(wanted.type)
-            )
-        columns.append(column)
-    yield from pa.table(columns, schema=schema).to_batches()
+    if table.num_rows:
+        yield from in_types_of(table, schema).to_batches()

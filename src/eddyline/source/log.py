@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.changes import OPERATION
 from eddyline.errors import StateError
 from eddyline.source.segments import LOG, Segment, verify_segment
 from eddyline.storage.files import Files, Summing
@@ -60,12 +61,12 @@ class RedoLog:
             sequence += segment.rows
         self.files.write_json(self._entry(number), numbered)
 
-    def append_table(self, rows: pa.Table) -> None:
-        """Make the next entry of rows (`c0..`, and `op` for operations)."""
+    def append_tables(self, tables: Iterable[pa.Table]) -> None:
+        """Make the next entry of tables (`c0..`, and `op` for operations), one after the other."""
         number = self.end()
         self.clear(number)
-        name = f"{self.folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"
-        self.append(number, [write_rows(self.files, name, rows)])
+        segments = [write_rows(self.files, _new_file(self.folder, number), t) for t in tables]
+        self.append(number, segments)
 
     def clear(self, number: int) -> None:
         """Remove the files that an earlier try at this entry, which isn't there yet, has left."""
@@ -165,6 +166,17 @@ def _mark_of(marks: dict[int, int], number: int) -> int | None:
     return marks[numbers[at - 1]] if at else None
 
 
+def _new_file(folder: str, number: int) -> str:
+    return f"{folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"
+
+
+def as_operations(rows: pa.Table, operation: str) -> pa.Table:
+    """Rows as the redo log has operations on them: `c0.., op`."""
+    kinds = pa.array([operation] * rows.num_rows, pa.string())
+    plain = rows.rename_columns([f"c{i}" for i in range(rows.num_columns)])
+    return plain.append_column(OPERATION, kinds)
+
+
 def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
     """Write rows as a file of the log."""
     crc = 0
@@ -204,8 +216,7 @@ class LogTask:
             rows = rows.drop_columns(BAD)
         for table in (rows, dead):
             if table is not None and table.num_rows:
-                name = f"{self.folder}/{self.number:012d}-{uuid.uuid4().hex[:8]}.arrow"
-                segment = write_rows(self.files, name, table)
+                segment = write_rows(self.files, _new_file(self.folder, self.number), table)
                 told = [segment.file, segment.rows, segment.crc, table is dead]
                 yield pa.RecordBatch.from_arrays(
                     [pa.array([value]) for value in told], names=["file", "rows", "crc", "dead"]

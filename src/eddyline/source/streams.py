@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
@@ -113,24 +112,25 @@ class SparkStream:
             for dead in (False, True)
         )
         if bad and self.rejects is not None:
-            self.rejects.keep(number, bad, time.time_ns() // 1000)
+            self.rejects.keep(number, bad)
         if good:
             self.log.append(number, good)
 
     def _bad_sql(self) -> tuple[str, str]:
         """What a record that is kept apart was, and why it is; both null for a good one."""
-        payload, error = "case", "case"
+        cases = []  # when it is bad, what it was, and why
         if self.decoded:
-            record, told = quoted(RECORD), "'malformed record in ' || " + quoted(FILE)
-            payload += f" when {record} is not null then cast({record} as binary)"
-            error += f" when {record} is not null then {told}"
+            record = quoted(RECORD)
+            why = f"'malformed record in ' || {quoted(FILE)}"
+            cases.append((f"{record} is not null", record, why))
         if self.operation is not None:
             unknown = f"{_operation_sql(self.operation, self.keyed)} = '{REJECT}'"
             names = ", ".join(map(quoted, [*self.columns, self.operation]))
-            payload += f" when {unknown} then cast(to_json(struct({names})) as binary)"
-            told = f"'unknown operation ' || coalesce({quoted(self.operation)}, 'null')"
-            error += f" when {unknown} then {told}"
-        return f"{payload} end", f"{error} end"
+            why = f"'unknown operation ' || coalesce({quoted(self.operation)}, 'null')"
+            cases.append((unknown, f"to_json(struct({names}))", why))
+        payload = " ".join(f"when {bad} then {what}" for bad, what, _ in cases)
+        error = " ".join(f"when {bad} then {why}" for bad, _, why in cases)
+        return f"cast(case {payload} end as binary)", f"case {error} end"
 
     def _make_durable(self, number: int) -> None:
         """Flush Spark's notes on a batch: the log's entry must not outlive them in a power cut."""

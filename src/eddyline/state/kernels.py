@@ -146,14 +146,18 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
 
 
 def in_types_of(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the types of a schema; a column that has its type already stays as it is.
+    """The table in the names and types of a schema; a column that has its type stays as it is.
 
-    Arrow's own cast does the same, but refuses a null VARIANT, whose parts can't be null.
+    Arrow's own cast does the same, but refuses a null VARIANT, whose parts can't be null, and
+    nulls without a type where a nested one is wanted.
     """
-    columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(table.columns, schema, strict=True)
-    ]
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        if pa.types.is_null(column.type):
+            column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        elif column.type != field.type:
+            column = column.cast(field.type)
+        columns.append(column)
     return pa.table(columns, schema=schema)
 
 
