@@ -7,11 +7,12 @@ import doctest
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eddyline.state.manifest
@@ -19,7 +20,7 @@ import eddyline.state.recover
 import eddyline.testing
 from eddyline.catalog_store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
-from eddyline.source.log import RedoLog
+from eddyline.source.log import RedoLog, write_rows
 from eddyline.source.segments import NDJSON, PARQUET, read_segment
 from eddyline.source.streams import FileStream
 from eddyline.state.manifest import (
@@ -452,6 +453,69 @@ def test_forgetting_may_be_broken_off_anywhere(tmp_path: Path) -> None:
         assert log.end() == 3
         assert content(log, 2) == ["c"]
         assert log.start() == (0 if n < 3 else 2)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 3)),
+    st.tuples(st.just("begin"), st.integers(0, 3)),
+    st.tuples(st.just("mark"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["skip", "forget"]), st.integers(0, 3)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(STEPS, st.integers(0, 12)), max_size=25))
+def test_a_log_knows_what_is_there(steps: list[tuple[tuple[str, int], int]]) -> None:
+    """What a writer has in mind is what the disk tells a new reader, also after failed writes."""
+    with TemporaryDirectory() as folder:
+        files = FaultyFiles(folder)
+        log = RedoLog(files, "t1")
+        for (step, by), fault in steps:
+            number = max(log.end() - by, log.start())
+            files.arm(fault, "fail")
+            try:
+                if step == "append":
+                    log.append_tables([operations("a")] * by)
+                elif step == "begin":
+                    log.clear(log.end() + by)
+                    write_rows(files, f"logs/t1/{log.end() + by:012d}-x.arrow", operations("b"))
+                elif step == "mark":
+                    log.mark(number, 1000 * number + by)
+                else:
+                    getattr(log, step)(number)
+            except StorageError:
+                pass
+            files.arm(0)
+            fresh = RedoLog(files, "t1")
+            assert (log.start(), log.end()) == (fresh.start(), fresh.end())
+            start, end = fresh.start(), fresh.end()
+            assert log.segments(start, end) == fresh.segments(start, end)
+        log.append_tables([operations("z")])
+        own = f"logs/t1/{log.end() - 1:012d}-"
+        named = {segment.file for segment in log.segments(log.end() - 1, log.end())}
+        assert {name for name in all_names(files) if name.startswith(own)} == named
+
+
+def test_an_old_log_costs_no_more_than_a_young_one(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, listed = RedoLog(files, "t1"), []
+    log.append_tables([operations("a")])
+    monkeypatch.setattr(files, "names", listed.append)
+    for number in range(1, 5):
+        log.append_tables([operations("b")])
+        log.mark(number, number)
+        (segment,) = log.segments(number, log.end())
+        assert segment.watermark == number
+    assert listed == []
+
+
+def test_readers_see_what_another_process_has_logged(files: FaultyFiles) -> None:
+    log, reader = RedoLog(files, "t1"), RedoLog(files, "t1")
+    log.append_tables([operations("a")])
+    assert content(reader) == ["a"]
+    reader.append_tables([operations("b")])  # it has taken the storage over
+    assert [len(log.segments(0, end)) for end in (1, 2)] == [1, 2]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

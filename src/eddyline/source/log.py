@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -24,28 +27,59 @@ BAD = ["payload", "error"]  # of a record that is kept apart
 LOGGED = "file string, rows long, crc long, dead boolean"
 
 
+@dataclass(slots=True)
+class _Index:
+    """What a log holds.
+
+    Attributes:
+        start: number from which on entries are kept: those before it were forgotten.
+        entries: numbers of the entries, in order.
+        marks: numbers of the marks, in order.
+        begun: numbers without an entry that may have files.
+        watermarks: by mark, as far as they were read.
+    """
+
+    start: int
+    entries: array[int]
+    marks: array[int]
+    begun: set[int]
+    watermarks: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """One more than the number of the last entry."""
+        return self.entries[-1] + 1 if self.entries else self.start
+
+    def mark_of(self, entry: int) -> int | None:
+        """The mark that holds for an entry."""
+        at = bisect_right(self.marks, entry)
+        return self.marks[at - 1] if at else None
+
+
 class RedoLog:
     """The entries of one source: JSON documents that name segments; an entry is there or not.
 
     An entry's number is given by the caller: a table counts on, a stream uses the number of
     Spark's micro-batch, so that a batch which Spark repeats is recognised and skipped.
+
+    Only one process writes. Once this one has, it knows what is there, and an old log of many
+    entries isn't listed any more; before, and after a write that has failed, it looks.
     """
 
     def __init__(self, files: Files, source: str) -> None:
         self.files = files
         self.folder = f"logs/{source}"
-        self._known: dict[int, int] = {}
+        self._index: _Index | None = None
+        self._lock = threading.RLock()  # Spark's batches and epochs write from several threads
         files.make_folder(self.folder)
 
     def start(self) -> int:
         """The number from which on entries are kept: those before it were forgotten."""
-        name = f"{self.folder}/{START}"
-        return int(self.files.read_json(name)) if self.files.exists(name) else 0
+        return self._known().start
 
     def end(self) -> int:
         """One more than the number of the last entry; `start()` for an empty log."""
-        numbers = self._numbers()
-        return numbers[-1] + 1 if numbers else self.start()
+        return self._known().end
 
     def has(self, number: int) -> bool:
         """Whether there is, or was, an entry of that number."""
@@ -59,7 +93,10 @@ class RedoLog:
             numbered.append({**segment.as_dict(), "sequence": sequence})
             del numbered[-1]["watermark"]  # not known before the entry is processed
             sequence += segment.rows
-        self.files.write_json(self._entry(number), numbered)
+        with self._changing() as index:
+            self.files.write_json(self._entry(number), numbered)
+            insort(index.entries, number)
+            index.begun.discard(number)
 
     def append_tables(self, tables: Iterable[pa.Table]) -> None:
         """Make the next entry of tables (`c0..`, and `op` for operations), one after the other."""
@@ -69,11 +106,14 @@ class RedoLog:
         self.append(number, segments)
 
     def clear(self, number: int) -> None:
-        """Remove the files that an earlier try at this entry, which isn't there yet, has left."""
-        prefix = f"{number:012d}-"
-        for name in self.files.names(self.folder):
-            if name.startswith(prefix):
-                self.files.remove(f"{self.folder}/{name}")
+        """Begin an entry: remove the files that an earlier try at it has left."""
+        with self._changing() as index:
+            if number in index.begun:
+                prefix = f"{number:012d}-"
+                for name in self.files.names(self.folder):
+                    if name.startswith(prefix):
+                        self.files.remove(f"{self.folder}/{name}")
+            index.begun.add(number)
 
     def segments(self, first: int, end: int) -> list[Segment]:
         """All segments of the entries from `first` up to but not including `end`.
@@ -81,20 +121,21 @@ class RedoLog:
         Raises:
             StateError: an entry is damaged, or the log was forgotten from `first` on.
         """
-        if first < end and first < self.start():
+        index = self._known(end)
+        if first < end and first < index.start:
             raise StateError(
-                f"the redo log begins at entry {self.start()}, needed is {first}",
+                f"the redo log begins at entry {index.start}, needed is {first}",
                 condition="LOG_TOO_SHORT",
                 file=self.folder,
                 hint="restore the manifest of a later epoch from a copy",
             )
-        marks = self._marks()
         found = []
-        for number in self._numbers():
-            if first <= number < end:
-                watermark = _mark_of(marks, number)
-                segments = self.files.read_json(self._entry(number))
-                found += [Segment(**segment, watermark=watermark) for segment in segments]
+        for number in index.entries[bisect_left(index.entries, first) :]:
+            if number >= end:
+                break
+            watermark = self._watermark(index, number)
+            segments = self.files.read_json(self._entry(number))
+            found += [Segment(**segment, watermark=watermark) for segment in segments]
         return found
 
     def mark(self, first: int, watermark: int) -> None:
@@ -102,14 +143,15 @@ class RedoLog:
 
         Marks behind `first` are of epochs that were never committed, or are lost: they go.
         """
-        marks = self._marks()
-        for number in [number for number in marks if number > first]:
-            self.files.remove(self._mark(number))
-            del marks[number]
-            self._known.pop(number, None)
-        if _mark_of(marks, first) != watermark:
-            self.files.write_json(self._mark(first), watermark)
-            self._known[first] = watermark
+        with self._changing() as index:
+            while index.marks and index.marks[-1] > first:
+                self.files.remove(self._mark(index.marks[-1]))
+                index.watermarks.pop(index.marks.pop(), None)
+            if self._watermark(index, first) != watermark:
+                self.files.write_json(self._mark(first), watermark)
+                index.watermarks[first] = watermark
+                if index.mark_of(first) != first:
+                    index.marks.append(first)
 
     def verify(self, first: int) -> None:
         """Whether all from `first` on is there and sound; StateError otherwise."""
@@ -118,52 +160,74 @@ class RedoLog:
 
     def skip(self, first: int) -> None:
         """Remove the entries from `first` on, which were never processed: they don't count."""
-        for number in self._numbers():
-            if number >= first:
-                self.files.remove(self._entry(number))
-        if self.end() < first:
-            self.files.write_json(f"{self.folder}/{START}", first)
+        with self._changing() as index:
+            while index.entries and index.entries[-1] >= first:
+                self.files.remove(self._entry(index.entries[-1]))
+                index.begun.add(index.entries.pop())
+            if index.end < first:
+                self._begin_at(index, first)
 
     def forget(self, end: int) -> None:
         """Remove the entries before `end`: what they hold is committed elsewhere."""
-        if self.start() < end:
-            self.files.write_json(f"{self.folder}/{START}", end)
-            self.tidy()
+        with self._lock:
+            if self.start() < end:
+                with self._changing() as index:
+                    self._begin_at(index, end)
+                self.tidy()
 
     def tidy(self) -> None:
         """Remove what isn't needed: forgotten entries, and files that no entry names."""
-        self.files.remove_unfinished(self.folder)
-        start, entries = self.start(), set(self._numbers())
-        for name in self.files.names(self.folder):
-            number = name[:NUMBER_DIGITS]
-            if number.isdigit() and (int(number) < start or int(number) not in entries):
-                self.files.remove(f"{self.folder}/{name}")
+        with self._lock:
+            self._index = None
+            self.files.remove_unfinished(self.folder)
+            index = self._listed()
+            entries = set(index.entries)
+            for name in self.files.names(self.folder):
+                number = name[:NUMBER_DIGITS]
+                if number.isdigit() and (int(number) < index.start or int(number) not in entries):
+                    self.files.remove(f"{self.folder}/{name}")
 
-    def _numbers(self) -> list[int]:
-        names = self.files.names(self.folder)
-        return [int(name[:NUMBER_DIGITS]) for name in names if name.endswith(".json")]
+    def _known(self, end: int = 0) -> _Index:
+        """What is there; looked up if entries before `end` are asked for that this one lacks."""
+        with self._lock:
+            if self._index is not None and end <= self._index.end:
+                return self._index
+            return self._listed()
 
-    def _marks(self) -> dict[int, int]:
-        """The marks by number, in order."""
+    @contextmanager
+    def _changing(self) -> Iterator[_Index]:
+        """What is there, to be kept in step with the disk; forgotten if a write fails."""
+        with self._lock:
+            index, self._index = self._known(), None
+            yield index
+            self._index = index
+
+    def _listed(self) -> _Index:
+        begin = f"{self.folder}/{START}"
+        start = int(self.files.read_json(begin)) if self.files.exists(begin) else 0
         names = self.files.names(self.folder)
-        numbers = [int(name.removeprefix(MARK)) for name in names if name.startswith(MARK)]
-        for number in numbers:
-            if number not in self._known:
-                self._known[number] = int(self.files.read_json(self._mark(number)))
-        return {number: self._known[number] for number in numbers}
+        numbered = [(int(n[:NUMBER_DIGITS]), n) for n in names if n[:NUMBER_DIGITS].isdigit()]
+        entries = array("q", [number for number, name in numbered if name.endswith(".json")])
+        marks = array("q", [int(n.removeprefix(MARK)) for n in names if n.startswith(MARK)])
+        begun = {number for number, _ in numbered}.difference(entries)
+        return _Index(start, entries, marks, begun)
+
+    def _begin_at(self, index: _Index, number: int) -> None:
+        self.files.write_json(f"{self.folder}/{START}", number)
+        index.start = number
+
+    def _watermark(self, index: _Index, entry: int) -> int | None:
+        """The watermark that holds for an entry."""
+        mark, known = index.mark_of(entry), index.watermarks
+        if mark is not None and mark not in known:
+            known[mark] = int(self.files.read_json(self._mark(mark)))
+        return None if mark is None else known[mark]
 
     def _mark(self, number: int) -> str:
         return f"{self.folder}/{MARK}{number:012d}"
 
     def _entry(self, number: int) -> str:
         return f"{self.folder}/{number:012d}.json"
-
-
-def _mark_of(marks: dict[int, int], number: int) -> int | None:
-    """The watermark that holds for an entry."""
-    numbers = list(marks)
-    at = bisect_right(numbers, number)
-    return marks[numbers[at - 1]] if at else None
 
 
 def _new_file(folder: str, number: int) -> str:
