@@ -108,6 +108,8 @@ def test_dead_letters_of_a_stream_stay_until_they_are_dropped(
         engine.advance()
         assert rows(engine, "SELECT cast(payload AS STRING) FROM s__dead") == [("four",)]
         assert rows(engine, "SELECT n FROM total") == [(9,)]
+        (source,) = engine.status()["sources"]
+        assert (source["name"], source["dead_letters"]) == ("s", 1)
 
 
 def test_dead_letters_go_with_their_stream(engine: Engine, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def _status(args: argparse.Namespace) -> int:
             item["kind"],
             str(item["position"]),
             item.get("watermark") or "",
-            f"{item['late_rows']:,}" if "late_rows" in item else "",
+            *(f"{item[n]:,}" if n in item else "" for n in ("late_rows", "dead_letters")),
         )
         for item in status["sources"]
     ]
@@ -268,8 +268,8 @@ def _status(args: argparse.Namespace) -> int:
         for item in status["views"]
     ]  # fmt: skip
     print(f"last committed epoch: {status['epoch']}\n")
-    columns = ("source", "kind", "position", "watermark", "late rows")
-    print(layout(columns, sources, right=(2, 4)), end="\n\n")
+    columns = ("source", "kind", "position", "watermark", "late rows", "dead letters")
+    print(layout(columns, sources, right=(2, 4, 5)), end="\n\n")
     heads = ("view", "level", "state rows", "state size", "rows/epoch", "")
     print(layout(heads, views, right=(1, 2, 3, 4)))
     if status["pipelines"]:

@@ -9,9 +9,7 @@ from datetime import datetime
 from eddyline.catalog import DEAD, PIPELINE, REJECTS, Entry
 from eddyline.catalog_store import CatalogStore
 from eddyline.errors import CatalogError
-from eddyline.operators.base import numbered
-from eddyline.operators.collect import ROWS
-from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.runtime.status import stored_rows
 from eddyline.state.manifest import last_committed
 
 REQUESTS = {"replay": "replay", "drop": "discard"}
@@ -47,13 +45,9 @@ def listed(store: CatalogStore, source: str | None = None) -> list[Letter]:
     manifest = last_committed(store.files)
     letters = []
     for entry in _entries(store, source):
-        columns = numbered("c", len(entry.columns))
-        name = manifest.result(entry.id, ROWS)
-        for runs in manifest.arrangements.get(name, {}).values():
-            rows = Arrangement(store.files, Layout(columns), runs).scan()
-            found = [] if rows is None else rows.select(columns).to_pylist()
-            shown = entry.name.removesuffix(DEAD)
-            letters += [Letter(shown, *row.values()) for row in found]
+        shown = entry.name.removesuffix(DEAD)
+        for rows in stored_rows(store.files, manifest, entry):
+            letters += [Letter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
 

@@ -531,8 +531,8 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Last epoch, sources, views and pipelines.
 
-        Sources with position, watermark and late rows; views with level and state; pipelines with
-        the account of their records, and window and state of each lane.
+        Sources with position, watermark, late rows and dead letters; views with level and state;
+        pipelines with the account of their records, and window and state of each lane.
 
         `state_growth` is by how many rows an epoch the operators' state has grown over the retained
         epochs, None where that isn't known yet. The result's own rows are not counted in it.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from eddyline.catalog import PIPELINE, VIEW, Catalog, Entry
+import pyarrow as pa
+
+from eddyline.catalog import PIPELINE, REJECTS, VIEW, Catalog, Entry
+from eddyline.operators.base import numbered
 from eddyline.operators.collect import ROWS
 from eddyline.runtime.outcomes import stored_status
 from eddyline.runtime.watermarks import Watermarks
+from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.storage.files import Files
 
@@ -21,6 +26,15 @@ def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
+def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.Table]:
+    """The rows of a table or view as of an epoch, `c0..`, without Spark."""
+    columns = numbered("c", len(entry.columns))
+    for runs in manifest.arrangements.get(manifest.result(entry.id, ROWS), {}).values():
+        rows = Arrangement(files, Layout(columns), runs).scan()
+        if rows is not None:
+            yield rows.select(columns)
+
+
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """See `Engine.status`."""
     retained = committed_epochs(files)
@@ -28,7 +42,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
     watermarks = Watermarks.behind(manifest, catalog)
     sources, views, pipelines = [], [], []
     for entry in catalog.entries:
-        if entry.late_of:
+        if entry.late_of or entry.format == REJECTS:  # told with their streams
             continue
         if entry.format == PIPELINE:
             pipelines.append(stored_status(files, entry))
@@ -40,6 +54,10 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
                 clock = manifest.clocks.get(entry.id)
                 source["watermark"] = _moment(watermarks.of(entry))
                 source["late_rows"] = clock.late if clock else 0
+            letters = catalog.letters_of(entry)
+            if letters is not None:
+                found = stored_rows(files, manifest, letters)
+                source["dead_letters"] = sum(rows.num_rows for rows in found)
             sources.append(source)
             continue
         rows, size = state_size(manifest, entry)
