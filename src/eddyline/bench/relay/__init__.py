@@ -51,7 +51,7 @@ def run(
     """Run all four parts, each in a process of its own; twenty minutes on a machine of two cores.
 
     Args:
-        rows: records of a round, with acks and without, and with bad ones.
+        rows: records of a round with acks and without; with bad ones three times as many.
         repeat: timed rounds.
         cores: of the Spark session in these two parts. The others have a core for each lane: their
             bolts sleep.
@@ -64,7 +64,7 @@ def run(
     _say("acks")
     acks = in_own_process(own_acks, rows, repeat, cores)
     _say("records that fail for good")
-    poison = in_own_process(own_poison, rows, repeat, cores)
+    poison = in_own_process(own_poison, 3 * rows, repeat, cores)
     _say("replays under overload")
     replays = in_own_process(own_replays, load_seconds, RECORD_S)
     _say("overload")

@@ -167,7 +167,7 @@ class Load:
     ) -> None:
         files = Files(str(folder / "storage"))
         bolts = [
-            Bolt.of(function, f"bolt{place}", vectorised=True)
+            Bolt.of(function, f"bolt{place}", vectorised=True, retry_delay=0.0)
             for place, function in enumerate(functions)
         ]
         self.queue_folder = str(folder / "queue")

@@ -85,7 +85,8 @@ def _poison(poison: Steady) -> Table:
         "The same pipeline with acks, and windows of "
         f"{POISON_WINDOW} tuples at the start; {poison.rows:,} records a round. One bolt raises for a tuple "
         "with such a record in it, is called with ever smaller parts until it is found, and again "
-        "whenever the record is read again: five attempts, then it is a dead letter.",
+        "whenever the record is read again: five attempts, then it is a dead letter. What one in a "
+        "million costs is less than the rounds differ by; what ten cost tells how much it is.",
         ["failing", "records/s", "of none", "CPU us/record", "CPU, of none"],
         _steady_rows(poison, base),
     )
