@@ -107,6 +107,16 @@ def rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in engine.sql(query).collect())
 
 
+def later(load: Load, seconds: float) -> None:
+    """Set the clock of the queue forward, against the real one."""
+    load.queue.clock = lambda: round((time.time() + seconds) * 1000)
+
+
+def found(load: Load) -> list[str]:
+    """What the one column of the stream `s` holds."""
+    return [value for (value,) in rows(load.engine, "SELECT * FROM s")]
+
+
 def test_what_fails_is_tried_again_and_then_a_dead_letter(
     opened: Callable[..., Load], tmp_path: Path
 ) -> None:
@@ -246,10 +256,48 @@ def test_keys_flow_past_one_that_waits(opened: Callable[..., Load]) -> None:
     load.engine.advance()
     assert rows(load.engine, "SELECT * FROM s") == [("b1",), ("b2",)]
     assert load.pipeline.account() == Account(5, 2, 0, 3, 0)
-    load.queue.retry_delay_ms = 0
+    later(load, 3600)
     load.run_out()
     assert rows(load.engine, "SELECT * FROM s") == [("a2",), ("a3",), ("b1",), ("b2",)]
     assert load.pipeline.account() == Account(5, 4, 1, 0, 0)
+
+
+@pytest.mark.parametrize("order", ["free", "key"])
+def test_each_bolt_has_a_retry_delay(
+    opened: Callable[..., Load], tmp_path: Path, order: str
+) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def once(word: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+            def bolt(row: dict[str, Any]) -> dict[str, Any]:
+                row = {"word": row.get("word") or row["payload"].decode()}
+                if row["word"] == word and not (tmp_path / word).exists():
+                    note(tmp_path / word, "failed")
+                    raise OSError("not now")
+                return row
+
+            return bolt
+
+        made = engine.pipeline("p", queue).bolt(once("a"), "soon", retry_delay=10)
+        made = made.bolt(once("b"), "late", retry_delay=1000, order=order)
+        return made.into("s", "word STRING")
+
+    load = opened(build)
+    words = ["b", "a", "c", "b2"]
+    load.queue.put(words, [word[0] for word in words])
+    waiting = ["b2"] if order == "key" else []
+    load.engine.advance()
+    assert found(load) == sorted({"c", "b2"} - {*waiting})
+    later(load, 110)
+    load.engine.advance()
+    assert found(load) == sorted({"a", "c", "b2"} - {*waiting})
+    assert load.pipeline.account() == Account(4, 3 - len(waiting), 0, 1 + len(waiting), 0)
+    later(load, 990)
+    load.engine.advance()
+    assert load.pipeline.account().retry == 1 + len(waiting)
+    later(load, 1010)
+    load.run_out()
+    assert found(load) == sorted(words)
+    assert load.pipeline.account() == Account(4, 4, 0, 0, 0)
 
 
 def test_records_of_a_key_become_one_row(opened: Callable[..., Load]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from eddyline.bench.flow_simulation import (
     simulate,
     slowed,
 )
-from eddyline.relay.flow import Checkpoint, FlowControl, LaneState, Sending, bundles
+from eddyline.relay.flow import Checkpoint, FlowControl, LaneState, Sending
 
 SLOW_MS, TTL_MS, SERVICE_MS = 50, 1000, 5
 IDEAL = SLOW_MS / SERVICE_MS
@@ -128,15 +127,6 @@ def test_the_windows_admit_the_next_batch():
     assert flow.room == 4
     flow.put(3)
     assert flow.room == 3
-
-
-def test_records_are_bundled_without_a_copy():
-    records = pa.table({"payload": pa.array([b"abc"] * 10)})
-    parts = bundles(records, 4)
-    assert [part.num_rows for part in parts] == [4, 4, 2]
-    assert pa.concat_tables(parts).equals(records)
-    address = records["payload"].chunk(0).buffers()[2].address
-    assert parts[1]["payload"].chunk(0).buffers()[2].address == address
 
 
 @settings(deadline=None)

@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 from eddyline.catalog import PIPELINE, Entry
 from eddyline.definitions import columns_of, stream
 from eddyline.errors import EngineError
-from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, TTL_S, Bolt
+from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
 from eddyline.relay.queue import Account, DataQueue
 from eddyline.runtime.decode import Decode
-from eddyline.runtime.pipelines import RETRY_DELAY_S, Settings, open_queue
+from eddyline.runtime.pipelines import Settings, open_queue
 from eddyline.runtime.reader import arrow_schema
 from eddyline.source.letters import DECODE
 
@@ -60,7 +60,6 @@ class Pipeline:
     source: DataQueue
     settings: Settings
     bolts: tuple[Bolt, ...] = ()
-    retry_delay: float = 0.0
 
     def bolt(
         self,
@@ -96,8 +95,8 @@ class Pipeline:
                 is being retried. It holds for the whole pipeline.
             ttl: seconds that a call may take; what takes longer has failed.
             max_attempts: failures after which a record is a dead letter, if the last one was here.
-            retry_delay: seconds until a record that failed is read again. The longest one of all
-                bolts holds for the pipeline.
+            retry_delay: seconds until a record that has failed here is tried again, give or take
+                a tenth of the longest one of all bolts.
             concurrency: calls of a coroutine function that may wait side by side.
 
         Raises:
@@ -115,14 +114,13 @@ class Pipeline:
             )
         added = Bolt.of(
             function, name, vectorised=vectorised, by_key=by_key, once=once,
-            ttl=ttl, max_attempts=max_attempts, concurrency=concurrency,
+            ttl=ttl, max_attempts=max_attempts, retry_delay=retry_delay, concurrency=concurrency,
         )  # fmt: skip
         ordered = self.settings.ordered or order == BY_KEY
         return replace(
             self,
             bolts=(*self.bolts, added),
             settings=replace(self.settings, ordered=ordered),
-            retry_delay=max(self.retry_delay, retry_delay),
         )
 
     def into(
@@ -159,7 +157,6 @@ class Pipeline:
                 condition="BAD_OPTION",
                 hint='write .into("name", "column TYPE, ..."), or .into(function)',
             )
-        self.source.retry_delay_ms = round(self.retry_delay * 1000)
         draft = None
         if target is not None and schema is not None:
             fed = {PIPELINE: self.name}  # so that nothing else feeds it

@@ -21,6 +21,7 @@ from eddyline.relay.trees import Made, Rows, Trees, Worked
 TTL_S = 60.0
 MAX_ATTEMPTS = 5
 CONCURRENCY = 32
+RETRY_DELAY_S = 1.0
 
 RECORD, ASYNC, TABLE, GROUP, FIT = "record", "async", "table", "group", "fit"
 
@@ -57,6 +58,7 @@ class Bolt:
             `group` (the list of rows of one key), `fit` (rows as they are: the last step).
         ttl: seconds that a call may take.
         max_attempts: a record that has failed so often, here the last time, is a dead letter.
+        retry_delay: seconds until a record that has failed here is tried again.
         concurrency: calls that may wait side by side, of coroutine functions.
         once: a vectorised function that raises has failed for all its rows. Otherwise it is called
             with halves of them until the bad ones are found.
@@ -67,13 +69,15 @@ class Bolt:
     kind: str
     ttl: float = TTL_S
     max_attempts: int = MAX_ATTEMPTS
+    retry_delay: float = RETRY_DELAY_S
     concurrency: int = CONCURRENCY
     once: bool = False
 
     def __post_init__(self) -> None:
-        for what in ("ttl", "max_attempts", "concurrency"):
+        for what in ("ttl", "max_attempts", "concurrency", "retry_delay"):
             value = getattr(self, what)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or value < 0 or (value == 0 and what != "retry_delay"):
                 raise EngineError(
                     f"{what} of bolt {self.name} is {value!r}",
                     condition="BAD_OPTION",

@@ -38,8 +38,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-import pyarrow as pa
-
 WINDOW_MAX = 1024
 WEIGHT = 0.2  # of the newest round trip in what is learned of a lane
 
@@ -256,8 +254,3 @@ class FlowControl:
         lane.window = min(max(lane.window + by, 1), self.window_max)
         lane.stepped_ms = now
         lane.was_full = not lane.has_room
-
-
-def bundles(records: pa.Table, rows: int) -> list[pa.Table]:
-    """The records in tuples of at most so many rows; nothing is copied."""
-    return [records.slice(start, rows) for start in range(0, records.num_rows, rows)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.relay.acker import Places
-from eddyline.relay.records import KEY, POSITION
+from eddyline.relay.records import DUE, KEY, POSITION
 
 
 def rounds(keys: pa.ChunkedArray) -> list[Places]:
@@ -56,6 +56,30 @@ def slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDA
     return slots
 
 
+def too_early(records: pa.Table, now_ms: int, *, joins: bool) -> npt.NDArray[np.bool_]:
+    """Which records aren't due; `joins`: nor is any that has the key of one that isn't.
+
+    Example:
+        >>> from eddyline.relay.records import as_read, failed_records, new_records
+        >>> read = as_read(new_records([b"1", b"2", b"3"], [b"a", b"a", None]), range(3), 0)
+        >>> due = pa.array([None, 60_000_000, 0]).cast(pa.timestamp("us", "UTC"))
+        >>> failed = failed_records(read, range(3), "no answer", due)
+        >>> too_early(failed, 59_999, joins=False).tolist()
+        [False, True, False]
+        >>> too_early(failed, 59_999, joins=True).tolist()
+        [True, True, False]
+        >>> too_early(failed, 60_000, joins=True).tolist()
+        [False, False, False]
+    """
+    now = pa.scalar(now_ms * 1000, pa.timestamp("us", "UTC"))
+    early = pc.greater(records[DUE], now).fill_null(False)
+    if joins:
+        keys = records[KEY].filter(early).drop_null()
+        early = pc.or_(early, pc.is_in(records[KEY], keys.combine_chunks()))
+    found: npt.NDArray[np.bool_] = early.to_numpy()
+    return found
+
+
 class WaitingKeys:
     """The keys and positions of records that wait to be read again.
 
@@ -69,11 +93,11 @@ class WaitingKeys:
             self.add(records)
 
     def add(self, records: pa.Table) -> None:
-        """These wait too."""
+        """These wait too; some may do so already."""
         keyed = records.filter(pc.is_valid(records[KEY]))
         if keyed.num_rows:
             added = pd.Series(keyed[POSITION].to_numpy(), index=keyed[KEY].to_pylist())
-            known = self._positions
+            known = self._positions[~self._positions.isin(added)]
             self._positions = pd.concat([known, added]) if len(known) else added
 
     def remove(self, records: pa.Table) -> None:

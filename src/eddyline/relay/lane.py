@@ -28,6 +28,7 @@ REPORTS = pa.schema(
         pa.field("fate", pa.string()),
         pa.field("bolt", pa.string()),
         pa.field("reason", pa.string()),
+        pa.field("delay_s", pa.float64()),
         pa.field("file", pa.string()),
         pa.field("rows", pa.int64()),
         pa.field("crc", pa.int64()),
@@ -38,7 +39,8 @@ REPORTS = pa.schema(
 - A row for each tuple that it has done, with the acker's message: `root` and `value`, and how long
   after the lane's start it was done.
 - A row for each record that isn't done: its `place` in the batch, its `fate` (`retry`, `dead`, or
-  `held`: to be read again though it did nothing wrong), `bolt` and `reason`.
+  `held`: to be read again though it did nothing wrong), `bolt`, `reason`, and `delay_s`, how long
+  it is to wait.
 - A row for the `file` of outputs, if there are any.
 """
 
@@ -152,10 +154,11 @@ def of_held(bundle: Tuple, places: Places) -> pa.Table:
     return _told(bundle, places, [HELD] * len(places), [None] * len(places), REASON_HELD)
 
 
-def of_killed(bundle: Tuple, *, dead: bool) -> pa.Table:
-    """What is told of the one record of a tuple at which Python has died."""
-    fate = DEAD if dead else RETRY
-    return _told(bundle, np.arange(1), [fate], ["worker"], "the Python worker died")
+def of_killed(bolts: Sequence[Bolt], bundle: Tuple, attempts: int) -> pa.Table:
+    """What is told of the one record of a tuple at which Python has died, now so often."""
+    fate = DEAD if attempts >= min(bolt.max_attempts for bolt in bolts) else RETRY
+    delay_s = max(bolt.retry_delay for bolt in bolts)
+    return _told(bundle, np.arange(1), [fate], ["worker"], "the Python worker died", [delay_s])
 
 
 def _failures(
@@ -167,17 +170,20 @@ def _failures(
     fates: list[str] = []
     names: list[str | None] = []
     reasons: list[str] = []
+    delays: list[float | None] = []
     for at, before in zip(failed.tolist(), attempts.tolist(), strict=True):
         if worked.bolts[at] < 0:
             fates.append(HELD)
             names.append(None)
             reasons.append(REASON_HELD)
+            delays.append(None)
             continue
         bolt = bolts[worked.bolts[at]]
         fates.append(DEAD if before + 1 >= bolt.max_attempts else RETRY)
         names.append(bolt.name)
         reasons.append(worked.reasons[at])
-    return _told(bundle, places[failed], fates, names, reasons)
+        delays.append(bolt.retry_delay)
+    return _told(bundle, places[failed], fates, names, reasons, delays)
 
 
 def _told(
@@ -186,6 +192,7 @@ def _told(
     fates: list[str],
     bolts: Sequence[str | None],
     reasons: str | list[str],
+    delays: Sequence[float | None] | None = None,
 ) -> pa.Table:
     count = len(places)
     columns = {
@@ -194,6 +201,7 @@ def _told(
         "fate": pa.array(fates, pa.string()),
         "bolt": pa.array(bolts, pa.string()),
         "reason": pa.array([reasons] * count if isinstance(reasons, str) else reasons, pa.string()),
+        "delay_s": pa.array(delays or [None] * count, pa.float64()),
     }
     missing = [columns.get(f.name, pa.nulls(count, f.type)) for f in REPORTS]
     return pa.table(missing, schema=REPORTS)

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 
 from eddyline.errors import QueueError
 
-PAYLOAD, KEY, ATTEMPTS, REASON, POSITION, TIME = (
+PAYLOAD, KEY, ATTEMPTS, REASON, POSITION, TIME, DUE = (
     "payload",
     "key",
     "attempts",
     "reason",
     "position",
     "ts",
+    "due",
 )
 
 NEW = pa.schema([pa.field(PAYLOAD, pa.binary(), nullable=False), pa.field(KEY, pa.binary())])
@@ -30,6 +31,7 @@ RECORDS = pa.schema(
         pa.field(REASON, pa.string()),
         pa.field(POSITION, pa.int64(), nullable=False),
         pa.field(TIME, pa.timestamp("us", "UTC"), nullable=False),
+        pa.field(DUE, pa.timestamp("us", "UTC")),
     ]
 )
 """Records as they are read.
@@ -38,6 +40,7 @@ RECORDS = pa.schema(
 - `attempts`, `reason`: how often it has failed, and how it did the last time.
 - `position`: where in the queue of new data it stands; it is the record's name for ever.
 - `ts`: when it came in.
+- `due`: it isn't tried again before then; null: at any time.
 """
 
 
@@ -84,6 +87,7 @@ def as_read(new: pa.Table, positions: Any, time_ms: Any) -> pa.Table:
             pa.nulls(rows, pa.string()),
             pa.array(np.asarray(positions, np.int64)),
             pa.array(times).cast(pa.timestamp("us")).cast(TYPE_OF_TIME),
+            pa.nulls(rows, TYPE_OF_TIME),
         ],
         schema=RECORDS,
     )
@@ -92,8 +96,16 @@ def as_read(new: pa.Table, positions: Any, time_ms: Any) -> pa.Table:
 TYPE_OF_TIME = RECORDS.field(TIME).type
 
 
-def failed_records(records: pa.Table, places: Any, reasons: str | Sequence[str]) -> pa.Table:
+def failed_records(
+    records: pa.Table, places: Any, reasons: str | Sequence[str], due: pa.Array | None = None
+) -> pa.Table:
     """The records at `places`, each with one attempt more, for a reason: what is to be read again.
+
+    Args:
+        records: of schema `RECORDS`.
+        places: of those that have failed.
+        reasons: one, or one for each.
+        due: when each may be tried again; None: at any time.
 
     Example:
         >>> records = as_read(new_records([b"a", b"b"]), [0, 1], 0)
@@ -106,7 +118,8 @@ def failed_records(records: pa.Table, places: Any, reasons: str | Sequence[str])
     else:
         given = pa.array(reasons, pa.string())
     attempts = pc.add(found[ATTEMPTS], pa.scalar(1, pa.int32()))
-    return _with(_with(found, ATTEMPTS, attempts), REASON, given)
+    found = _with(_with(found, ATTEMPTS, attempts), REASON, given)
+    return _with(found, DUE, pa.nulls(found.num_rows, TYPE_OF_TIME) if due is None else due)
 
 
 def _with(records: pa.Table, name: str, values: Any) -> pa.Table:

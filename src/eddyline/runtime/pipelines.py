@@ -29,7 +29,7 @@ from eddyline.errors import DataError, EngineError, QueueError
 from eddyline.relay.acker import new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.flow import FlowControl
-from eddyline.relay.keys import WaitingKeys
+from eddyline.relay.keys import WaitingKeys, too_early
 from eddyline.relay.keys import slots as slots_of
 from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
 from eddyline.relay.log_queue import LogBackend
@@ -41,6 +41,7 @@ from eddyline.relay.records import (
     POSITION,
     RECORDS,
     TIME,
+    TYPE_OF_TIME,
     failed_records,
     no_records,
 )
@@ -54,8 +55,8 @@ from eddyline.source.segments import LOG, Segment, read_arrow
 
 TUPLE_ROWS = 1000
 SLOW_S = 1.0
-RETRY_DELAY_S = 1.0
 WINDOW = 16  # of a lane at the start
+PAUSE_SHARE = 0.1  # of the longest retry delay: what has failed is looked at no more often
 PATIENCE = 2  # times `slow` a tuple waits for its lane
 
 
@@ -126,8 +127,14 @@ class PipelineStream:
         if columns is not None:
             schema = arrow_schema(columns, zone)
             fit = Fit(schema, name, zone)
-            bolts = [*bolts, Bolt(fit, "into", FIT, max_attempts=bolts[-1].max_attempts)]
+            last = bolts[-1]
+            into = Bolt(
+                fit, "into", FIT, max_attempts=last.max_attempts, retry_delay=last.retry_delay
+            )
+            bolts = [*bolts, into]
         chain = Chain(bolts, acks=settings.acks)
+        delays = [bolt.retry_delay for bolt in chain.bolts]
+        queue.retry_delay_ms = round(max(min(delays), PAUSE_SHARE * max(delays)) * 1000)
         queue.together = chain.joins
         slow_ms = settings.slow_s * 1000
         self.waves = Waves(
@@ -244,22 +251,20 @@ class PipelineStream:
             )
 
     def _batch(self) -> bool:
-        """Work on one batch; False if there is nothing to read now."""
+        """Work on one batch; False if there is nothing to do now."""
         with self._lock:
             self._recover()
             # replayed records are tuples of their own: all are to go in one wave
             apart = min(self.queue.account().retry, len(self.waves.flow.lanes))
-            batch = self.queue.plan(max(self.waves.flow.room - apart, 1) * self.settings.tuple_rows)
+            most = max(self.waves.flow.room - apart, 1) * self.settings.tuple_rows
+            batch = self.queue.plan(most)
             if batch is None:
                 return False
             committing = False
             try:
-                records, replays = self.queue.load(batch), _replays(batch)
-                if self._waiting is not None:
-                    self._waiting.remove(records.slice(0, replays))
-                records, held, tuples = self._dealt(records, replays)
+                records, held, tuples = self._dealt(self.queue.load(batch), _replays(batch))
                 reports = self.waves.run(batch.number, records, tuples)
-                back, letters = _sorted_out(records, held, reports)
+                back, letters = _sorted_out(records, held, reports, self.queue.clock())
                 outputs = [
                     Segment(LOG, row["file"], row["rows"], crc=row["crc"])
                     for row in reports.filter(pc.is_valid(reports["file"])).to_pylist()
@@ -273,25 +278,33 @@ class PipelineStream:
                 raise
             if self._waiting is not None:
                 self._waiting.add(back)
-            return True
+            return bool(tuples) or batch.rows >= most
 
     def _dealt(
         self, records: pa.Table, replays: int
     ) -> tuple[pa.Table, npt.NDArray[np.bool_], list[Tuple]]:
         """The records in the order of work, which of them must wait, and the tuples."""
         rows, most = records.num_rows, self.settings.tuple_rows
-        held = np.zeros(rows, bool)
+        again, joins = records.slice(0, replays), self.waves.chain.joins
+        early = too_early(again, self.queue.clock(), joins=joins)
+        first = int(np.count_nonzero(early))
         if self._waiting is not None:
+            self._waiting.remove(again.filter(pa.array(~early)))
             held = self._waiting.behind(records)
+            held[:replays] |= early
             slots = slots_of(records, held, max(1, -(-rows // most)))
             order = np.lexsort((records[POSITION].to_numpy(), slots))
             records, held, slots = records.take(pa.array(order)), held[order], slots[order]
-            first = int(np.count_nonzero(slots < 0))  # those that wait are in no tuple
+            first = int(np.count_nonzero(held))  # those that wait are in no tuple
             begins = np.r_[True, slots[1:] != slots[:-1]]
             starts = [start for start in np.flatnonzero(begins).tolist() if start >= first]
         else:
-            part = max(1, min(most, -(-replays // len(self.waves.flow.lanes))))
-            starts = [*range(0, replays, part), *range(replays, rows, most)]
+            if first:
+                again = again.take(pa.array(np.argsort(~early, kind="stable")))
+                records = pa.concat_tables([again, records.slice(replays)])
+            held = np.arange(rows) < first
+            part = max(1, min(most, -(-(replays - first) // len(self.waves.flow.lanes))))
+            starts = [*range(first, replays, part), *range(replays, rows, most)]
         ranges = list(zip(starts, [*starts[1:], rows], strict=True)) if starts else []
         ids = new_ids(2 * len(ranges), self._random).view(np.int64).reshape(2, -1).tolist()
         tuples = []
@@ -356,7 +369,7 @@ def _replays(batch: Batch) -> int:
 
 
 def _sorted_out(
-    records: pa.Table, held: npt.NDArray[np.bool_], reports: pa.Table
+    records: pa.Table, held: npt.NDArray[np.bool_], reports: pa.Table, now_ms: int
 ) -> tuple[pa.Table, pa.Table]:
     """What is read again, in the order of positions; and the dead letters."""
     told = reports.filter(pc.is_valid(reports["place"]))
@@ -372,7 +385,9 @@ def _sorted_out(
         told.filter(pc.equal(told["fate"], fate)) for fate in (RETRY, HELD, DEAD)
     )
     again, found = (
-        failed_records(records, part["place"].to_numpy(), part["reason"].to_pylist())
+        failed_records(
+            records, part["place"].to_numpy(), part["reason"].to_pylist(), _due(part, now_ms)
+        )
         for part in (retried, chosen)
     )
     parts = [records.filter(pa.array(held)), records.take(waiting["place"].combine_chunks()), again]
@@ -387,6 +402,12 @@ def _sorted_out(
         received=found[TIME],
     )
     return back, letters
+
+
+def _due(told: pa.Table, now_ms: int) -> pa.ChunkedArray:
+    """When records may be tried again."""
+    due_ms = now_ms + np.rint(told["delay_s"].to_numpy() * 1000).astype(np.int64)
+    return pa.chunked_array([due_ms * 1000]).cast(TYPE_OF_TIME)
 
 
 def open_queue(entry: Entry) -> DataQueue:

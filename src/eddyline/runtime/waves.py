@@ -105,7 +105,6 @@ class Waves:
         self, number: int, name: str, records: pa.Table, tuples: Sequence[Tuple]
     ) -> Iterator[pa.Table]:
         """Each tuple alone, and halves of one at which Python dies, until a record stands alone."""
-        least = min(bolt.max_attempts for bolt in self.chain.bolts)
         waiting = list(reversed(tuples))
         troubled = set()  # where keys have an order, what is behind a failure waits
         while waiting:
@@ -126,7 +125,7 @@ class Waves:
                     waiting += [rest, replace(bundle, rows=half)]
                     continue
                 attempts = records[ATTEMPTS][bundle.start].as_py() + 1
-                reports = of_killed(bundle, dead=attempts >= least)
+                reports = of_killed(self.chain.bolts, bundle, attempts)
             if self.ordered and reports["place"].null_count < reports.num_rows:
                 troubled.add(bundle.number)
             yield reports
