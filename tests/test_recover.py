@@ -496,6 +496,19 @@ def test_a_log_knows_what_is_there(steps: list[tuple[tuple[str, int], int]]) -> 
         assert {name for name in all_names(files) if name.startswith(own)} == named
 
 
+def test_forgetting_spares_an_entry_that_is_being_made(files: FaultyFiles) -> None:
+    log = RedoLog(files, "t1")
+    for value in "ab":
+        log.append_tables([operations(value)])
+    log.clear(2)
+    segment = write_rows(files, f"{log.folder}/{2:012d}-x.arrow", operations("c"))
+    log.forget(1)
+    log.append(2, [segment])
+    log.verify(1)
+    assert content(log, 1) == ["b", "c"]
+    assert content(RedoLog(files, "t1"), 1) == ["b", "c"]
+
+
 def test_an_old_log_costs_no_more_than_a_young_one(
     files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import threading
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -109,10 +109,7 @@ class RedoLog:
         """Begin an entry: remove the files that an earlier try at it has left."""
         with self._changing() as index:
             if number in index.begun:
-                prefix = f"{number:012d}-"
-                for name in self.files.names(self.folder):
-                    if name.startswith(prefix):
-                        self.files.remove(f"{self.folder}/{name}")
+                self._remove(lambda found: found == number)
             index.begun.add(number)
 
     def segments(self, first: int, end: int) -> list[Segment]:
@@ -173,19 +170,17 @@ class RedoLog:
             if self.start() < end:
                 with self._changing() as index:
                     self._begin_at(index, end)
-                self.tidy()
+                    self._remove(lambda number: number < end)
+                    del index.entries[: bisect_left(index.entries, end)]
 
     def tidy(self) -> None:
-        """Remove what isn't needed: forgotten entries, and files that no entry names."""
+        """Remove what isn't needed, before anyone writes: what is forgotten or was never made."""
         with self._lock:
             self._index = None
             self.files.remove_unfinished(self.folder)
             index = self._listed()
             entries = set(index.entries)
-            for name in self.files.names(self.folder):
-                number = name[:NUMBER_DIGITS]
-                if number.isdigit() and (int(number) < index.start or int(number) not in entries):
-                    self.files.remove(f"{self.folder}/{name}")
+            self._remove(lambda number: number < index.start or number not in entries)
 
     def _known(self, end: int = 0) -> _Index:
         """What is there; looked up if entries before `end` are asked for that this one lacks."""
@@ -211,6 +206,13 @@ class RedoLog:
         marks = array("q", [int(n.removeprefix(MARK)) for n in names if n.startswith(MARK)])
         begun = {number for number, _ in numbered}.difference(entries)
         return _Index(start, entries, marks, begun)
+
+    def _remove(self, gone: Callable[[int], bool]) -> None:
+        """Remove the files of entries with such numbers."""
+        for name in self.files.names(self.folder):
+            number = name[:NUMBER_DIGITS]
+            if number.isdigit() and gone(int(number)):
+                self.files.remove(f"{self.folder}/{name}")
 
     def _begin_at(self, index: _Index, number: int) -> None:
         self.files.write_json(f"{self.folder}/{START}", number)
