@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 import warnings
@@ -55,6 +56,7 @@ from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 
 RETIRE_EVERY = 16
+YIELD_S = 0.001
 UNFLUSHED = {
     "exactly_once": (),
     "at_least_once": ("epochs/", "manifests/"),
@@ -914,12 +916,15 @@ class Engine:
         return dml
 
     def _follow(self, interval: float) -> None:
+        looked = -math.inf
         try:
             while not self._stopping.is_set():
                 with self._lock:
-                    self._sources.follow(interval)
-                    while not self._stopping.is_set() and self._epoch(0.0):
-                        pass
-                self._stopping.wait(interval)
+                    if time.monotonic() - looked >= interval:
+                        self._sources.follow(interval)
+                        looked = time.monotonic()
+                    more = self._epoch(0.0)
+                # where epochs follow each other, others get the lock between them
+                self._stopping.wait(YIELD_S if more else interval)
         except BaseException as error:  # noqa: BLE001  # handed to await_termination
             self._failure = error
