@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from broker import Broker
 from eddyline import Engine
 from eddyline.cli import main
 from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
+from eddyline.options import Options
 from eddyline.pipeline import Pipeline
 from eddyline.relay.bolts import Emitted
 from eddyline.relay.kafka import KafkaBackend
@@ -112,7 +114,7 @@ def later(load: Load, seconds: float) -> None:
     load.queue.clock = lambda: round((time.time() + seconds) * 1000)
 
 
-def found(load: Load) -> list[str]:
+def found(load: Load) -> list[Any]:
     """What the one column of the stream `s` holds."""
     return [value for (value,) in rows(load.engine, "SELECT * FROM s")]
 
@@ -262,6 +264,92 @@ def test_keys_flow_past_one_that_waits(opened: Callable[..., Load]) -> None:
     assert load.pipeline.account() == Account(5, 4, 1, 0, 0)
 
 
+def test_keys_keep_their_order_past_a_fault_behind_the_outcome(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def once(record: dict[str, Any]) -> dict[str, Any]:
+            if record["attempts"] == 0 and record["payload"] == b"a1":
+                raise ValueError("not yet")
+            return {"word": record["payload"].decode()}
+
+        made = engine.pipeline("p", queue).bolt(once, order="key", retry_delay=3600)
+        return made.into("s", "word STRING")
+
+    load = opened(build, faults=True)
+    load.queue.put(["a1"], ["a"])
+    load.folder.arm(1)  # the queue's commit
+    with pytest.raises(EddylineError):
+        load.engine.advance()
+    load.folder.arm(0)
+    load.queue.put(["a2", "b1"], ["a", "b"])
+    load.engine.advance()
+    assert found(load) == ["b1"]
+    later(load, 3600)
+    load.run_out()
+    assert found(load) == ["a1", "a2", "b1"]
+
+
+def test_the_last_record_of_a_key_makes_the_row(opened: Callable[..., Load]) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def parsed(record: dict[str, Any]) -> dict[str, int]:
+            return {"k": 1, "v": int(record["payload"])}
+
+        made = engine.pipeline("p", queue, lanes=2, tuple_rows=1).bolt(parsed)
+        return made.into("s", "k INT, v BIGINT", primary_key=["k"])
+
+    load = opened(build)
+    for start in (0, 9):
+        load.queue.put([str(n) for n in range(start, start + 9)])
+        load.engine.advance()
+        assert rows(load.engine, "SELECT k, v FROM s") == [(1, start + 8)]
+
+
+def test_a_pull_ends_while_records_come_in(opened: Callable[..., Load]) -> None:
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
+    enough = threading.Event()
+
+    def produce() -> None:
+        while not enough.wait(0.01):
+            load.queue.put(["1"])
+
+    load.queue.put(["1"] * 10)
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    try:
+        for _ in range(2):
+            before = time.monotonic()
+            load.engine.advance()
+            assert time.monotonic() - before < 30
+        load.engine.start(interval=0.01)
+        deadline = time.monotonic() + 30
+        while not load.pipeline.dead_letters().isEmpty() or load.pipeline.account().done < 100:
+            assert time.monotonic() < deadline  # nobody is kept out by epochs without a gap
+    finally:
+        enough.set()
+        thread.join()
+    assert load.pipeline.account().received >= 10
+
+
+def test_a_queue_feeds_one_pipeline(opened: Callable[..., Load]) -> None:
+    load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
+    with pytest.raises(EngineError, match="QUEUE_IN_USE"):
+        load.engine.pipeline("other", load.queue).bolt(number).into("s2", "n BIGINT")
+
+
+@pytest.mark.parametrize(
+    ("delays", "pause_ms"), [((2, 2), 2000), ((10, 11), 1100), ((0, 60), 6000), ((0, 0), 0)]
+)
+def test_what_has_failed_is_looked_at_often_enough(
+    opened: Callable[..., Load], delays: tuple[float, float], pause_ms: int
+) -> None:
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue)
+        for delay in delays:
+            made = made.bolt(number, retry_delay=delay)
+        return made.into("s", "n BIGINT")
+
+    assert opened(build).queue.retry_delay_ms == pause_ms
+
+
 @pytest.mark.parametrize("order", ["free", "key"])
 def test_each_bolt_has_a_retry_delay(
     opened: Callable[..., Load], tmp_path: Path, order: str
@@ -323,6 +411,30 @@ def test_records_of_a_key_become_one_row(opened: Callable[..., Load]) -> None:
     expected = [(f"ask {n} tell {n}",) for n in (1, 2, 3)]
     assert rows(load.engine, "SELECT words FROM s") == expected
     assert load.pipeline.account() == Account(6, 6, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("delay", "attempts"), [(2, 5), (0, 20)])
+def test_rows_are_joined_whatever_a_batch_holds(
+    opened: Callable[..., Load], delay: float, attempts: int
+) -> None:
+    """More requests wait than lanes have room for; their responses come behind them."""
+
+    def join(records: list[dict[str, Any]]) -> dict[str, int]:
+        if len(records) < 2:
+            raise ValueError("no response yet")
+        return {"n": len({record["payload"] for record in records})}
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue, lanes=2, tuple_rows=1, slow=1.0)
+        made = made.bolt(join, by_key=True, order="key", retry_delay=delay, max_attempts=attempts)
+        return made.into("s", "n INT")
+
+    load = opened(build)
+    keys = [str(n) for n in range(100)]
+    load.queue.put(["ask"] * 100 + ["tell"] * 100, keys * 2)
+    load.run_out()
+    assert found(load) == [2] * 100
+    assert load.pipeline.account() == Account(200, 200, 0, 0, 0)
 
 
 def test_slow_calls_fail_by_their_ttl(opened: Callable[..., Load]) -> None:
@@ -414,6 +526,8 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.pipeline("q", queue).bolt(number, by_key=True)
     with pytest.raises(EngineError, match="tuple_rows"):
         engine.pipeline("q", queue, tuple_rows=0)
+    with pytest.raises(EngineError, match="whole number from 0 on"):
+        engine.pipeline("q", queue, lanes=1.5)  # type: ignore[arg-type]
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
     with pytest.raises(CatalogError, match="another definition"):  # one pipeline feeds a stream
@@ -480,6 +594,76 @@ def test_a_record_that_kills_python_is_a_dead_letter(
     if order == "key":
         done = list(map(int, (tmp_path / "calls").read_text().split()))
         assert [n for n in done if n > 20] == list(range(21, 40))
+
+
+def test_who_kills_python_takes_few_others_along(
+    opened: Callable[..., Load], tmp_path: Path
+) -> None:
+    def die(record: dict[str, Any]) -> dict[str, int]:
+        note(tmp_path / "calls", record["payload"].decode())
+        if record["payload"] == b"die":
+            os._exit(1)
+        return number(record)
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue, lanes=2, tuple_rows=2)
+        return made.bolt(die, max_attempts=3, retry_delay=0.0).into("s", "n BIGINT")
+
+    load = opened(build)
+    load.queue.put([*map(str, range(20)), "die", *map(str, range(20, 149))])
+    load.run_out()
+    assert load.pipeline.account() == Account(150, 149, 1, 0, 0)
+    assert len(found(load)) == 149
+    calls = load.calls()
+    # its first attempt was in a wave with others; the two that follow were apart from new records
+    assert max(calls[str(n)] for n in range(64)) <= 3
+    assert {calls[str(n)] for n in range(64, 149)} == {1}
+
+
+def test_what_is_joined_by_key_is_not_parted_by_a_death(opened: Callable[..., Load]) -> None:
+    def join(records: list[dict[str, Any]]) -> dict[str, int]:
+        if any(record["payload"] == b"die" for record in records):
+            os._exit(1)
+        return {"n": len(records)}
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        made = engine.pipeline("p", queue, lanes=1, tuple_rows=100)
+        made = made.bolt(join, by_key=True, order="key", retry_delay=0.0, max_attempts=2)
+        return made.into("s", "n INT")
+
+    load = opened(build)
+    keys = ["a", "b", "c", "d", "e"]
+    load.queue.put([*["1"] * 5, "2", "2", "die", "2", "2"], keys * 2)
+    load.run_out()
+    assert found(load) == [2, 2, 2, 2]
+    assert load.pipeline.account() == Account(10, 8, 2, 0, 0)
+
+
+def test_at_most_once_leaves_out_what_was_not_in_an_epoch(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def parsed(record: dict[str, Any]) -> dict[str, int]:
+        return {"n": int(record["payload"])}
+
+    files, folder = str(tmp_path / "storage"), FaultyFiles(str(tmp_path / "queue"))
+    for words, fault in ((["1", "bad"], 1), (["2", "bad"], 0)):
+        with (
+            Engine(files, spark, Options(delivery="at_most_once")) as engine,
+            closing(DataQueue(LogBackend(folder))) as queue,
+        ):
+            made = engine.pipeline("p", queue).bolt(parsed, max_attempts=1)
+            pipeline = made.into("s", "n BIGINT")
+            queue.put(words)
+            folder.arm(fault)  # the queue's commit, behind the outcome
+            if fault:
+                with pytest.raises(EddylineError):
+                    engine.advance()
+                folder.arm(0)
+                continue
+            engine.advance()
+            assert rows(engine, "SELECT n FROM s") == [(2,)]
+            assert rows(engine, "SELECT position FROM p__dead") == [(3,)]
+            assert pipeline.account() == Account(4, 2, 2, 0, 0)
 
 
 def test_a_stream_of_a_queue_decodes_documents(tmp_path: Path, spark: SparkSession) -> None:

@@ -119,6 +119,22 @@ def test_the_idlest_lane_comes_first():
     assert [s.lane for s in sent(flow, 0, *range(1, 12))] == [1] * 9 + [0, 1]
 
 
+def test_lanes_that_are_not_known_yet_share_the_work():
+    flow = FlowControl(3, slow_ms=50, ttl_ms=1000, window=16)
+    assert [sending.lane for sending in sent(flow, 0, *range(1, 8))] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_checkpoint_passes_tuples_that_were_let_go():
+    flow = adaptive(2)
+    (first, _) = sent(flow, 0, 1, 2)
+    flow.ack(first, 1)
+    flow.forget()
+    assert flow.checkpoint.position == 2
+    (third,) = sent(flow, 2, 3)
+    flow.ack(third, 3)
+    assert flow.checkpoint.position == 3
+
+
 def test_the_windows_admit_the_next_batch():
     flow = adaptive(3)
     assert flow.room == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,20 @@ from typing import Any
 from eddyline.errors import EngineError
 
 ENVIRONMENT_PREFIX = "EDDYLINE_"
+
+
+def check_number(
+    what: str, value: object, least: float, most: float = math.inf, *, whole: bool = True
+) -> None:
+    """EngineError if a value isn't a number within limits."""
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+        limits = f"from {least} " + ("on" if most == math.inf else f"to {most}")
+        raise EngineError(
+            f"{what} is {value!r}",
+            condition="BAD_OPTION",
+            hint=f"give a {'whole ' * whole}number {limits}",
+        )
 
 
 def _setting(default: int, help: str, least: int, most: int) -> int:
@@ -76,12 +91,7 @@ class Options:
                         hint=f"choose of {', '.join(limits['choices'])}",
                     )
                 continue
-            if not isinstance(value, int) or not limits["least"] <= value <= limits["most"]:
-                raise EngineError(
-                    f"option {item.name} is {value!r}",
-                    condition="BAD_OPTION",
-                    hint=f"give a whole number from {limits['least']} to {limits['most']}",
-                )
+            check_number(f"option {item.name}", value, limits["least"], limits["most"])
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:

@@ -95,8 +95,8 @@ class Pipeline:
                 is being retried. It holds for the whole pipeline.
             ttl: seconds that a call may take; what takes longer has failed.
             max_attempts: failures after which a record is a dead letter, if the last one was here.
-            retry_delay: seconds until a record that has failed here is tried again, give or take
-                a tenth of the longest one of all bolts.
+            retry_delay: seconds until a record that has failed here is tried again; where bolts
+                differ, up to a tenth of the longest one more.
             concurrency: calls of a coroutine function that may wait side by side.
 
         Raises:
@@ -137,7 +137,9 @@ class Pipeline:
                 commits their batch; a row that doesn't fit fails as in any bolt. Or a sink: a
                 function of one row, which is one bolt more. None: the last bolt is the sink.
             schema: columns of the stream.
-            primary_key, watermark: as for `engine.stream`.
+            primary_key: the last record of a key makes the row. One that is tried again comes late,
+                unless the pipeline has `order="key"`.
+            watermark: as for `engine.stream`.
 
         Raises:
             EngineError: there is no bolt, or the stream has no columns.

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.errors import EngineError
+from eddyline.options import check_number
 from eddyline.relay.acker import Places
 from eddyline.relay.calls import LateError, Reasons, call, each, reason, side_by_side
 from eddyline.relay.keys import groups
@@ -22,6 +23,7 @@ TTL_S = 60.0
 MAX_ATTEMPTS = 5
 CONCURRENCY = 32
 RETRY_DELAY_S = 1.0
+TIME_MAX_S = 30 * 24 * 3600
 
 RECORD, ASYNC, TABLE, GROUP, FIT = "record", "async", "table", "group", "fit"
 
@@ -74,15 +76,11 @@ class Bolt:
     once: bool = False
 
     def __post_init__(self) -> None:
-        for what in ("ttl", "max_attempts", "concurrency", "retry_delay"):
-            value = getattr(self, what)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or value < 0 or (value == 0 and what != "retry_delay"):
-                raise EngineError(
-                    f"{what} of bolt {self.name} is {value!r}",
-                    condition="BAD_OPTION",
-                    hint="give a number above 0",
-                )
+        of = f"of bolt {self.name}"
+        check_number(f"ttl {of}", self.ttl, 0.001, TIME_MAX_S, whole=False)
+        check_number(f"max_attempts {of}", self.max_attempts, 1)
+        check_number(f"retry_delay {of}", self.retry_delay, 0, TIME_MAX_S, whole=False)
+        check_number(f"concurrency {of}", self.concurrency, 1)
 
     @classmethod
     def of(

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 REASON_CHARACTERS = 500
 LOOK_S = 0.05
-LATE_MAX = 3  # calls one behind the other that may run out of time
+LATE_MAX = 3  # of one bolt and tuple: so many calls may run out of time
 
 Reasons: TypeAlias = dict[int, str | None]  # None: it was not tried
 
@@ -49,25 +49,25 @@ def each(
 ) -> tuple[list[list[Any]], Reasons]:
     """The function of one row after the other: lists of outputs, and reasons of failures.
 
-    Behind `LATE_MAX` late calls in a row the rest is not tried.
+    Behind `LATE_MAX` late calls the rest is not tried.
     """
     made: list[list[Any]] = []
     failed: Reasons = {}
-    late = 0  # one behind the other
+    late = 0
     while len(made) < len(given):
-        if late == LATE_MAX:  # no answer at all: the others needn't wait for theirs
+        if late == LATE_MAX:  # whoever waits for this tuple has waited long enough
             failed.update(dict.fromkeys(range(len(made), len(given))))
             made += [[]] * (len(given) - len(made))
             break
         calls = _Calls(function, given, len(made))
         answered = _hands().wait(calls, ttl)
-        late = late + 1 if answered == len(made) else 1
         made += calls.made[: answered - len(made)]
         errors = {place: error for place, error in calls.failed.items() if place < answered}
         failed.update((place, reason(error)) for place, error in errors.items())
         if answered < len(given):
             failed[answered] = _late(ttl)
             made.append([])
+            late += 1
     return made, failed
 
 

@@ -147,6 +147,7 @@ class FlowControl:
         self.checkpoint = Checkpoint()
         self.replays = 0  # tuples that went back to the buffer
         self.late = 0  # acks and fails of tuples that had gone to another lane by then
+        self._last = 0
         self._fresh: deque[int] = deque()
         self._returned: deque[Sending] = deque()
 
@@ -169,6 +170,7 @@ class FlowControl:
     def put(self, number: int) -> None:
         """A tuple is to be sent."""
         self._fresh.append(number)
+        self._last = number
 
     def sendings(self, now: float) -> Iterator[Sending]:
         """What to send now, returned tuples first."""
@@ -225,7 +227,11 @@ class FlowControl:
         return expired
 
     def forget(self) -> None:
-        """Let go of all tuples: whoever has sent them does it anew. Lanes keep what was learned."""
+        """Let go of all tuples: whoever has sent them does it anew, by other numbers.
+
+        Lanes keep what was learned.
+        """
+        self.checkpoint = Checkpoint(self._last)
         self._fresh.clear()
         self._returned.clear()
         for lane in self.lanes:
@@ -242,12 +248,12 @@ class FlowControl:
 
     def _idlest(self, besides: int | None = None) -> int | None:
         """The lane with room that is expected to be clear first."""
-        best, best_ms = None, float("inf")
+        best, least = None, (float("inf"), 0)
         for place, lane in enumerate(self.lanes):
             if lane.has_room and (place != besides or len(self.lanes) == 1):
-                clear_ms = lane.clear_ms
-                if clear_ms < best_ms:
-                    best, best_ms = place, clear_ms
+                idle = lane.clear_ms, len(lane.under_way)  # the count: lanes may not be known yet
+                if idle < least:
+                    best, least = place, idle
         return best
 
     def _step(self, lane: Lane, by: int, now: float) -> None:

@@ -141,6 +141,10 @@ class KafkaBackend:
             self._unread = (time.monotonic(), known)
         return known
 
+    def end(self) -> Position:
+        with _told(self.app):
+            return self._ends(EDEN)
+
     def measure(
         self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
     ) -> tuple[Position, int]:

@@ -21,11 +21,9 @@ def rounds(keys: pa.ChunkedArray) -> list[Places]:
         >>> [part.tolist() for part in rounds(pa.chunked_array([["a", "b", "a", None, None]]))]
         [[0, 1, 3, 4], [2]]
     """
-    codes = keys.combine_chunks().dictionary_encode().indices
-    keyless = codes.is_null().to_numpy(zero_copy_only=False)
-    numbers = codes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = codes(keys)
     order = np.argsort(numbers, kind="stable")
-    order = order[~keyless[order]]
+    order = order[numbers[order] >= 0]
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else ordered
     sizes = np.diff(np.r_[starts, len(ordered)])
@@ -36,14 +34,20 @@ def rounds(keys: pa.ChunkedArray) -> list[Places]:
     return np.split(by_turn, cuts)
 
 
+def codes(keys: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """A number for each key, by which the rows of one can be brought together; null: -1."""
+    encoded = keys.combine_chunks().dictionary_encode().indices.fill_null(-1)
+    numbers: npt.NDArray[np.int64] = encoded.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
 def groups(keys: pa.ChunkedArray, owners: Places) -> list[Places]:
     """Places of rows whose records have one key; without a key each is for itself."""
-    mine = keys.take(pa.array(owners)).combine_chunks().dictionary_encode().indices
-    codes = mine.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    keyless = codes < 0
-    codes[keyless] = len(codes) + np.arange(np.count_nonzero(keyless))
-    order = np.argsort(codes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    mine = codes(keys.take(pa.array(owners)))
+    keyless = mine < 0
+    mine[keyless] = len(mine) + np.arange(np.count_nonzero(keyless))
+    order = np.argsort(mine, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(mine[order])) + 1)
 
 
 def slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:

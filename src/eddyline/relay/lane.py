@@ -45,6 +45,7 @@ REPORTS = pa.schema(
 """
 
 RETRY, DEAD, HELD = "retry", "dead", "held"
+REASON_KILLED = "the Python worker died"
 REASON_HELD = "one before it has failed: of its key, joined with it, or without an answer"
 
 
@@ -154,11 +155,14 @@ def of_held(bundle: Tuple, places: Places) -> pa.Table:
     return _told(bundle, places, [HELD] * len(places), [None] * len(places), REASON_HELD)
 
 
-def of_killed(bolts: Sequence[Bolt], bundle: Tuple, attempts: int) -> pa.Table:
-    """What is told of the one record of a tuple at which Python has died, now so often."""
-    fate = DEAD if attempts >= min(bolt.max_attempts for bolt in bolts) else RETRY
+def of_killed(bolts: Sequence[Bolt], bundle: Tuple, records: pa.Table) -> pa.Table:
+    """What is told of the records of a tuple at which Python has died."""
+    most = max(bolt.max_attempts for bolt in bolts)  # which bolt it was isn't known
     delay_s = max(bolt.retry_delay for bolt in bolts)
-    return _told(bundle, np.arange(1), [fate], ["worker"], "the Python worker died", [delay_s])
+    attempts = records[ATTEMPTS].slice(bundle.start, bundle.rows).to_pylist()
+    fates = [DEAD if before + 1 >= most else RETRY for before in attempts]
+    named, delays = ["worker"] * bundle.rows, [delay_s] * bundle.rows
+    return _told(bundle, np.arange(bundle.rows), fates, named, REASON_KILLED, delays)
 
 
 def _failures(

@@ -15,7 +15,7 @@ from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
 from eddyline.storage.log import SEGMENT_BYTES, Frame, FrameLog
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STATE = "state.json"
 
 
@@ -79,6 +79,9 @@ class LogBackend:
         """Rows of eden behind the last commit."""
         (read,) = self._committed()[0].read[EDEN]
         return self._logs[EDEN].end() - read
+
+    def end(self) -> Position:
+        return (self._logs[EDEN].end(),)
 
     def measure(
         self, queue: str, start: Position, rows_max: int, before_ms: int | None = None

@@ -160,6 +160,10 @@ class Backend(Protocol):
         """How many rows of eden are not committed, about; may be asked without `claim`."""
         ...
 
+    def end(self) -> Position:
+        """Where the rows of eden end that may be read now."""
+        ...
+
     def measure(
         self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
     ) -> tuple[Position, int]:
@@ -240,7 +244,8 @@ class DataQueue:
         backend: where the queue is.
         ttl_ms: longest time from `read` to being told.
         retry_delay_ms: a record that has failed is read again after so long.
-        together: when one of those is due, all are read: some may wait for each other.
+        together: when one of those is due, all are read at once, besides the new ones: some may wait
+            for each other.
         unread_rows_max: of `put`, as for `Producer`.
         clock: milliseconds since 1970.
 
@@ -297,12 +302,21 @@ class DataQueue:
         """Number of the last batch that is committed with all before it."""
         return self._state.number
 
-    def plan(self, rows_max: int, number: int | None = None) -> Batch | None:
+    def end(self) -> Position:
+        """Where the new records end that are there now."""
+        return self.backend.end()
+
+    def is_planned(self, end: Position) -> bool:
+        """Whether all new records up to an end are in batches."""
+        return all(a >= b for a, b in zip(self._planned.read[EDEN], end, strict=True))
+
+    def plan(self, rows_max: int, number: int | None = None, *, fresh: bool = True) -> Batch | None:
         """Which records come next, at most `rows_max`; None if there are none.
 
         Args:
             rows_max: most records.
             number: of the batch, above those of all before; None: the next one.
+            fresh: whether new records are among them.
         """
         with self._planning:
             before = self._planned
@@ -313,7 +327,7 @@ class DataQueue:
                     condition="BATCH_PASSED",
                     hint="give each batch a higher number than the one before",
                 )
-            spans, planned = self._next_spans(before, rows_max)
+            spans, planned = self._next_spans(before, rows_max, fresh=fresh)
             batch = Batch(number, tuple(spans))
             if not batch.rows:
                 return None
@@ -438,30 +452,36 @@ class DataQueue:
         with self._planning, self._committing:
             self.backend.close()
 
-    def _next_spans(self, planned: State, rows_max: int) -> tuple[list[Span], State]:
+    def _next_spans(
+        self, planned: State, rows_max: int, *, fresh: bool
+    ) -> tuple[list[Span], State]:
         """Replayed records first; then, as far as there is room, new ones."""
         spans: list[Span] = []
+        again_max = UNREAD_ROWS_MAX if self.together else rows_max
         due_ms = self.clock() - self.retry_delay_ms if self.retry_delay_ms else None
         if self.together and due_ms is not None and self._is_one_due(planned, due_ms):
             due_ms = None
 
-        def take(queue: str, planned: State, before_ms: int | None) -> State:
-            start, room = planned.read[queue], rows_max - sum(span.rows for span in spans)
+        def take(queue: str, planned: State, most: int, before_ms: int | None = None) -> State:
+            start, room = planned.read[queue], most - sum(span.rows for span in spans)
             end, rows = self.backend.measure(queue, start, room, before_ms) if room else (start, 0)
             if end == start:
                 return planned
             spans.append(Span(queue, start, end, rows))
             return planned.behind(spans[-1])
 
-        planned = take(planned.to, planned, due_ms)
+        planned = take(planned.to, planned, again_max, due_ms)
         # A commit writes to the queue at fromP: the pointers wait for it, and reading doesn't.
         if self._is_empty(planned, planned.to) and self._committing.acquire(blocking=False):
             try:
                 if not self._is_empty(planned, planned.back):
-                    planned = take(planned.back, replace(planned, to=planned.back), due_ms)
+                    swapped = replace(planned, to=planned.back)
+                    planned = take(planned.back, swapped, again_max, due_ms)
             finally:
                 self._committing.release()
-        return spans, take(EDEN, planned, None)
+        if self.together:
+            rows_max += sum(span.rows for span in spans)
+        return spans, take(EDEN, planned, rows_max) if fresh else planned
 
     def _is_empty(self, planned: State, queue: str, before_ms: int | None = None) -> bool:
         start = planned.read[queue]

@@ -7,7 +7,7 @@ and is done again after a crash.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eddyline.catalog import DEAD, Entry
@@ -43,6 +43,12 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """For a JSON document."""
         return {**asdict(self), "batch": self.batch.as_dict()}
+
+    def skipped(self) -> Outcome:
+        """Without outputs and letters; letters that were to be read again stay dead."""
+        revived = self.dead < 0
+        back = None if revived else self.back
+        return replace(self, outputs=(), letters=(), back=back, dead=0 if revived else self.dead)
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Outcome:
@@ -101,12 +107,19 @@ class Place:
             self.files.remove(self.name(outcome.batch.number, what))
         self.files.write_json(f"{self.folder}/{_STATUS}", status, durable=False)
 
-    def recover(self) -> None:
-        """Do again what follows from the outcomes, before anything is tidied away."""
+    def recover(self, *, skip: bool) -> None:
+        """Do again what follows from the outcomes, before anything is tidied away.
+
+        Args:
+            skip: nothing is to come of them but that their records were read.
+        """
         self.files.remove_unfinished(self.folder)
         committed = self.outcomes()
         for outcome in committed:
-            self.log(outcome)
+            if skip:
+                self.commit(outcome.skipped())
+            else:
+                self.log(outcome)
         kept = {_STATUS}
         kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (_OUTCOME, BACK)}
         for name in self.files.names(self.folder):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from pyspark.sql.types import StructType
 
 from eddyline.catalog import Entry
 from eddyline.changes import APPEND, DELETE
-from eddyline.errors import DataError, EngineError, QueueError
+from eddyline.errors import DataError, QueueError
+from eddyline.options import check_number
 from eddyline.relay.acker import new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.flow import FlowControl
-from eddyline.relay.keys import WaitingKeys, too_early
+from eddyline.relay.keys import WaitingKeys, codes, too_early
 from eddyline.relay.keys import slots as slots_of
 from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
 from eddyline.relay.log_queue import LogBackend
@@ -56,7 +58,7 @@ from eddyline.source.segments import LOG, Segment, read_arrow
 TUPLE_ROWS = 1000
 SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
-PAUSE_SHARE = 0.1  # of the longest retry delay: what has failed is looked at no more often
+PAUSE_SHARE = 0.1  # of the longest retry delay, where bolts differ: how often one looks what is due
 PATIENCE = 2  # times `slow` a tuple waits for its lane
 
 
@@ -79,14 +81,9 @@ class Settings:
     acks: bool = True
 
     def __post_init__(self) -> None:
-        for what, least in (("lanes", 0), ("tuple_rows", 1), ("slow_s", 0.001)):
-            value = getattr(self, what)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                raise EngineError(
-                    f"{what.removesuffix('_s')} is {value!r}",
-                    condition="BAD_OPTION",
-                    hint=f"give a number from {least} on",
-                )
+        check_number("lanes", self.lanes, 0)
+        check_number("tuple_rows", self.tuple_rows, 1)
+        check_number("slow", self.slow_s, 0.001, whole=False)
 
 
 class PipelineStream:
@@ -101,6 +98,7 @@ class PipelineStream:
         spark: the session of the user.
         zone: time zone of the storage.
         settings: how it runs.
+        keyed: of rows of one key the stream keeps the last, so their order counts.
         own_queue: whether the queue is closed when the pipeline stops.
     """
 
@@ -115,6 +113,7 @@ class PipelineStream:
         zone: str,
         settings: Settings,
         *,
+        keyed: bool = False,
         own_queue: bool = False,
     ) -> None:
         self._own_queue = own_queue
@@ -134,7 +133,8 @@ class PipelineStream:
             bolts = [*bolts, into]
         chain = Chain(bolts, acks=settings.acks)
         delays = [bolt.retry_delay for bolt in chain.bolts]
-        queue.retry_delay_ms = round(max(min(delays), PAUSE_SHARE * max(delays)) * 1000)
+        pause_s = max(delays) * (1 if len(set(delays)) == 1 else PAUSE_SHARE)
+        queue.retry_delay_ms = round(pause_s * 1000)
         queue.together = chain.joins
         slow_ms = settings.slow_s * 1000
         self.waves = Waves(
@@ -145,6 +145,7 @@ class PipelineStream:
             FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW),
             spark,
             ordered=settings.ordered,
+            keyed=keyed,
         )
         self._random = np.random.default_rng()
         self._tuples = 0
@@ -155,12 +156,13 @@ class PipelineStream:
         place.files.make_folder(place.folder)
         self._recover()
         self._check_queue()
-        self._waiting = self._unread_retries()
+        self._keys: WaitingKeys | None = None  # of records to be read again; None: not known
 
     def pull(self) -> None:
         """Work on all that is there now, and on what has failed and is due again."""
         self._halt()
-        while self._batch():
+        end = self.queue.end()
+        while self._batch(fresh=not self.queue.is_planned(end)):
             pass
 
     def follow(self, interval_s: float) -> None:
@@ -202,9 +204,8 @@ class PipelineStream:
                     names=RECORDS.names,
                 ).cast(RECORDS)
             taken_out = as_operations(letters, DELETE)
+            self._keys = None
             self._commit(Batch(number, ()), [], back, taken_out, -letters.num_rows)
-            if self._waiting is not None:
-                self._waiting.add(back)
 
     def status(self) -> dict[str, Any]:
         """Where its records are, and how its lanes do."""
@@ -250,34 +251,39 @@ class PipelineStream:
                 hint="give the pipeline the queue that it has read so far, or drop and create it",
             )
 
-    def _batch(self) -> bool:
+    def _batch(self, *, fresh: bool = True) -> bool:
         """Work on one batch; False if there is nothing to do now."""
         with self._lock:
             self._recover()
+            if self.settings.ordered and self._keys is None:
+                self._keys = WaitingKeys(self.queue.retries())
             # replayed records are tuples of their own: all are to go in one wave
             apart = min(self.queue.account().retry, len(self.waves.flow.lanes))
             most = max(self.waves.flow.room - apart, 1) * self.settings.tuple_rows
-            batch = self.queue.plan(most)
+            batch = self.queue.plan(most, fresh=fresh)
             if batch is None:
                 return False
             committing = False
             try:
                 records, held, tuples = self._dealt(self.queue.load(batch), _replays(batch))
-                reports = self.waves.run(batch.number, records, tuples)
+                reports = REPORTS.empty_table()
+                if tuples:
+                    reports = self.waves.run(batch.number, records, tuples)
                 back, letters = _sorted_out(records, held, reports, self.queue.clock())
+                made = reports.filter(pc.is_valid(reports["file"])).to_pylist()
                 outputs = [
                     Segment(LOG, row["file"], row["rows"], crc=row["crc"])
-                    for row in reports.filter(pc.is_valid(reports["file"])).to_pylist()
+                    for row in sorted(made, key=itemgetter("tuple"))
                 ]
                 committing = True
                 self._commit(batch, outputs, back, as_operations(letters, APPEND), letters.num_rows)
             except BaseException:
+                self._keys = None
                 if not committing or not self.place.outcomes():
                     self.queue.abandon(batch)
-                self._waiting = self._unread_retries()
                 raise
-            if self._waiting is not None:
-                self._waiting.add(back)
+            if self._keys is not None:
+                self._keys.add(back)
             return bool(tuples) or batch.rows >= most
 
     def _dealt(
@@ -288,12 +294,15 @@ class PipelineStream:
         again, joins = records.slice(0, replays), self.waves.chain.joins
         early = too_early(again, self.queue.clock(), joins=joins)
         first = int(np.count_nonzero(early))
-        if self._waiting is not None:
-            self._waiting.remove(again.filter(pa.array(~early)))
-            held = self._waiting.behind(records)
+        if self._keys is not None:
+            self._keys.remove(again.filter(pa.array(~early)))
+            held = self._keys.behind(records)
             held[:replays] |= early
             slots = slots_of(records, held, max(1, -(-rows // most)))
-            order = np.lexsort((records[POSITION].to_numpy(), slots))
+            by = [records[POSITION].to_numpy(), slots]
+            if joins:  # a key's records one behind the other, in its tuple
+                by.insert(1, codes(records[KEY]))
+            order = np.lexsort(by)
             records, held, slots = records.take(pa.array(order)), held[order], slots[order]
             first = int(np.count_nonzero(held))  # those that wait are in no tuple
             begins = np.r_[True, slots[1:] != slots[:-1]]
@@ -344,10 +353,6 @@ class PipelineStream:
             self.queue.settle(outcome.batch, back.cast(RECORDS), outcome.dead)
             self.queue.commit()
         place.forget(outcome, self.status())
-
-    def _unread_retries(self) -> WaitingKeys | None:
-        """The keys of records that wait to be read again; None where keys have no order."""
-        return WaitingKeys(self.queue.retries()) if self.settings.ordered else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.catalog import INTO, OF, PIPELINE, VIEW, Catalog, Entry
 from eddyline.changes import quoted
-from eddyline.errors import CatalogError, DataError
+from eddyline.errors import CatalogError, DataError, EngineError
 from eddyline.runtime.outcomes import FOLDER as PIPELINES
 from eddyline.runtime.outcomes import Place
 from eddyline.runtime.pipelines import PipelineStream
@@ -102,10 +102,18 @@ class Sources:
             given: the queue, the bolts, and the other arguments of `PipelineStream`.
         """
         self._detach(letters)
+        for other in self.pipelines:
+            if other.queue is given["queue"]:
+                raise EngineError(
+                    f"pipeline {other.name} reads this queue",
+                    condition="QUEUE_IN_USE",
+                    hint="give each pipeline a queue of its own, or both steps to one pipeline",
+                )
         self._streams[letters.id] = PipelineStream(
             pipeline,
             self._place(letters, into),
             columns=None if into is None else into.columns,
+            keyed=into is not None and bool(into.key),
             spark=self.spark,
             zone=self.zone,
             **given,
@@ -239,7 +247,8 @@ class Sources:
                     self.files.remove(f"{folder}/{name}")
         for entry in catalog.entries:
             if entry.format == PIPELINE:
-                self._place(entry, catalog.find(entry.options.get(INTO, ""))).recover()
+                place = self._place(entry, catalog.find(entry.options.get(INTO, "")))
+                place.recover(skip=skip)
         for entry in catalog.entries:
             if entry.kind != VIEW and not entry.late_of:
                 log, position = self.log(entry), manifest.positions.get(entry.id, 0)

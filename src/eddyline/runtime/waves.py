@@ -19,8 +19,17 @@ from eddyline.operators.base import numbered
 from eddyline.relay.acker import Acker
 from eddyline.relay.bolts import Chain
 from eddyline.relay.flow import FlowControl, Sending
-from eddyline.relay.lane import REPORTS, Lane, Tuple, of_held, of_killed, report
-from eddyline.relay.records import ATTEMPTS, RECORDS
+from eddyline.relay.keys import codes
+from eddyline.relay.lane import (
+    REASON_KILLED,
+    REPORTS,
+    Lane,
+    Tuple,
+    of_held,
+    of_killed,
+    report,
+)
+from eddyline.relay.records import KEY, REASON, RECORDS
 from eddyline.runtime.failures import told_by
 from eddyline.runtime.outcomes import Place
 from eddyline.runtime.reader import numbers
@@ -43,6 +52,7 @@ class Waves:
         chain: what is done with each record.
         schema: of the outputs; None if there are none to keep.
         ordered: records of a key come one after the other.
+        keyed: the order of outputs counts.
         flow: decides what goes where; knows how the lanes do.
         spark: where the lanes are tasks.
     """
@@ -57,6 +67,7 @@ class Waves:
         spark: SparkSession,
         *,
         ordered: bool,
+        keyed: bool = False,
     ) -> None:
         self.name = pipeline
         self.place = place
@@ -65,6 +76,7 @@ class Waves:
         self.flow = flow
         self.spark = spark
         self.ordered = ordered
+        self.keyed = keyed
         self.acker = Acker()
         self._folder = "" if place.outputs is None else place.outputs.folder
         self._frame: DataFrame | None = None  # one query for all waves
@@ -73,9 +85,10 @@ class Waves:
         """Send tuples to lanes, wave after wave, until all are acknowledged; what was told."""
         name = self.place.name(number, _WORK)
         self._write_work(name, records)
-        by_number = {bundle.number: bundle for bundle in tuples}
-        for bundle in tuples:
-            self.flow.put(bundle.number)
+        apart = _suspects(records, tuples)
+        by_number = {bundle.number: bundle for bundle in tuples if bundle.number not in apart}
+        for bundle in by_number:
+            self.flow.put(bundle)
         if self.place.outputs is not None:
             self.place.outputs.clear(number)
         told = [REPORTS.empty_table()]
@@ -89,6 +102,7 @@ class Waves:
                 reports = self._wave(number, name, wave)
                 told.append(reports)
                 self._acknowledge(sent, by_number, reports, now)
+            told += self._one_by_one(number, name, records, apart.values())
         except BaseException as error:
             self.flow.forget()
             self.acker = Acker()
@@ -102,10 +116,13 @@ class Waves:
         return pa.concat_tables(told)
 
     def _one_by_one(
-        self, number: int, name: str, records: pa.Table, tuples: Sequence[Tuple]
+        self, number: int, name: str, records: pa.Table, tuples: Iterable[Tuple]
     ) -> Iterator[pa.Table]:
-        """Each tuple alone, and halves of one at which Python dies, until a record stands alone."""
-        waiting = list(reversed(tuples))
+        """Each tuple alone, and halves of one at which Python dies, until a record stands alone.
+
+        What is joined by key stays together.
+        """
+        waiting = list(tuples)[::-1]
         troubled = set()  # where keys have an order, what is behind a failure waits
         while waiting:
             bundle = waiting.pop()
@@ -119,16 +136,23 @@ class Waves:
             except EngineError as error:
                 if not _is_death(error):
                     raise
-                if bundle.rows > 1:
-                    half = bundle.rows // 2
+                half = self._middle(records, bundle)
+                if half:
                     rest = replace(bundle, start=bundle.start + half, rows=bundle.rows - half)
                     waiting += [rest, replace(bundle, rows=half)]
                     continue
-                attempts = records[ATTEMPTS][bundle.start].as_py() + 1
-                reports = of_killed(self.chain.bolts, bundle, attempts)
+                reports = of_killed(self.chain.bolts, bundle, records)
             if self.ordered and reports["place"].null_count < reports.num_rows:
                 troubled.add(bundle.number)
             yield reports
+
+    def _middle(self, records: pa.Table, bundle: Tuple) -> int:
+        """How many of a tuple's rows are its first half; 0 if it can't be parted."""
+        if not self.chain.joins:
+            return bundle.rows // 2
+        keys = codes(records[KEY].slice(bundle.start, bundle.rows))
+        cuts = np.flatnonzero((np.diff(keys) != 0) | (keys[1:] < 0)) + 1
+        return int(cuts[np.argmin(np.abs(cuts - bundle.rows // 2))]) if len(cuts) else 0
 
     def _wave(self, number: int, records: str, wave: Sequence[Sequence[Tuple]]) -> pa.Table:
         """One Spark job: each lane does what it gets to."""
@@ -145,7 +169,9 @@ class Waves:
         context.setJobDescription(f"eddyline pipeline {self.name}")
         try:
             if self._frame is None:
-                task = WaveTask(files, self.chain, self.ordered, self._folder, self.schema)
+                task = WaveTask(
+                    files, self.chain, self.ordered, self._folder, self.schema, self.keyed
+                )
                 lanes = numbers(self.spark, len(self.flow.lanes))
                 self._frame = lanes.mapInArrow(task, from_arrow_schema(REPORTS))
             return self._frame.toArrow().cast(REPORTS)
@@ -204,6 +230,7 @@ class WaveTask:
         files, chain, ordered: of the lanes.
         folder: of the redo log that outputs go to; empty for none.
         schema: of the outputs.
+        keyed: those of each tuple are a file, so that their order is known.
     """
 
     files: Files
@@ -211,6 +238,7 @@ class WaveTask:
     ordered: bool
     folder: str
     schema: pa.Schema | None
+    keyed: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The work of the lanes whose places come in."""
@@ -226,18 +254,36 @@ class WaveTask:
 
     def _work(self, lane: Lane, tuples: Sequence[Tuple], number: int) -> Iterator[pa.RecordBatch]:
         told, made = [], []
-        for reports, outputs in lane.work(tuples):
+        for bundle, (reports, outputs) in zip(tuples, lane.work(tuples), strict=False):
             told.append(reports)
-            if len(outputs):
+            if self.schema is not None and len(outputs):
                 made.append(outputs)
-        if self.schema is not None and made:
-            rows = pa.concat_tables(made).rename_columns(numbered("c", len(self.schema)))
-            # durable before anything is acknowledged
-            unique = f"{number:012d}-{np.random.default_rng().integers(1 << 62):x}"
-            name = f"{self.folder}/{unique}.arrow"
-            segment = write_rows(self.files, name, rows.combine_chunks())
-            told.append(report(file=name, rows=segment.rows, crc=segment.crc))
+                if self.keyed:
+                    told.append(self._kept(made, bundle, number))
+                    made = []
+        if made:
+            told.append(self._kept(made, tuples[0], number))
         yield from pa.concat_tables([REPORTS.empty_table(), *told]).combine_chunks().to_batches()
+
+    def _kept(self, made: Sequence[pa.Table], first: Tuple, number: int) -> pa.Table:
+        """The report of a file with outputs, which is durable before anything is acknowledged."""
+        assert self.schema is not None
+        rows = pa.concat_tables(made).rename_columns(numbered("c", len(self.schema)))
+        unique = f"{number:012d}-{np.random.default_rng().integers(1 << 62):x}"
+        name = f"{self.folder}/{unique}.arrow"
+        segment = write_rows(self.files, name, rows.combine_chunks())
+        return report(tuple=first.number, file=name, rows=segment.rows, crc=segment.crc)
+
+
+def _suspects(records: pa.Table, tuples: Sequence[Tuple]) -> dict[int, Tuple]:
+    """The tuples of records at which Python has died before: others aren't to die with them."""
+    killed = pc.equal(records[REASON], REASON_KILLED).fill_null(False).to_numpy()
+    places = np.flatnonzero(killed)
+    if not len(places):
+        return {}
+    starts = np.array([bundle.start for bundle in tuples])
+    found = {int(at) for at in np.searchsorted(starts, places, side="right") - 1 if at >= 0}
+    return {tuples[at].number: tuples[at] for at in sorted(found)}
 
 
 def _is_death(error: BaseException) -> bool:
@@ -256,5 +302,5 @@ def _failed(name: str, error: Exception) -> EngineError:
         f"a wave of pipeline {name} failed: {told_by(error)}",
         condition="PIPELINE_FAILED",
         pipeline=name,
-        hint="nothing of it was committed; mend the cause and call advance() again",
+        hint="nothing of it was committed: mend the cause, and advance() or start() tries it again",
     )
