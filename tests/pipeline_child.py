@@ -2,8 +2,8 @@
 
 Arguments: folder of the storage and the journal; the queue: `log` or the address of a Kafka broker;
 `live` to run until killed, or `last` to end when nothing waits; the address of a cluster's master, if
-it isn't to run in this process. What a bolt has done is written down before it is told: `effects` of
-the journal.
+it isn't to run in this process. PIPELINE_ORDER is the order of its bolt. What that has done is
+written down before it is told: `effects` of the journal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def main(folder: str, where: str, mode: str, master: str | None = None) -> None:
     engine = Engine(str(root / "storage"), session(master) if master else None)
     queue = DataQueue(backend_of(root, where))
     made = engine.pipeline("p", queue, lanes=2, tuple_rows=10)
-    pipeline = made.bolt(effect, max_attempts=3, retry_delay=0.01).into("s", "n BIGINT")
+    order = os.environ.get("PIPELINE_ORDER", "free")
+    made = made.bolt(effect, max_attempts=3, retry_delay=0.01, order=order)
+    pipeline = made.into("s", "n BIGINT")
     engine.view("seen", "SELECT n, count(*) AS c FROM s GROUP BY n")
     engine.view("dead", "SELECT CAST(CAST(payload AS STRING) AS BIGINT) AS n FROM p__dead")
     print("ready", flush=True)

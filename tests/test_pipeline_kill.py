@@ -21,6 +21,7 @@ from processes import SHORT_LIVED, Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
+KEYS = 7
 CHILD = Path(__file__).with_name("pipeline_child.py")
 
 
@@ -40,7 +41,7 @@ class Source(threading.Thread):
             numbers = list(range(number, number + 5))
             number += 5
             try:
-                producer.put([str(n) for n in numbers])
+                producer.put([str(n) for n in numbers], [str(n % KEYS) for n in numbers])
                 self.acknowledged |= set(numbers)
             except StorageError:
                 self.uncertain |= set(numbers)
@@ -52,12 +53,18 @@ class Source(threading.Thread):
 
 
 def killed_and_checked(
-    root: Path, where: str, source: Source, kills: int, between: Callable[[int], None]
+    root: Path,
+    where: str,
+    source: Source,
+    kills: int,
+    between: Callable[[int], None],
+    order: str = "free",
 ) -> None:
     moments = random.Random(11)
     source.start()
     for number in range(kills):
-        child = Child([sys.executable, str(CHILD), str(root), where, "live"], root / "stderr")
+        command = [sys.executable, str(CHILD), str(root), where, "live"]
+        child = Child(command, root / "stderr", PIPELINE_ORDER=order)
         try:
             child.wait_for("ready")
             time.sleep(moments.uniform(1, 5))
@@ -68,13 +75,14 @@ def killed_and_checked(
         finally:
             child.kill()
         between(number)
-    check(root, where, source)
+    check(root, where, source, order)
 
 
-def check(root: Path, where: str, source: Source) -> None:
+def check(root: Path, where: str, source: Source, order: str = "free") -> None:
     """What is there when all has been worked on."""
     source.stop()
-    child = Child([sys.executable, str(CHILD), str(root), where, "last"], root / "stderr")
+    command = [sys.executable, str(CHILD), str(root), where, "last"]
+    child = Child(command, root / "stderr", PIPELINE_ORDER=order)
     try:
         received, done, dead = map(int, child.wait_for("account").split())
         seen = dict(tuple(map(int, pair.split(":"))) for pair in child.wait_for("seen").split())
@@ -93,12 +101,24 @@ def check(root: Path, where: str, source: Source) -> None:
     effects = Counter((root / "effects").read_text().split())
     assert set(map(int, effects)) >= set(seen)  # at least once at bolts
     assert len(everything) > 100
+    if order == "key":
+        first = list(dict.fromkeys(map(int, (root / "effects").read_text().split())))
+        for key in range(KEYS):
+            mine = [n for n in first if n % KEYS == key]
+            assert mine == sorted(mine)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_under_load(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "order"),
+    [
+        (3, "key"),
+        pytest.param(20, "free", marks=pytest.mark.slow),
+        pytest.param(12, "key", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_under_load(tmp_path: Path, kills: int, order: str) -> None:
     source = Source(lambda: Producer(backend_of(tmp_path, "log")))
-    killed_and_checked(tmp_path, "log", source, kills, lambda _: None)
+    killed_and_checked(tmp_path, "log", source, kills, lambda _: None, order)
 
 
 @pytest.mark.kafka

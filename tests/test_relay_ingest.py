@@ -55,12 +55,14 @@ def server(ingest: Ingest) -> Iterator[IngestServer]:
 Answer = tuple[int, dict[str, str], dict[str, object]]
 
 
-def post(server: IngestServer, body: bytes | list[bytes], **headers: str) -> Answer:
+def post(
+    server: IngestServer, body: bytes | list[bytes], path: str = "/records", **headers: str
+) -> Answer:
     given = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection(urlparse(server.url).netloc, timeout=30)
     try:
-        connection.request("POST", "/records", body, given)
+        connection.request("POST", path, body, given)
         answer = connection.getresponse()
         found = {name.lower(): value for name, value in answer.getheaders()}
         return answer.status, found, json.loads(answer.read() or b"{}")
@@ -80,6 +82,13 @@ def test_what_is_acknowledged_is_durable(server, queue, files):
     effects = [effect.split()[0] for effect in files.effects()]
     assert effects[-1] == "sync"
     assert waiting(queue) == [b'{"a": 1}', b'{"a": 2}', b"", b"plain"]
+
+
+def test_records_of_a_request_may_have_a_key(server, queue):
+    assert post(server, b"on\noff\n", "/records?key=lamp%201")[2] == {"records": 2}
+    assert post(server, b"free")[2] == {"records": 1}
+    _, records = queue.read(10)
+    assert records["key"].to_pylist() == [b"lamp 1", b"lamp 1", None]
 
 
 def test_only_loopback_is_heard(server):
@@ -152,10 +161,10 @@ def test_requests_wait_in_bounded_number(files, queue, ingest):
     hanging, entered = threading.Event(), threading.Semaphore(0)
     put = ingest.producer.put
 
-    def slow_put(payloads):
+    def slow_put(payloads, keys):
         entered.release()
         assert hanging.wait(30)
-        return put(payloads)
+        return put(payloads, keys)
 
     ingest.producer.put = slow_put
     with IngestServer(ingest) as server:

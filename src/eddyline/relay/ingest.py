@@ -1,7 +1,8 @@
 """Records over HTTP: a producer for programs that can't put by themselves, or can't put again.
 
-    POST /records      a record a line; the answer comes when they are durable: {"records": 2}
-    GET  /health       204 while the endpoint takes records
+    POST /records          a record a line; the answer comes when they are durable: {"records": 2}
+    POST /records?key=K    the same, of records with one key
+    GET  /health           204 while the endpoint takes records
 
 Every request but the last kind carries `Authorization: Bearer <token>`. A request is taken whole or not
 at all. What is refused:
@@ -23,6 +24,7 @@ import asyncio
 import hmac
 import socket
 import threading
+from functools import partial
 
 import pyarrow as pa
 
@@ -115,8 +117,11 @@ class Ingest:
                 body = await self._body(request)
             lines = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
             payloads = pa.array(lines.split(b"\n") if lines else [], pa.binary())
+            key = request.query_params.get("key")
+            keys = None if key is None else pa.repeat(key.encode(), len(payloads))
             self._threads = self._threads or CapacityLimiter(self.requests_max)
-            count = await to_thread.run_sync(self.producer.put, payloads, limiter=self._threads)
+            put = partial(self.producer.put, payloads, keys)
+            count = await to_thread.run_sync(put, limiter=self._threads)
             return JSONResponse({"records": count})
         except _RefusedError as refused:
             return refused.response

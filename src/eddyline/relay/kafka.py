@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from eddyline.errors import EddylineError, EngineError, StateError, StorageError
+from eddyline.relay.keys import spread
 from eddyline.relay.queue import EDEN, QUEUES, TAKEN, Position, Span, State, taken
 from eddyline.relay.records import (
     KEY,
@@ -304,11 +304,9 @@ class KafkaBackend:
         if count == 1:
             yield from ((0, bundle) for bundle in _cut(records))
             return
-        hashes = pd.util.hash_array(records[KEY].fill_null(b"").to_numpy(), categorize=False)
-        keyless = records[KEY].is_null().to_numpy()
-        hashes[keyless] = np.arange(np.count_nonzero(keyless))
+        partitions = spread(records[KEY], count)
         for partition in range(count):
-            mine = records.filter(pa.array(hashes % np.uint64(count) == partition))
+            mine = records.filter(pa.array(partitions == partition))
             yield from ((partition, bundle) for bundle in _cut(mine))
 
     def _committed(self) -> tuple[State, str]:

@@ -50,12 +50,18 @@ def groups(keys: pa.ChunkedArray, owners: Places) -> list[Places]:
     return np.split(order, np.flatnonzero(np.diff(mine[order])) + 1)
 
 
+def spread(keys: pa.ChunkedArray, count: int) -> npt.NDArray[np.int64]:
+    """One of `count` places for each row: by its key's hash; in turns where there is no key."""
+    hashes = pd.util.hash_array(keys.fill_null(b"").to_numpy(), categorize=False)
+    places: npt.NDArray[np.int64] = (hashes % np.uint64(count)).astype(np.int64)
+    keyless = keys.is_null().to_numpy()
+    places[keyless] = np.arange(np.count_nonzero(keyless)) % count
+    return places
+
+
 def slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
     """The tuple of each record: one for all records of a key; -1 for those that wait."""
-    hashes = pd.util.hash_array(records[KEY].fill_null(b"").to_numpy(), categorize=False)
-    slots: npt.NDArray[np.int64] = (hashes % np.uint64(count)).astype(np.int64)
-    keyless = records[KEY].is_null().to_numpy()
-    slots[keyless] = np.arange(np.count_nonzero(keyless)) % count
+    slots = spread(records[KEY], count)
     slots[held] = -1
     return slots
 

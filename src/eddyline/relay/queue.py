@@ -133,7 +133,8 @@ class Account:
 
     Attributes:
         received: records that were read from eden.
-        done, dead: records that have ended, well or in the dead letters.
+        done, dead: records that have ended: well, or in the dead letters. Letters that were dropped
+            are done.
         retry: records that have failed and wait to be read again.
         in_flight: records of batches that aren't committed.
     """

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,8 @@ SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
 PAUSE_SHARE = 0.1  # of the longest retry delay, where bolts differ: how often one looks what is due
 PATIENCE = 2  # times `slow` a tuple waits for its lane
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,41 +288,52 @@ class PipelineStream:
                 self._keys.add(back)
             return bool(tuples) or batch.rows >= most
 
-    def _dealt(
-        self, records: pa.Table, replays: int
-    ) -> tuple[pa.Table, npt.NDArray[np.bool_], list[Tuple]]:
-        """The records in the order of work, which of them must wait, and the tuples."""
-        rows, most = records.num_rows, self.settings.tuple_rows
-        again, joins = records.slice(0, replays), self.waves.chain.joins
-        early = too_early(again, self.queue.clock(), joins=joins)
-        first = int(np.count_nonzero(early))
-        if self._keys is not None:
-            self._keys.remove(again.filter(pa.array(~early)))
-            held = self._keys.behind(records)
-            held[:replays] |= early
-            slots = slots_of(records, held, max(1, -(-rows // most)))
-            by = [records[POSITION].to_numpy(), slots]
-            if joins:  # a key's records one behind the other, in its tuple
-                by.insert(1, codes(records[KEY]))
-            order = np.lexsort(by)
-            records, held, slots = records.take(pa.array(order)), held[order], slots[order]
-            first = int(np.count_nonzero(held))  # those that wait are in no tuple
-            begins = np.r_[True, slots[1:] != slots[:-1]]
-            starts = [start for start in np.flatnonzero(begins).tolist() if start >= first]
+    def _dealt(self, records: pa.Table, replays: int) -> tuple[pa.Table, Flags, list[Tuple]]:
+        """The records in the order of work, which of them must wait, and the tuples.
+
+        Those that wait are in no tuple, and come first.
+        """
+        joins = self.waves.chain.joins
+        early = too_early(records.slice(0, replays), self.queue.clock(), joins=joins)
+        if self._keys is None:
+            records, held, starts = self._dealt_freely(records, early)
         else:
-            if first:
-                again = again.take(pa.array(np.argsort(~early, kind="stable")))
-                records = pa.concat_tables([again, records.slice(replays)])
-            held = np.arange(rows) < first
-            part = max(1, min(most, -(-(replays - first) // len(self.waves.flow.lanes))))
-            starts = [*range(first, replays, part), *range(replays, rows, most)]
-        ranges = list(zip(starts, [*starts[1:], rows], strict=True)) if starts else []
-        ids = new_ids(2 * len(ranges), self._random).view(np.int64).reshape(2, -1).tolist()
+            records, held, starts = self._dealt_by_key(records, early, self._keys)
+        ends = [*starts[1:], records.num_rows]
+        ids = new_ids(2 * len(starts), self._random).view(np.int64).reshape(2, -1).tolist()
         tuples = []
-        for (start, end), root, edge in zip(ranges, *ids, strict=True):
+        for start, end, root, edge in zip(starts, ends[: len(starts)], *ids, strict=True):
             self._tuples += 1
             tuples.append(Tuple(self._tuples, root, edge, start, end - start))
         return records, held, tuples
+
+    def _dealt_freely(self, records: pa.Table, early: Flags) -> tuple[pa.Table, Flags, list[int]]:
+        """What is tried again is a tuple for each lane; the new ones come behind."""
+        rows, replays, most = records.num_rows, len(early), self.settings.tuple_rows
+        first = int(np.count_nonzero(early))
+        if first:
+            again = records.slice(0, replays).take(pa.array(np.argsort(~early, kind="stable")))
+            records = pa.concat_tables([again, records.slice(replays)])
+        part = max(1, min(most, -(-(replays - first) // len(self.waves.flow.lanes))))
+        starts = [*range(first, replays, part), *range(replays, rows, most)]
+        return records, np.arange(rows) < first, starts
+
+    def _dealt_by_key(
+        self, records: pa.Table, early: Flags, waiting: WaitingKeys
+    ) -> tuple[pa.Table, Flags, list[int]]:
+        """All records of a key are in one tuple, in their order."""
+        waiting.remove(records.slice(0, len(early)).filter(pa.array(~early)))
+        held = waiting.behind(records)
+        held[: len(early)] |= early
+        slots = slots_of(records, held, max(1, -(-records.num_rows // self.settings.tuple_rows)))
+        by = [records[POSITION].to_numpy(), slots]
+        if self.waves.chain.joins:  # a key's records one behind the other
+            by.insert(1, codes(records[KEY]))
+        order = np.lexsort(by)
+        records, held, slots = records.take(pa.array(order)), held[order], slots[order]
+        first = int(np.count_nonzero(held))
+        begins = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
+        return records, held, begins[begins >= first].tolist()
 
     def _commit(
         self,
@@ -374,7 +387,7 @@ def _replays(batch: Batch) -> int:
 
 
 def _sorted_out(
-    records: pa.Table, held: npt.NDArray[np.bool_], reports: pa.Table, now_ms: int
+    records: pa.Table, held: Flags, reports: pa.Table, now_ms: int
 ) -> tuple[pa.Table, pa.Table]:
     """What is read again, in the order of positions; and the dead letters."""
     told = reports.filter(pc.is_valid(reports["place"]))

@@ -126,7 +126,8 @@ def own_replays(seconds: float, record_s: float, tuple_rows: int = 1000) -> Repl
                 with producing(load, LOADED * LANES / record_s, RECORD_BYTES) as put:
                     load.stream.follow(0.01)
                     time.sleep(seconds)
-                load.stream.pull()
+                while load.queue.backend.unread():  # what is put while others are worked on too
+                    load.stream.pull()
                 waits[name], told = _waits(notes)
                 right = each_once(load.numbers(), put[-1])
                 equal = equal and right and told == len(range(0, put[-1], EVERY))
