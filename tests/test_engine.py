@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import threading
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -365,6 +366,25 @@ def test_in_the_background(engine):
     assert last.rows_out["v"] == 2
     assert set(last.seconds) == {"ingest", "plan", "run", "commit"}
     assert last.state["v"]["rows"] > 0
+
+
+def test_others_get_in_while_each_epoch_finds_new_input(engine):
+    table = engine.table("t", "v INT")
+    engine.view("v", "SELECT sum(v) AS s FROM t")
+    running = threading.Event()
+
+    def more(_):
+        table.insert([(0,)])
+        running.set()
+
+    engine.on_progress(more)
+    table.insert([(0,)])
+    engine.start(0.01)
+    assert running.wait(60)
+    other = threading.Thread(target=table.insert, args=([(1,)],), daemon=True)
+    other.start()
+    other.join(30)
+    assert not other.is_alive()
 
 
 @pytest.mark.parametrize(

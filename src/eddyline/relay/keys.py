@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.relay.acker import Places
-from eddyline.relay.records import DUE, KEY, POSITION
+from eddyline.relay.records import DUE, KEY, POSITION, TYPE_OF_TIME
 
 
 def rounds(keys: pa.ChunkedArray) -> list[Places]:
@@ -59,13 +59,6 @@ def spread(keys: pa.ChunkedArray, count: int) -> npt.NDArray[np.int64]:
     return places
 
 
-def slots(records: pa.Table, held: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
-    """The tuple of each record: one for all records of a key; -1 for those that wait."""
-    slots = spread(records[KEY], count)
-    slots[held] = -1
-    return slots
-
-
 def too_early(records: pa.Table, now_ms: int, *, joins: bool) -> npt.NDArray[np.bool_]:
     """Which records aren't due; `joins`: nor is any that has the key of one that isn't.
 
@@ -81,7 +74,7 @@ def too_early(records: pa.Table, now_ms: int, *, joins: bool) -> npt.NDArray[np.
         >>> too_early(failed, 60_000, joins=True).tolist()
         [False, False, False]
     """
-    now = pa.scalar(now_ms * 1000, pa.timestamp("us", "UTC"))
+    now = pa.scalar(now_ms * 1000, TYPE_OF_TIME)
     early = pc.greater(records[DUE], now).fill_null(False)
     if joins:
         keys = records[KEY].filter(early).drop_null()

@@ -6,7 +6,8 @@ the *outcome*, says all at once: which records were read, which failed, which ar
 the files that hold the outputs. Its appearance is the commit. What follows from it (entries of redo
 logs, the queue's own commit) carries the batch's number, and is done again after a crash.
 
-Sums of the windows admit: a batch has no more tuples than the lanes have room for.
+Sums of the windows admit: a batch has no more tuples than the lanes have room for, besides rows that
+wait to be joined by key, which must meet.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from eddyline.options import check_number
 from eddyline.relay.acker import new_ids
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.flow import FlowControl
-from eddyline.relay.keys import WaitingKeys, codes, too_early
-from eddyline.relay.keys import slots as slots_of
+from eddyline.relay.keys import WaitingKeys, codes, spread, too_early
 from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
 from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import EDEN, Batch, DataQueue
@@ -325,7 +325,8 @@ class PipelineStream:
         waiting.remove(records.slice(0, len(early)).filter(pa.array(~early)))
         held = waiting.behind(records)
         held[: len(early)] |= early
-        slots = slots_of(records, held, max(1, -(-records.num_rows // self.settings.tuple_rows)))
+        count = max(1, -(-records.num_rows // self.settings.tuple_rows))
+        slots = np.where(held, -1, spread(records[KEY], count))
         by = [records[POSITION].to_numpy(), slots]
         if self.waves.chain.joins:  # a key's records one behind the other
             by.insert(1, codes(records[KEY]))
