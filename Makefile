@@ -62,12 +62,12 @@ $(BIN)/python:
 	    rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $@ install --quiet pip; }
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable . --editable apps
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[plots]'
 	@touch $@ $(VENV)/.installed

@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-import eddyline.engine
+import eddyline.api.engine
 from crashes import LENGTH, RETIRE_EVERY, Load
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
 
@@ -35,7 +35,7 @@ class Journal:
 
 
 def main(folder: str, cycles: int, fail_at: int) -> None:
-    eddyline.engine.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.api.engine.RETIRE_EVERY = RETIRE_EVERY
     root = Path(folder)
     journal = Journal(root / "journal")
     files = FaultyFiles(str(root / "storage"))

@@ -10,14 +10,14 @@ import sys
 import threading
 from pathlib import Path
 
-import eddyline.engine
+import eddyline.api.engine
 from eddyline import Engine, Options
 
 RETIRE_EVERY = 4
 
 
 def main(folder: str, delivery: str) -> None:
-    eddyline.engine.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.api.engine.RETIRE_EVERY = RETIRE_EVERY
     root = Path(folder)
     options = Options(delivery=delivery, compaction_fan_in=2, retain_epochs=2 * RETIRE_EVERY)
     ending = threading.Event()

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import VariantType
 
 import eddyline as el
-from eddyline.runtime.changelog import difference
-from eddyline.runtime.session import cloned
+from eddyline.answers.changelog import difference
+from eddyline.spark.session import cloned
 from eddyline.testing import Offline, PlainTable, replayed
 
 ROOT = Path(__file__).parents[1]
@@ -680,7 +680,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    from eddyline.runtime.session import local_session
+    from eddyline.spark.session import local_session
 
     local_session().sparkContext.setLogLevel("OFF")
     spark = session(local_session())

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from cluster_child import SETTINGS
 from eddyline import Engine
 from eddyline.errors import EngineError
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Backend, DataQueue
 
 APP = "kills"

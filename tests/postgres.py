@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eddyline.apps.postgres import Server, programs
+from eddyline_apps.postgres import Server, programs
 
 PASSWORD = "s3cret/of&tests"
 QUOTED = "s3cret%2Fof%26tests"

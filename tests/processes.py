@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from eddyline.bench.cluster import kill_session, members
+from eddyline_bench.cluster import kill_session, members
 
 # For JVMs that live for a minute: less time goes into compiling their code.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"

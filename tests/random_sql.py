@@ -541,7 +541,7 @@ import tempfile
 from decimal import Decimal
 
 import eddyline as el
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable, replayed
 
 nan = float("nan")

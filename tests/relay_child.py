@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Backflow, DataQueue, Producer
 
 SEGMENT_BYTES = 4000

@@ -12,7 +12,7 @@ import pytest
 
 import eddyline as el
 from eddyline import cli
-from eddyline.adhoc import answered
+from eddyline.answers.quick import answered
 from eddyline.errors import StateError
 from eddyline.storage.files import Files
 

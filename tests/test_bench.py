@@ -5,8 +5,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from eddyline import bench
-from eddyline.bench import (
+import eddyline_bench as bench
+from eddyline.errors import EngineError
+from eddyline_bench import (
     delivery,
     grouped_count,
     history,
@@ -16,9 +17,9 @@ from eddyline.bench import (
     relay_parts,
     two_level,
 )
-from eddyline.bench.mars.faults import ClusterRun, Faults, Mishap, on_cluster
-from eddyline.bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
-from eddyline.bench.measure import (
+from eddyline_bench.mars.faults import ClusterRun, Faults, Mishap, on_cluster
+from eddyline_bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
+from eddyline_bench.measure import (
     Meter,
     aligned,
     bench_session,
@@ -26,13 +27,12 @@ from eddyline.bench.measure import (
     same_rows,
     tree_cpu_seconds,
 )
-from eddyline.bench.page import Machine
-from eddyline.bench.relay import steady
-from eddyline.bench.relay.load import Fixed
-from eddyline.bench.relay.overload import Course, Overload, course
-from eddyline.bench.relay.replays import own_replays
-from eddyline.bench.tuples import SCHEMA, tuples, write_tuples
-from eddyline.errors import EngineError
+from eddyline_bench.page import Machine
+from eddyline_bench.relay import steady
+from eddyline_bench.relay.load import Fixed
+from eddyline_bench.relay.overload import Course, Overload, course
+from eddyline_bench.relay.replays import own_replays
+from eddyline_bench.tuples import SCHEMA, tuples, write_tuples
 
 
 def test_tuples_have_20_fields_of_about_150_to_220_bytes(tmp_path):

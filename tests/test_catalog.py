@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import postgres
-from eddyline.catalog import STREAM, TABLE, VIEW, Catalog, Entry
-from eddyline.catalog_store import (
+from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.requests import Inbox
+from eddyline.catalog.store import (
     DOCUMENT,
     DONE,
     NAME,
@@ -29,7 +30,6 @@ from eddyline.catalog_store import (
 )
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.options import Options
-from eddyline.runtime.requests import Inbox
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 

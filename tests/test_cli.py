@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import doctest
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -85,7 +86,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for name in ("run", "sql", "explain", "status", "verify", "task", *cli.PLUGINS):
+    for name in ("run", "sql", "explain", "status", "verify", "task", *cli.APPS):
         assert f"\n    {name} " in shown
 
 
@@ -160,11 +161,12 @@ def plugin(result: int) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", list(cli.PLUGINS))
+@pytest.mark.parametrize("name", list(cli.APPS))
 def test_plugins_bring_their_own_arguments(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, cli.PLUGINS[name][0], plugin(3))
+    (module,) = entry_points(group=cli.ENTRY_POINTS, name=name)
+    monkeypatch.setitem(sys.modules, module.value, plugin(3))
     assert cli.main([name]) == 3
     assert cli.main([name, "--rows", "1"]) == 1
     assert cli.main([name, "--rows", "-1"]) == 2

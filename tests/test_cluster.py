@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from eddyline.bench.cluster import Cluster
 from eddyline.state.manifest import committed_epochs
 from eddyline.storage.files import Files
+from eddyline_bench.cluster import Cluster
 from processes import SHORT_LIVED, Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]

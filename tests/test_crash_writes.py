@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import eddyline.engine
+import eddyline.api.engine
 from crashes import RETIRE_EVERY, Load
 from eddyline.errors import EddylineError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -30,7 +30,7 @@ def spark() -> SparkSession:
 
 @pytest.fixture(autouse=True)
 def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eddyline.engine, "RETIRE_EVERY", RETIRE_EVERY)
+    monkeypatch.setattr(eddyline.api.engine, "RETIRE_EVERY", RETIRE_EVERY)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from crashes import LENGTH, Load
 from eddyline.errors import EddylineError, StateError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name
 from eddyline.testing import FaultyFiles
 

@@ -15,8 +15,8 @@ import pytest
 import eddyline as el
 from delivery_child import RETIRE_EVERY
 from eddyline.errors import EngineError, StateError
-from eddyline.runtime.session import local_session
-from eddyline.source.log import RedoLog
+from eddyline.source.redo_log import RedoLog
+from eddyline.spark.session import local_session
 from eddyline.state.manifest import committed_epochs
 from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
@@ -162,7 +162,7 @@ def test_what_is_flushed_when(tmp_path: Path, delivery: str) -> None:
     files = FaultyFiles(str(tmp_path / "storage"))
     options = el.Options(delivery=delivery)
     with (
-        patch("eddyline.engine.RETIRE_EVERY", RETIRE_EVERY),
+        patch("eddyline.api.engine.RETIRE_EVERY", RETIRE_EVERY),
         el.Engine(files, local_session(), options) as engine,
     ):
         table = engine.table("t", "n BIGINT")

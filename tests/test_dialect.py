@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import eddyline as el
-from eddyline.dialect import at_epochs, without_emit, written_out
 from eddyline.errors import ScriptError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
+from eddyline.sql.dialect import at_epochs, without_emit, written_out
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import eddyline
-from eddyline import engine as engine_module
-from eddyline import pipeline as pipeline_module
-from eddyline.script import parse_script
+from eddyline.api import engine as engine_module
+from eddyline.api import pipeline as pipeline_module
+from eddyline.api.script import parse_script
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_examples_in_docstrings(module):
 
 @pytest.mark.parametrize(
     "name",
-    ["relay.acker", "relay.bolts", "relay.flow", "relay.queue", "relay.records", "storage.log"],
+    ["relay.acker", "relay.bolts", "relay.flow", "relay.queue", "relay.records", "storage.frames"],
 )
 def test_examples_of_the_relay(name):
     result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def spark() -> SparkSession:
-    from eddyline.runtime.session import local_session
+    from eddyline.spark.session import local_session
 
     return local_session()
 

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import postgres
-from eddyline.apps import demo, enrichment, etl, etl_bolts, script, views
-from eddyline.apps.enrichment import ANSWERED, BUSY, POISONED, STALLED, Service, place
-from eddyline.apps.traffic import Traffic, damage
 from eddyline.cli import main
 from eddyline.errors import EngineError, StorageError
 from eddyline.relay.bolts import Bolt, Chain
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import as_read, new_records
+from eddyline_apps import demo, enrichment, etl, etl_bolts, script, views
+from eddyline_apps.enrichment import ANSWERED, BUSY, POISONED, STALLED, Service, place
+from eddyline_apps.traffic import Traffic, damage
 from processes import Child
 
 RECORDS = 1_000
@@ -212,13 +212,13 @@ def test_a_database_that_cannot_be_used_is_refused_without_its_password(url, con
 
 
 def test_without_postgresql_and_url_the_way_out_is_told(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("eddyline.apps.postgres.programs", lambda: None)
+    monkeypatch.setattr("eddyline_apps.postgres.programs", lambda: None)
     assert main(["etl", "--storage", str(tmp_path / "new")]) == 2
     assert "[NO_POSTGRESQL]" in capsys.readouterr().err
 
 
 def test_a_storage_of_other_lines_is_refused(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("eddyline.apps.postgres.programs", lambda: None)
+    monkeypatch.setattr("eddyline_apps.postgres.programs", lambda: None)
     main(["etl", "--storage", str(tmp_path), "--records", "10"])
     capsys.readouterr()
     assert main(["etl", "--storage", str(tmp_path), "--records", "11"]) == 2
@@ -253,7 +253,7 @@ def test_filling_goes_on_where_it_was_broken_off(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def ran(server, tmp_path_factory):
     """A run: its lines, service, result, dead letters by position, and schema."""
-    from eddyline.engine import Engine
+    from eddyline.api.engine import Engine
 
     folder = tmp_path_factory.mktemp("etl")
     schema = "end_to_end"

@@ -8,7 +8,7 @@ import pytest
 
 import eddyline as el
 import functions
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 
 FOUND = functions.read()
 LIVE = [function for function in FOUND if function.outcome == "live"]

@@ -20,8 +20,8 @@ from eddyline.errors import EddylineError
 from eddyline.source import generator as generator_module
 from eddyline.source import nexmark
 from eddyline.source.generator import Generator
-from eddyline.source.log import RedoLog
 from eddyline.source.nexmark import AUCTION, BID, EVENTS, KINDS, PERSON, Nexmark
+from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment, read_segment, spread
 from eddyline.source.streams import GeneratedStream
 from eddyline.storage.files import Files
@@ -276,7 +276,7 @@ def test_names_of_options_have_no_case() -> None:
 
 @pytest.fixture(scope="module")
 def spark():
-    from eddyline.runtime.session import local_session
+    from eddyline.spark.session import local_session
 
     return local_session()
 

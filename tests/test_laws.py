@@ -23,16 +23,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from eddyline.answers.changelog import difference, retracted
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import StateError
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import Step
-from eddyline.operators.collect import Apply, Materialize
 from eddyline.operators.hold import Hold
 from eddyline.operators.join import Join, JoinKind
 from eddyline.operators.recompute import Regroup
+from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
-from eddyline.runtime.changelog import difference, retracted
 from eddyline.state import front
 from eddyline.state.arrangement import Arrangement, Layout, compaction_start
 from eddyline.state.expiry import Place, without_expired

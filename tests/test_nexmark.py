@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 import nexmark
-from eddyline.runtime.session import local_session
 from eddyline.source.nexmark import KINDS, Nexmark
+from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable, Row, replayed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]

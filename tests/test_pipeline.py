@@ -22,15 +22,15 @@ from pyspark.sql import SparkSession
 
 from broker import Broker
 from eddyline import Engine
+from eddyline.api.pipeline import Pipeline
 from eddyline.cli import main
 from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
 from eddyline.options import Options
-from eddyline.pipeline import Pipeline
 from eddyline.relay.bolts import Emitted
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.kafka import KafkaBackend
-from eddyline.relay.log_queue import LogBackend
 from eddyline.relay.queue import Account, DataQueue, Producer
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 

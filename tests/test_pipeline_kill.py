@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from broker import Broker
-from eddyline.bench.cluster import Cluster
 from eddyline.errors import StorageError
 from eddyline.relay.queue import Producer
+from eddyline_bench.cluster import Cluster
 from pipeline_child import backend_of
 from processes import SHORT_LIVED, Child
 

@@ -17,7 +17,7 @@ from pyspark.util import PythonEvalType
 
 import eddyline as el
 from eddyline.errors import EngineError, QueryError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.testing import replayed
 
 pytestmark = pytest.mark.spark

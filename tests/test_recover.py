@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import eddyline.state.manifest
 import eddyline.state.recover
 import eddyline.testing
-from eddyline.catalog_store import open_store
+from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
-from eddyline.source.log import RedoLog, write_rows
+from eddyline.source.redo_log import RedoLog, write_rows
 from eddyline.source.segments import NDJSON, PARQUET, read_segment
 from eddyline.source.streams import FileStream
 from eddyline.state.manifest import (

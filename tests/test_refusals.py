@@ -12,7 +12,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    from eddyline.runtime.session import local_session
+    from eddyline.spark.session import local_session
 
     spark = local_session()
     with el.Engine(str(tmp_path_factory.mktemp("refusals")), spark=spark) as made:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from eddyline import Engine
 from eddyline.cli import main
 from eddyline.errors import CatalogError, EngineError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 
 pytestmark = pytest.mark.spark
 

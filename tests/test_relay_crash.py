@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from eddyline.errors import EddylineError, StateError, StorageError
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.storage.files import Files
-from eddyline.storage.log import HEADER, FrameLog
+from eddyline.storage.frames import HEADER, FrameLog
 from eddyline.testing import FaultyFiles
 from processes import Child
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eddyline.bench.flow_simulation import (
+from eddyline.relay.flow import Checkpoint, FlowControl, LaneState, Sending
+from eddyline_bench.flow_simulation import (
     STEADY,
     Hashed,
     RoundRobin,
@@ -18,7 +19,6 @@ from eddyline.bench.flow_simulation import (
     simulate,
     slowed,
 )
-from eddyline.relay.flow import Checkpoint, FlowControl, LaneState, Sending
 
 SLOW_MS, TTL_MS, SERVICE_MS = 50, 1000, 5
 IDEAL = SLOW_MS / SERVICE_MS

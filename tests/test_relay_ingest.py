@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 import pytest
 
 from eddyline.errors import EngineError
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.testing import FaultyFiles
 from processes import Child

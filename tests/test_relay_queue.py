@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eddyline.errors import QueueError, QueueFullError
-from eddyline.relay.log_queue import LogBackend
+from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import EDEN, FROM, TO, Backend, Backflow, Batch, DataQueue, Producer
 from eddyline.relay.records import RECORDS, failed_records
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eddyline import script
-from eddyline.errors import CatalogError, ScriptError
-from eddyline.script import (
+from eddyline.api import script
+from eddyline.api.script import (
     CreateStream,
     CreateTable,
     CreateView,
@@ -26,6 +25,7 @@ from eddyline.script import (
     parse_script,
     run_script,
 )
+from eddyline.errors import CatalogError, ScriptError
 
 READ: list[tuple[str, Statement]] = [
     ("CREATE TABLE t (id BIGINT, v INT)", CreateTable("t", "id BIGINT, v INT")),

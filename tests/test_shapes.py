@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 import shapes
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable, replayed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 import postgres
 from eddyline import CatalogError, Engine, Options, cli
-from eddyline.catalog_store import DONE, REFUSED, WAITING, open_store
+from eddyline.answers.tasks import Task, listed
+from eddyline.catalog.store import DONE, REFUSED, WAITING, open_store
 from eddyline.errors import EddylineError, StateError, StorageError
-from eddyline.runtime.session import local_session
+from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest
 from eddyline.storage.files import Files
-from eddyline.tasks import Task, listed
 from eddyline.testing import FaultyFiles, replayed
 from processes import Child
 
@@ -212,7 +212,7 @@ def test_a_pause_that_is_older_than_what_is_retained_is_skipped(
 ) -> None:
     engine.pause("top")
     engine.stop()
-    monkeypatch.setattr("eddyline.engine.RETIRE_EVERY", 2)
+    monkeypatch.setattr("eddyline.api.engine.RETIRE_EVERY", 2)
     with Engine(files, spark, Options(retain_epochs=2)) as engine:
         for number in range(4):
             change(engine, number)
@@ -242,7 +242,7 @@ def test_a_fault_while_a_request_is_done(
 
     After a `crash` the storage is opened again; after a `fail` the same engine goes on.
     """
-    monkeypatch.setattr("eddyline.runtime.requests.RETRY_S", 0)
+    monkeypatch.setattr("eddyline.catalog.requests.RETRY_S", 0)
     url = request.getfixturevalue("server").url if kind == "postgresql" else ""
     files = FaultyFiles(str(tmp_path / "storage"))
     name = "by_k" if action == "resume" else "new"
@@ -418,7 +418,7 @@ def test_without_an_engine_pause_and_drop_need_no_spark(
     root = Path(files.root)
     since = engine.advance()
     engine.stop()
-    monkeypatch.setattr("eddyline.engine.Engine.__init__", None)
+    monkeypatch.setattr("eddyline.api.engine.Engine.__init__", None)
     told = "no engine runs on this storage: this command does it itself\n"
     paused = f"by_k: paused since epoch {since}\ntop: paused since epoch {since}, with by_k\n"
     assert task(capsys, root, "pause", "BY_K") == (0, paused, told)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.errors import EngineError
-from eddyline.runtime.session import ZONE, cloned, local_session
+from eddyline.spark.session import ZONE, cloned, local_session
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from eddyline.testing import Offline, PlainTable, replayed

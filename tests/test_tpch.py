@@ -11,8 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import eddyline as el
 import tpch
-from eddyline.runtime.changelog import difference
-from eddyline.runtime.session import cloned, local_session
+from eddyline.answers.changelog import difference
+from eddyline.spark.session import cloned, local_session
 from eddyline.testing import replayed
 
 pytestmark = pytest.mark.spark

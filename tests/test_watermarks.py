@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.answers.status import operator_rows
 from eddyline.errors import DataError, QueryError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst, items
 from eddyline.plan.eventtime import Bound, Term, bound_of
-from eddyline.runtime.session import local_session
-from eddyline.runtime.status import operator_rows
+from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Offline, PlainTable
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eddyline.apps import demo, script, views
-from eddyline.apps.traffic import SITES, Traffic, damage
 from eddyline.cli import main
+from eddyline_apps import demo, script, views
+from eddyline_apps.traffic import SITES, Traffic, damage
 
 DATA = Path(os.environ.get("EDDYLINE_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 LOGS = {
@@ -319,7 +319,7 @@ def test_visits_and_visitors(offline):
 @pytest.mark.spark
 @pytest.mark.parametrize("log", LOGS)
 def test_real_log_gives_its_known_figures_live(log, tmp_path):
-    engines = pytest.importorskip("eddyline.engine")
+    engines = pytest.importorskip("eddyline.api.engine")
     known = truth(log)
     lines = list(demo.read_log(DATA / LOGS[log]))
     with engines.Engine(str(tmp_path / "engine")) as engine:
@@ -331,7 +331,7 @@ def test_real_log_gives_its_known_figures_live(log, tmp_path):
 
 @pytest.mark.spark
 def test_demo_agrees_with_offline(tmp_path, capsys):
-    pytest.importorskip("eddyline.engine")
+    pytest.importorskip("eddyline.api.engine")
     storage = str(tmp_path / "engine")
     arguments = ["demo", "--lines", "3000", "--batch", "1000", "--seed", "5", "--storage", storage]
     assert main(arguments) == 0

@@ -21,15 +21,15 @@ from eddyline.errors import (
 from eddyline.options import Options
 
 if TYPE_CHECKING:
-    from eddyline.engine import Engine
-    from eddyline.handles import Stream, Table, View
-    from eddyline.pipeline import Pipeline
+    from eddyline.answers.verify import Report
+    from eddyline.api.engine import Engine
+    from eddyline.api.handles import Stream, Table, View
+    from eddyline.api.pipeline import Pipeline
     from eddyline.relay.bolts import Emitted
+    from eddyline.relay.embedded import LogBackend
     from eddyline.relay.kafka import KafkaBackend
-    from eddyline.relay.log_queue import LogBackend
     from eddyline.relay.queue import DataQueue, Producer
     from eddyline.runtime.epoch import Progress
-    from eddyline.runtime.verify import Report
 
 __all__ = [
     "CatalogError",
@@ -62,16 +62,16 @@ __version__ = "0.1.0"
 _WHEN_ASKED = {
     "DataQueue": "eddyline.relay.queue",
     "Emitted": "eddyline.relay.bolts",
-    "Engine": "eddyline.engine",
+    "Engine": "eddyline.api.engine",
     "KafkaBackend": "eddyline.relay.kafka",
-    "LogBackend": "eddyline.relay.log_queue",
-    "Pipeline": "eddyline.pipeline",
+    "LogBackend": "eddyline.relay.embedded",
+    "Pipeline": "eddyline.api.pipeline",
     "Producer": "eddyline.relay.queue",
     "Progress": "eddyline.runtime.epoch",
-    "Report": "eddyline.runtime.verify",
-    "Stream": "eddyline.handles",
-    "Table": "eddyline.handles",
-    "View": "eddyline.handles",
+    "Report": "eddyline.answers.verify",
+    "Stream": "eddyline.api.handles",
+    "Table": "eddyline.api.handles",
+    "View": "eddyline.api.handles",
 }
 
 

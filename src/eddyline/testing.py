@@ -15,8 +15,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.runtime.changelog import Difference, difference
-from eddyline.runtime.session import cloned
+from eddyline.answers.changelog import Difference, difference
+from eddyline.spark.session import cloned
 from eddyline.storage.files import Files
 
 Row = tuple[Any, ...]

@@ -15,9 +15,9 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from eddyline.changes import OPERATION, SEQUENCE
 from eddyline.operators.base import numbered
-from eddyline.operators.collect import Apply, Materialize
 from eddyline.operators.hold import SLOT as PENDING
 from eddyline.operators.hold import Hold
+from eddyline.operators.result import Apply, Materialize
 from eddyline.plan.aggregates import aggregate, versions, window
 from eddyline.plan.build import Build, Delta, text, texts, until
 from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of

@@ -18,7 +18,7 @@ there, as learned from its round trips and from how many were under way in each.
 
 There is no slow start, no order among tuples, and no clock: times are given, in milliseconds.
 
-Measured in simulated time (`bench/flow_simulation.py`; the tests hold each of these), 2 to 64
+Measured in simulated time (`eddyline_bench/flow_simulation.py`; the tests hold each of these), 2 to 64
 lanes of 5 ms a tuple, `slow_ms` 50, `ttl_ms` 1000, and twice the work that the lanes can do:
 
 - The ideal window is 10. From 1 it is reached within 200 ms, and it stays between 10 and 12; between

@@ -252,7 +252,7 @@ class DataQueue:
 
     Example:
         >>> import tempfile
-        >>> from eddyline.relay.log_queue import LogBackend
+        >>> from eddyline.relay.embedded import LogBackend
         >>> queue = DataQueue(LogBackend(tempfile.mkdtemp()))
         >>> queue.put([b"good", b"bad"])
         2

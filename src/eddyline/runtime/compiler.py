@@ -11,9 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from eddyline.catalog import STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.errors import QueryError
-from eddyline.operators.collect import Materialize
+from eddyline.operators.result import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
@@ -22,11 +22,11 @@ from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.epoch import Plan
-from eddyline.runtime.reader import arrow_schema
-from eddyline.runtime.session import zone_of
 from eddyline.runtime.task import KernelTask, ScanTask, TableTask
-from eddyline.source.log import write_rows
+from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
+from eddyline.spark.schema import arrow_schema
+from eddyline.spark.session import zone_of
 from eddyline.state.expiry import Place
 from eddyline.storage.files import Files
 

@@ -14,7 +14,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from eddyline.errors import EddylineError, EngineError, StateError
-from eddyline.operators.collect import ROWS
+from eddyline.intake.watermarks import Watermarks
+from eddyline.operators.result import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.failures import told_by
@@ -27,7 +28,6 @@ from eddyline.runtime.task import (
     inputs_name,
     part_name,
 )
-from eddyline.runtime.watermarks import Watermarks
 from eddyline.source.segments import RUN, Segment, spread
 from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest

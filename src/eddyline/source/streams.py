@@ -15,9 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION, quoted
 from eddyline.errors import EngineError, StateError
+from eddyline.source.dead_letters import Rejects
 from eddyline.source.generator import Generator
-from eddyline.source.letters import Rejects
-from eddyline.source.log import BAD, LOGGED, LogTask, RedoLog
+from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, NDJSON, NEXMARK, PARQUET, Segment
 from eddyline.storage.files import Files
 

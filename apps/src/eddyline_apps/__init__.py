@@ -1,0 +1,37 @@
+"""Ready-made applications: a SQL script each, with what is needed to try it.
+
+`web_statistics.sql` keeps the usual figures of web sites over their access log. It is plain Spark
+SQL, views on views; the same text runs live in an engine and offline in Spark.
+"""
+
+from importlib import resources
+
+from eddyline.api.script import CreateView, parse_script
+
+__all__ = ["script", "views"]
+
+
+def script(name: str) -> str:
+    """The text of an application's SQL script.
+
+    Example:
+        >>> "CREATE VIEW requests" in script("web_statistics")
+        True
+
+    Raises:
+        FileNotFoundError: there is no application of that name.
+    """
+    return resources.files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def views(text: str) -> dict[str, str]:
+    """The views of a script, name -> query, in order of creation.
+
+    Example:
+        >>> views("CREATE VIEW a AS SELECT 1; CREATE VIEW b AS SELECT * FROM a;")
+        {'a': 'SELECT 1', 'b': 'SELECT * FROM a'}
+
+    Raises:
+        ScriptError: the text can't be read as a script.
+    """
+    return {item.name: item.query for item in parse_script(text) if isinstance(item, CreateView)}

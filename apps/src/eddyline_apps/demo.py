@@ -1,0 +1,367 @@
+"""`eddyline demo`: live web statistics over an access log, then the same SQL offline, compared.
+
+The log goes in by batches. After each the views are brought up to date and one line tells how fast that
+was and where the newest day stands. At the end plain Spark, which shares nothing with the engine but
+the text of the SQL, computes every view from a copy of all lines, and each must have the same rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eddyline.errors import DataError, StorageError
+from eddyline_apps import script, views
+from eddyline_apps.traffic import Traffic
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from eddyline.api.engine import Engine
+    from eddyline.api.handles import Table, View
+
+APPLICATION = "web_statistics"
+INPUT = "log_lines"
+SCHEMA = "line STRING, seq BIGINT"
+TSV_HEADER = "host\tlogname\ttime\tmethod\turl\tresponse\tbytes"
+DAYS_SHOWN_MAX = 12
+MALFORMED_SHOWN_MAX = 5
+WIDTH_MAX = 110
+
+NEWEST_DAY = """
+SELECT
+  day, sum(pv), sum(uv), sum(visits), sum(new_visitors), sum(returning_visitors),
+  (SELECT malformed FROM malformed_count)
+FROM daily_statistics
+GROUP BY day
+ORDER BY day DESC
+LIMIT 1
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        help="an access log (common, combined or vhost_combined; plain or .gz); without: made-up traffic",
+    )
+    parser.add_argument(
+        "--lines", metavar="N", type=count, help="lines to read (default: all; made up: 50,000)"
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=count, default=5_000, help="lines an epoch (default: 5,000)"
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="DIR",
+        type=Path,
+        help="keep the engine here; without: removed at the end",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the made-up traffic (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 only if every view equals its offline result."""
+    from eddyline.api.engine import (
+        Engine,  # late: it takes a second, which --help need not wait for
+    )
+
+    if args.log is None:
+        lines = made_up(args.lines or 50_000, args.seed)
+    else:
+        lines = islice(read_log(args.log), args.lines)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-demo-")))
+        storage = args.storage or scratch / "engine"
+        if storage.is_dir() and any(storage.iterdir()):
+            raise StorageError(
+                "the demo starts from nothing, and there is something",
+                condition="STORAGE_NOT_EMPTY",
+                hint="give an empty or a new folder",
+                storage=storage,
+            )
+        engine = stack.enter_context(Engine(str(storage)))
+        table, live = create(engine)
+        copy = scratch / "lines.parquet"
+        total = feed(engine, table, lines, args.batch, copy)
+        _report_figures(engine)
+        _report_malformed(engine, total)
+        return 0 if _report_comparison(engine, live, copy, total) else 1
+
+
+# --- input ---
+
+
+def made_up(lines: int, seed: int) -> Iterator[str]:
+    """Lines of made-up traffic; the more, the longer the days and not the more days."""
+    for batch in Traffic(lines=lines, seed=seed).batches(10_000):
+        yield from batch
+
+
+def read_log(path: Path) -> Iterator[str]:
+    """The lines of a log file, plain or compressed with gzip, whatever bytes they hold.
+
+    A line that is not UTF-8 is taken as Latin-1, which has a character for each byte. A log in
+    tab-separated columns that begins with `TSV_HEADER` is turned into common format on the way.
+
+    Raises:
+        DataError: the file can't be read.
+    """
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            lines = map(_decode, file)
+            first = next(lines, None)
+            if first is None:
+                return
+            if first.startswith(TSV_HEADER):
+                lines = map(from_columns, lines)
+            else:
+                yield first
+            yield from lines
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"the log can't be read: {error}", condition="LOG_NOT_READABLE", log=path
+        ) from error
+
+
+def _decode(line: bytes) -> str:
+    line = line.removesuffix(b"\n")
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def from_columns(line: str) -> str:
+    r"""A line of tab-separated columns in common format, in UTC; any other line as it is.
+
+    Example:
+        >>> from_columns("a.example\t-\t807256800\tGET\t/\t200\t1713\t\t")
+        'a.example - - [01/Aug/1995:06:00:00 +0000] "GET / HTTP/1.0" 200 1713'
+    """
+    columns = line.split("\t")
+    if len(columns) < 7 or not re.fullmatch(r"\d{1,10}", columns[2], re.ASCII):
+        return line
+    host, login, second, method, url, status, size = columns[:7]
+    stamp = datetime.fromtimestamp(int(second), UTC).strftime("%d/%b/%Y:%H:%M:%S +0000")
+    url = url.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{host} {login or "-"} - [{stamp}] "{method} {url} HTTP/1.0" {status} {size or "-"}'
+
+
+# --- live ---
+
+
+def create(engine: Engine) -> tuple[Table, dict[str, View]]:
+    """Make the input table and the views on it."""
+    table = engine.table(INPUT, SCHEMA)
+    return table, {
+        name: engine.view(name, query) for name, query in views(script(APPLICATION)).items()
+    }
+
+
+def feed(engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: Path) -> int:
+    """Put the lines in by batches, an epoch each, and tell of it; how many they were.
+
+    All that went in is also written to the Parquet file `copy`, for the offline check.
+    """
+    schema = pa.schema([("line", pa.string()), ("seq", pa.int64())])
+    total = 0
+    started = time.perf_counter()
+    with pq.ParquetWriter(copy, schema) as writer:
+        for part in _batches(lines, batch):
+            rows = pa.table([part, range(total, total + len(part))], schema=schema)
+            writer.write_table(rows)
+            begin = time.perf_counter()
+            table.insert(rows)
+            inserted = time.perf_counter()
+            epoch = engine.advance()
+            end = time.perf_counter()
+            total += len(part)
+            print(
+                f"{total:>9,} lines  {len(part) / (end - begin):>7,.0f}/s  "
+                f"epoch {epoch:>4} in {end - inserted:5.2f} s  {_newest_day(engine)}",
+                flush=True,
+            )
+    if total:
+        seconds = time.perf_counter() - started
+        print(f"{total:,} lines in {seconds:.1f} s, reading and printing included")
+    return total
+
+
+def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    rest = iter(lines)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _newest_day(engine: Engine) -> str:
+    row = engine.sql(NEWEST_DAY).first()
+    if row is None:
+        return "no request yet"
+    day, *numbers = row
+    names = ("pv", "uv", "visits", "new", "returning", "malformed")
+    shown = (f"{name} {number:,}" for name, number in zip(names, numbers, strict=True))
+    return f"| {day}  {'  '.join(shown)}"
+
+
+# --- the end: figures, and the offline check ---
+
+
+def _report_figures(engine: Engine) -> None:
+    columns = ("site", "day", "pv", "uv", "visits", "new_visitors", "returning_visitors")
+    ratios = ("visit_frequency", "average_duration_s", "average_depth", "pages_per_visitor")
+    rows = engine.sql(
+        f"SELECT {', '.join((*columns, *ratios))} FROM daily_statistics ORDER BY day, site"
+    ).collect()
+    shown = [
+        (*map(str, row[:2]), *(f"{n:,}" for n in row[2:7]), *(f"{n:,.2f}" for n in row[7:]))
+        for row in rows[-DAYS_SHOWN_MAX:]
+    ]
+    heads = ("site", "day", "pv", "uv", "visits", "new", "returning")
+    print(f"\nStatistics of {len(rows)} days of sites, the last {len(shown)}:\n")
+    print(
+        layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, left=(0, 1)), end="\n\n"
+    )
+
+
+def _report_malformed(engine: Engine, total: int) -> None:
+    (count,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
+    print(f"{count:,} malformed of {total:,} lines, kept in malformed_lines", end="")
+    some = engine.sql(
+        f"SELECT seq, line FROM malformed_lines ORDER BY seq LIMIT {MALFORMED_SHOWN_MAX}"
+    )
+    print(":" if count else ".")
+    for seq, line in some.collect():
+        print(f"  line {seq + 1:,}: {_short(repr(line))}")
+
+
+def _report_comparison(engine: Engine, live: Mapping[str, View], copy: Path, total: int) -> bool:
+    """Print the views beside their offline results; whether all are equal."""
+    queries = views(script(APPLICATION))
+    print(f"\nThe same SQL offline, plain Spark over the same {total:,} lines:\n")
+    session = offline(engine.spark, copy, queries)
+    found = [
+        compare(name, live[name].snapshot(), session.table(name), ordered=is_ordered(query))
+        for name, query in queries.items()
+    ]
+    for name in queries:
+        session.catalog.uncacheTable(name)
+    shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in found]
+    print(layout(("view", "rows", "live = offline"), shown, left=(0, 2)))
+    unequal = [item.name for item in found if item.difference]
+    if unequal:
+        print(f"\n{len(unequal)} of {len(found)} views DIFFER from offline: {', '.join(unequal)}")
+    else:
+        print(f"\nAll {len(found)} views are equal to offline Spark.")
+    return not unequal
+
+
+def offline(spark: SparkSession, lines: Path, queries: Mapping[str, str]) -> SparkSession:
+    """A session of plain Spark with the queries as temporary views over a Parquet file of lines.
+
+    It is a session of its own, so that names don't meet those of `spark`. Each result is cached when
+    it is first read: a view on views then costs no more than itself.
+    """
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    session.read.parquet(str(lines)).createOrReplaceTempView(INPUT)
+    for name, query in queries.items():
+        session.sql(query).createOrReplaceTempView(name)
+        session.catalog.cacheTable(name)
+    return session
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing a view with its offline result; `difference` is empty if equal."""
+
+    name: str
+    rows: int
+    difference: str
+
+
+def compare(name: str, live: DataFrame, other: DataFrame, *, ordered: bool) -> Comparison:
+    """Compare two results as multisets of rows, or row by row if `ordered`; types count too."""
+    left, right = (_polars(frame) for frame in (live, other))
+    if left.schema != right.schema:
+        return Comparison(name, len(left), f"columns {left.schema} against {right.schema}")
+    if left.equals(right):
+        return Comparison(name, len(left), "")
+    if left.sort(pl.all()).equals(right.sort(pl.all())):
+        return Comparison(name, len(left), "the order differs" if ordered else "")
+    ours, theirs = Counter(left.rows()), Counter(right.rows())
+    sides = (("live", ours - theirs), ("offline", theirs - ours))
+    differences = [
+        f"{rows.total():,} rows only {side}, such as {_short(repr(next(iter(rows))))}"
+        for side, rows in sides
+        if rows
+    ]
+    return Comparison(name, len(left), "; ".join(differences))
+
+
+def _polars(frame: DataFrame) -> pl.DataFrame:
+    table = pl.from_arrow(frame.toArrow())
+    assert isinstance(table, pl.DataFrame)
+    return table
+
+
+def is_ordered(query: str) -> bool:
+    """Whether a query's own rows have an order, not only those inside it.
+
+    Example:
+        >>> is_ordered("SELECT a FROM t ORDER BY a LIMIT 3")
+        True
+        >>> is_ordered("SELECT row_number() OVER (ORDER BY a) FROM t")
+        False
+    """
+    return re.search(r"\bORDER BY\b[^()]*$", query) is not None
+
+
+# --- text ---
+
+
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """An aligned table; the columns in `left` to the left, the others to the right."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDTH_MAX else text[: WIDTH_MAX - 3] + "..."
+
+
+def count(text: str) -> int:
+    """A number of at least 1 on the command line, as in `50,000`; ValueError for anything else."""
+    number = int(text.replace(",", "").replace("_", ""))
+    if number < 1:
+        raise ValueError(text)
+    return number

@@ -1,0 +1,308 @@
+"""`eddyline etl`: raw log lines, parsed, enriched by a slow and flaky service, loaded into PostgreSQL.
+
+Lines go into a data queue. A pipeline parses them, asks an HTTP service for region and carrier of each
+host, loads the rows into PostgreSQL, and feeds the stream `visits`, on which live views stand. Service
+and server are real, and this command's own unless it is given a database. When every line is loaded or
+a dead letter, the view must equal what PostgreSQL answers to the same query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eddyline.errors import StorageError
+from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import Account, DataQueue
+from eddyline_apps import script, views
+from eddyline_apps.demo import count, layout, read_log
+from eddyline_apps.enrichment import FLAKY_SHARE, OUTCOMES, Service
+from eddyline_apps.etl_bolts import Enrich, Load, ask, create_table, parse, where
+from eddyline_apps.postgres import Server
+from eddyline_apps.traffic import Traffic
+
+if TYPE_CHECKING:
+    import argparse
+
+    from eddyline.api.engine import Engine
+    from eddyline.api.pipeline import Pipeline
+
+PIPELINE = "etl"
+VISITS = "visits"
+SCHEMA = (
+    "position BIGINT, ts TIMESTAMP, host STRING, path STRING, status INT, bytes BIGINT, "
+    "region STRING, carrier STRING"
+)
+RECORDS = 5_000
+MALFORMED_SHARE = 0.005
+REFUSED_EVERY = 700
+"""One line in so many has a status that PostgreSQL's table refuses."""
+
+TUPLE_ROWS = 100
+ENRICH_TTL_S = 1.0
+PUT_ROWS = 10_000
+LOOK_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--log", metavar="FILE", type=Path, help="an access log, as for demo; without: made up"
+    )
+    parser.add_argument(
+        "--records", metavar="N", type=count, help="lines to read (default: all; made up: 5,000)"
+    )
+    parser.add_argument(
+        "--postgres",
+        metavar="URL",
+        help="a database to load into, in a schema of its own (default: a server of this command's own)",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="DIR",
+        type=Path,
+        help="keep all here; a run that was broken off goes on. Without: removed at the end",
+    )
+    parser.add_argument(
+        "--flaky",
+        metavar="SHARE",
+        type=share,
+        default=FLAKY_SHARE,
+        help=f"share of calls at which the service fails (default: {FLAKY_SHARE})",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the made-up lines and the failures (default: 1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the ETL; 0 only if the live view equals PostgreSQL and every record is accounted for."""
+    from eddyline.api.engine import (
+        Engine,  # late: it takes a second, which --help need not wait for
+    )
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    lines = made_up(args.records or RECORDS, args.seed)
+    if args.log is not None:
+        lines = islice(read_log(args.log), args.records)
+    with ExitStack() as stack:
+        storage = args.storage
+        if storage is None:
+            storage = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-etl-")))
+            storage.chmod(0o755)  # PostgreSQL may run as another user
+        schema = _schema(storage, args)
+        url = args.postgres or stack.enter_context(Server(storage / "postgres")).url
+        create_table(url, schema)
+        service = stack.enter_context(Service(args.seed, args.flaky))
+        queue = DataQueue(LogBackend(str(storage / "queue")))
+        stack.callback(queue.close)
+        total = fill(queue, lines)
+        engine = stack.enter_context(Engine(str(storage / "engine")))
+        print(f"{total:,} records in the queue, enriched by {service.url}", flush=True)
+        print(f"PostgreSQL on {where(url)}, schema {schema}", flush=True)
+        pipeline = create(engine, queue, service.url, url, schema)
+        drain(engine, pipeline, service, total)
+        return 0 if report(find(engine, pipeline, total, url, schema), service) else 1
+
+
+# --- input ---
+
+
+def made_up(records: int, seed: int) -> Iterator[str]:
+    """Lines of made-up traffic: some are no log lines, and some have an impossible status."""
+    traffic = Traffic(lines=records, seed=seed, malformed_share=MALFORMED_SHARE)
+    number = 0
+    for batch in traffic.batches(PUT_ROWS):
+        for line in batch:
+            number += 1
+            refused = number % REFUSED_EVERY == 0
+            yield re.sub(r'" \d{3} ', '" 999 ', line, count=1) if refused else line
+
+
+def fill(queue: DataQueue, lines: Iterable[str]) -> int:
+    """Put those lines that aren't there yet; how many are there then."""
+    total = queue.account().received + queue.backend.unread()
+    rest = islice(lines, total, None)
+    while batch := list(islice(rest, PUT_ROWS)):
+        total += queue.put(batch)
+    return total
+
+
+def _schema(storage: Path, args: argparse.Namespace) -> str:
+    """The schema in PostgreSQL of this storage's run.
+
+    Raises:
+        StorageError: the storage is that of a run over other lines.
+    """
+    given = {"log": args.log and str(args.log), "records": args.records, "seed": args.seed}
+    document = storage / "run.json"
+    if document.exists():
+        known: dict[str, Any] = json.loads(document.read_text())
+        schema: str = known.pop("schema")
+        if known != given:
+            raise StorageError(
+                f"this storage is that of a run with {known}",
+                condition="OTHER_RUN",
+                hint="give the same arguments to go on with it, or a new folder",
+                storage=storage,
+            )
+        return schema
+    schema = f"eddyline_{uuid.uuid4().hex[:12]}"
+    storage.mkdir(parents=True, exist_ok=True)
+    draft = document.with_suffix(".new")
+    draft.write_text(json.dumps({**given, "schema": schema}))
+    draft.rename(document)
+    return schema
+
+
+# --- the pipeline ---
+
+
+def create(
+    engine: Engine, queue: DataQueue, service_url: str, database_url: str, schema: str
+) -> Pipeline:
+    """The pipeline, and the views on what it gives."""
+    pipeline = (
+        engine.pipeline(PIPELINE, queue, tuple_rows=TUPLE_ROWS)
+        .bolt(parse, vectorised=True, max_attempts=1)
+        .bolt(Enrich(service_url), "enrich", ttl=ENRICH_TTL_S)
+        .bolt(Load(database_url, schema), "load", vectorised=True, once=True)
+        .into(VISITS, SCHEMA)
+    )
+    for name, query in views(script(PIPELINE)).items():
+        engine.view(name, query)
+    return pipeline
+
+
+# --- running, and what came of it ---
+
+
+def drain(engine: Engine, pipeline: Pipeline, service: Service, total: int) -> None:
+    """Run until every record is done or dead, and tell how it goes."""
+    before = started = None
+    engine.start(LOOK_S / 2)
+    while True:
+        account = pipeline.account()
+        settled, now = account.done + account.dead, time.monotonic()
+        if before is None or started is None:
+            before, started = settled, now
+        rate = (settled - before) / max(now - started, LOOK_S)
+        left = f"{(total - settled) / rate:,.0f} s" if rate else "?"
+        (live,) = engine.sql("SELECT coalesce(sum(hits), 0) FROM hits").first() or (0,)
+        print(
+            f"{settled:>9,} of {total:,} records  {rate:>7,.0f}/s  {left:>5} left  | "
+            f"live view {live:,}  dead {account.dead:,}  waiting for a retry {account.retry:,}  "
+            f"calls {service.calls.total():,}",
+            flush=True,
+        )
+        if settled == total:
+            break
+        engine.await_termination(LOOK_S)
+    engine.advance()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a run.
+
+    Attributes:
+        total: records that were put.
+        account: where the queue has them.
+        live: the view `hits`: (region, carrier) -> (hits, bytes).
+        stored: the same, as PostgreSQL has it.
+        failures: the view `failures`: rows of bolt, error, records.
+    """
+
+    total: int
+    account: Account
+    live: dict[tuple[str, str], tuple[int, int]]
+    stored: dict[tuple[str, str], tuple[int, int]]
+    failures: list[tuple[str, str, int]]
+
+    @property
+    def differences(self) -> list[str]:
+        """What doesn't agree."""
+        account = self.account
+        letters = sum(records for _, _, records in self.failures)
+        hits = sum(hits for hits, _ in self.live.values())
+        checks = {
+            "the live view differs from PostgreSQL": self.live == self.stored,
+            "not every record is done or dead": self.total == account.done + account.dead,
+            "not every record that is done is in the live view": hits == account.done,
+            "not every dead record is in the dead letters": letters == account.dead,
+        }
+        return [said for said, holds in checks.items() if not holds]
+
+
+def find(engine: Engine, pipeline: Pipeline, total: int, url: str, schema: str) -> Found:
+    """Ask the views, the queue and the database."""
+    rows = [tuple(row) for row in engine.sql("SELECT * FROM hits").collect()]
+    failures = engine.sql("SELECT bolt, error, records FROM failures ORDER BY 1, 3 DESC, 2")
+    return Found(
+        total,
+        pipeline.account(),
+        {(row[0], row[1]): (row[2], row[3]) for row in rows},
+        {
+            (row[0], row[1]): (row[2], row[3])
+            for row in ask(url, schema, views(script(PIPELINE))["hits"])
+        },
+        [tuple(row) for row in failures.collect()],
+    )
+
+
+def report(found: Found, service: Service) -> bool:
+    """Print what came of it; whether all agrees."""
+    rows = [
+        (*place, *map(_number, (*found.live.get(place, (0, 0)), *found.stored.get(place, (0, 0)))))
+        for place in sorted(found.live.keys() | found.stored.keys())
+    ]
+    print("\nHits by region and carrier, in the live view and in PostgreSQL:\n")
+    heads = ("region", "carrier", "hits", "bytes", "hits in PostgreSQL", "bytes in PostgreSQL")
+    print(layout(heads, rows, left=(0, 1)))
+
+    account = found.account
+    parts = (account.received, account.done, account.dead, account.retry, account.in_flight)
+    print("\nWhere the records are: received = done + dead + retry + in flight\n")
+    names = ("received", "done", "dead", "retry", "in flight")
+    print(layout(names, [tuple(map(_number, parts))], left=()))
+
+    print("\nDead letters by bolt and reason:\n")
+    letters = [(bolt, error, _number(records)) for bolt, error, records in found.failures]
+    print(layout(("bolt", "reason", "records"), letters, left=(0, 1)))
+
+    print("\nCalls of the service in this run, by attempt:\n")
+    attempts = sorted({attempt for attempt, _ in service.calls})
+    calls = [[service.calls[attempt, outcome] for outcome in OUTCOMES] for attempt in attempts]
+    shown = [
+        (str(attempt), *map(_number, (sum(row), *row)))
+        for attempt, row in zip(attempts, calls, strict=True)
+    ]
+    print(layout(("attempt", "calls", *OUTCOMES), shown, left=()))
+
+    for said in found.differences:
+        print(f"\nDIFFERENT: {said}.")
+    if not found.differences:
+        print("\nThe live view equals PostgreSQL, and every record is accounted for.")
+    return not found.differences
+
+
+def _number(number: int) -> str:
+    return f"{number:,}"
+
+
+def share(text: str) -> float:
+    """A number from 0 up to, but not including, 1 on the command line; ValueError for others."""
+    number = float(text)
+    if not 0 <= number < 1:
+        raise ValueError(text)
+    return number

@@ -1,0 +1,96 @@
+"""Benchmarks: each measures Eddyline beside an alternative, or beside itself, in one run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from eddyline.errors import EngineError
+from eddyline_bench import (
+    delivery,
+    grouped_count,
+    history,
+    keyed_total,
+    mars,
+    relay,
+    relay_parts,
+    two_level,
+)
+from eddyline_bench.page import require_matplotlib
+
+
+class Result(Protocol):
+    """What a benchmark gives back."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether both sides had the same rows."""
+        ...
+
+    def text(self) -> str:
+        """The result for people."""
+        ...
+
+
+@runtime_checkable
+class Page(Protocol):
+    """A result that makes a page of the documentation."""
+
+    def write(self, folder: Path) -> None:
+        """Write the page, and its plots, into a folder."""
+        ...
+
+
+BENCHMARKS: dict[str, Callable[..., Result]] = {
+    "grouped-count": grouped_count.run,
+    "keyed-total": keyed_total.run,
+    "history": history.run,
+    "mars": mars.run,
+    "two-level": two_level.run,
+    "delivery": delivery.run,
+    "relay": relay.run,
+    "relay-parts": relay_parts.run,
+}
+
+
+PAGES = ("mars", "relay")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `eddyline bench`."""
+    parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="one of them; else all")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
+        "delivery), of the short history (history), of the largest batch (mars), of a round (relay)",
+    )
+    parser.add_argument("--repeat", type=int, help="timed repetitions")
+    parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark asked for, or all, and print each result; 1 where results differ."""
+    if args.write is not None:
+        if args.name not in PAGES:
+            raise EngineError(
+                f"only the benchmarks {' and '.join(PAGES)} make a page",
+                condition="BAD_OPTION",
+                hint="eddyline bench mars --write docs",
+            )
+        require_matplotlib()
+    chosen = {key: getattr(args, key) for key in ("rows", "repeat", "cores")}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    code = 0
+    for name in [args.name] if args.name else list(BENCHMARKS):
+        result = BENCHMARKS[name](**given)
+        print(result.text(), flush=True)
+        if args.write is not None and isinstance(result, Page):
+            result.write(args.write)
+        code = code or int(not result.equal)
+    return code

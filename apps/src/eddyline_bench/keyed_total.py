@@ -1,0 +1,210 @@
+"""Keys updated per second in a running total by key: Eddyline against `transformWithState`."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from eddyline.api.engine import Engine
+from eddyline.errors import EngineError
+from eddyline_bench.grouped_count import STORES
+from eddyline_bench.measure import (
+    Meter,
+    aligned,
+    bench_session,
+    median,
+    same_rows,
+    setting,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+SCHEMA = "k BIGINT, v BIGINT"
+QUERY = "SELECT k, sum(v) AS total, count(*) AS n FROM s GROUP BY k"
+OUTPUT = "k BIGINT, total BIGINT, n BIGINT"
+WARM_UP_KEYS = 1000
+
+
+def running_total(form: str) -> StatefulProcessor:
+    """The user's processor: sum and count of each key in a ValueState.
+
+    The classes stand in a function, so that workers get them whole, as from a user's own script,
+    and needn't import this package.
+
+    Args:
+        form: `row` for `transformWithState`, `pandas` for `transformWithStateInPandas`.
+    """
+
+    class OfRows(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.state = handle.getValueState("total", "total BIGINT, n BIGINT")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+            total, n = self.state.get() or (0, 0)
+            for row in rows:
+                total, n = total + row.v, n + 1
+            self.state.update((total, n))
+            yield Row(k=key[0], total=total, n=n)
+
+        def close(self) -> None:
+            pass
+
+    class OfFrames(OfRows):
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+            total, n = self.state.get() or (0, 0)
+            for frame in rows:
+                total, n = total + int(frame.v.sum()), n + len(frame)
+            self.state.update((total, n))
+            yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
+
+    return OfFrames() if form == "pandas" else OfRows()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Seconds of each batch on both sides; each batch updates `keys` keys with `rows` rows."""
+
+    keys: int
+    rows: int
+    form: str
+    eddyline: list[float]
+    transform_with_state: list[float]
+    equal: bool
+
+    @property
+    def ratio(self) -> float:
+        """Keys per second in Eddyline over those in `transformWithState`."""
+        return median(self.transform_with_state) / median(self.eddyline)
+
+    def text(self) -> str:
+        """The result as a short table."""
+        name = "transformWithState" + ("InPandas" if self.form == "pandas" else "")
+        sides = {name: self.transform_with_state, "eddyline": self.eddyline}
+        rows = [
+            [side, f"{median(seconds):.2f}", f"{self.keys / median(seconds):,.0f}"]
+            for side, seconds in sides.items()
+        ]
+        return "\n".join(
+            [
+                f"keyed total: {self.keys:,} keys and {self.rows:,} rows a batch, "
+                f"median of {len(self.eddyline)}",
+                aligned(["", "s per batch", "keys/s"], rows),
+                f"  ratio of keys/s: {self.ratio:.1f}",
+                verdict(self.equal),
+            ]
+        )
+
+
+def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "row") -> Result:
+    """Feed the same batches to both sides in turn, after a small one to warm up.
+
+    Args:
+        rows: rows of each batch; it updates half as many keys, out of a population of `rows` keys.
+        repeat: timed batches.
+        cores: cores of the local session.
+        form: of the user's processor, `row` or `pandas`.
+    """
+    require_protobuf()
+    keys = rows // 2
+    with (
+        tempfile.TemporaryDirectory(prefix="eddyline-bench-") as name,
+        bench_session(cores) as spark,
+        setting(spark, "spark.sql.streaming.stateStore.providerClass", STORES["rocksdb"]),
+        Engine(f"{name}/storage", spark=spark) as engine,
+    ):
+        source, target = Path(name) / "input", Path(name) / "transformed"
+        source.mkdir()
+        engine.execute(f"CREATE STREAM s ({SCHEMA}) USING parquet OPTIONS (path '{source}')")
+        view = engine.view("totals", QUERY)
+        query = transform_with_state(spark, source, target, form)
+        theirs: list[float] = []
+        ours: list[float] = []
+        for number in range(repeat + 1):
+            write_batch(
+                source / f"{number:05d}.parquet",
+                keys if number else min(keys, WARM_UP_KEYS),
+                rows,
+                number,
+            )
+            query.processAllAvailable()
+            theirs.append(batch_seconds(query, number))
+            with Meter() as meter:
+                engine.advance()
+            ours.append(meter.cost.seconds)
+        query.stop()
+        updates = pl.read_parquet(target / "result/batch=*/*.parquet", hive_partitioning=True)
+        totals = updates.sort("batch").unique("k", keep="last").drop("batch")
+        equal = same_rows(totals, pl.DataFrame(view.snapshot().toArrow()))
+    return Result(keys, rows, form, ours[1:], theirs[1:], equal)
+
+
+def require_protobuf() -> None:
+    """PySpark's `transformWithState` needs it, and would fail far from here."""
+    if importlib.util.find_spec("google") is None or not importlib.util.find_spec(
+        "google.protobuf"
+    ):
+        raise EngineError(
+            "PySpark's transformWithState needs the package protobuf, which is not installed",
+            condition="MISSING_PACKAGE",
+            hint="pip install 'protobuf>=6.33,<7'",
+        )
+
+
+def transform_with_state(
+    spark: SparkSession, source: Path, target: Path, form: str
+) -> StreamingQuery:
+    """The running total as one writes it by hand; it runs until stopped."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{target}/result/batch={number}")
+
+    grouped = (
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(source))
+        .groupBy("k")
+    )
+    transform = (
+        grouped.transformWithStateInPandas if form == "pandas" else grouped.transformWithState
+    )
+    return (
+        transform(running_total(form), OUTPUT, "update", "none")
+        .writeStream.outputMode("update")
+        .foreachBatch(write)
+        .option("checkpointLocation", f"{target}/checkpoint")
+        # Seldom enough that an idle query takes no time from the other side.
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+def batch_seconds(query: StreamingQuery, number: int) -> float:
+    """What Spark itself says that batch `number` took."""
+    times = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.batchId == number]
+    return max(times) / 1000
+
+
+def write_batch(path: Path, keys: int, population: int, seed: int) -> None:
+    """A Parquet file of two rows for each of `keys` keys, in random order."""
+    random = np.random.default_rng(seed)
+    chosen = np.repeat(random.choice(population, keys, replace=False), 2)
+    random.shuffle(chosen)
+    values = random.integers(-1000, 1000, len(chosen))
+    # Readers must not see half a file; they pass over names with a dot.
+    hidden = path.with_name(f".{path.name}")
+    pl.DataFrame({"k": chosen, "v": values}).write_parquet(hidden)
+    hidden.rename(path)

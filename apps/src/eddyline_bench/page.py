@@ -1,0 +1,117 @@
+"""What the pages of benchmarks share: where it was measured, tables, and plots."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+from eddyline.errors import EngineError
+from eddyline_bench.measure import aligned, verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, OTHER, FAINT = "#1f5f8b", "#c4552d", "#888888"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where and when it was measured."""
+
+    cores: int
+    load: float
+    day: str
+
+    @classmethod
+    def now(cls) -> Machine:
+        """This machine, and the load of the last minute, before the benchmark adds its own."""
+        return cls(len(usable_cores()), os.getloadavg()[0], f"{datetime.now(UTC):%Y-%m-%d}")
+
+    @property
+    def busy(self) -> bool:
+        """Whether others worked on it: then the numbers say less."""
+        return self.load > self.cores / 2
+
+    def __str__(self) -> str:
+        where = (
+            f"{self.cores} cores, Spark {pyspark.__version__}, Python {platform.python_version()}, "
+            f"{self.day}, load average {self.load:.1f} before the start"
+        )
+        return where + ("; THE MACHINE WAS BUSY: provisional" if self.busy else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table under its title, with what must be said of it."""
+
+    title: str
+    note: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def text(name: str, machine: Machine, tables: Iterable[Table], equal: bool) -> str:
+    """The tables in plain text."""
+    lines = [f"{name}: {machine}"]
+    for table in tables:
+        lines += [f"{table.title}", aligned(table.header, table.rows)]
+    return "\n".join([*lines, verdict(equal)])
+
+
+def markdown(beginning: Sequence[str], tables: Iterable[Table]) -> str:
+    """A page of the documentation: paragraphs, and then the tables."""
+    lines = list(beginning)
+    for table in tables:
+        lines += ["", f"## {table.title}", ""]
+        if table.note:
+            lines += [table.note, ""]
+        lines += [_line(table.header), _line(["---", *["---:"] * (len(table.header) - 1)])]
+        lines += [_line(row) for row in table.rows]
+    return "\n".join([*lines, ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+@contextmanager
+def plots(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[list[Axes]]:
+    """Places for plots, which are an SVG file at the end; the same bytes for the same numbers."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings: Any = {"svg.hashsalt": "eddyline", "svg.fonttype": "none", "font.size": 9}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        yield axes
+        for place in axes:
+            place.spines[["top", "right"]].set_visible(False)
+            place.yaxis.set_major_formatter("{x:,.0f}")
+        figure.savefig(path, metadata={"Date": None})
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def require_matplotlib() -> None:
+    """The plots need it; better told before minutes of measuring than behind them."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EngineError(
+            "the plots need the package matplotlib, which is not installed",
+            condition="MISSING_PACKAGE",
+            hint="pip install 'eddyline[bench]'",
+        )

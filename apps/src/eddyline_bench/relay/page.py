@@ -1,0 +1,265 @@
+"""The result of the relay benchmark as text, and as a page of the documentation with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eddyline_bench import page
+from eddyline_bench.page import FAINT, INK, OTHER, Table
+from eddyline_bench.relay.overload import LANES, LOADED, LOOK_S, PHASES, SLOWED
+from eddyline_bench.relay.replays import BACKFLOW, EVERY, TAIL
+from eddyline_bench.relay.steady import BOLTS, OFF, POISON_WINDOW, RECORD_BYTES, WINDOW, Steady
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from eddyline_bench.relay import Result
+    from eddyline_bench.relay.overload import Course
+
+COMMAND = "eddyline bench relay --write docs"
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def text(result: Result) -> str:
+    """The tables in plain text."""
+    return page.text("relay", result.machine, _tables(result), result.equal)
+
+
+def write(result: Result, folder: Path) -> None:
+    """Write `relay.md` and `relay.svg` into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with page.plots(folder / "relay.svg", 2, 2, (10, 7.5)) as axes:
+        draws = (_draw_rate, _draw_memory, _draw_waits, _draw_search)
+        for draw, place in zip(draws, axes, strict=True):
+            draw(result, place)
+    (folder / "relay.md").write_text(page.markdown(_beginning(result), _tables(result)))
+
+
+def _beginning(result: Result) -> list[str]:
+    kept = "each record ended once" if result.equal else "RECORDS WERE LOST OR DOUBLED"
+    return [
+        "# Pipelines of bolts",
+        "",
+        f"Written by `{COMMAND}`, tables and plots; not by hand. Measured on {result.machine}.",
+        "",
+        "A pipeline reads an embedded queue, and writes a stream of one BINARY column; its bolts are "
+        "vectorised. What is timed is the pipeline: reading the queue, waves of Spark tasks, and the "
+        "commit of each batch, flushed to the disk. Epochs of views over the stream are not in it. "
+        f"In all runs together: {kept}.",
+        "",
+        "![Throughput, memory, waits of replays and fixed windows](relay.svg)",
+    ]
+
+
+# --- tables ---
+
+
+def _tables(result: Result) -> Iterator[Table]:
+    yield _acks(result.acks)
+    yield _poison(result.poison)
+    yield _overload(result)
+    yield _search(result)
+    yield _waits(result)
+
+
+def _acks(acks: Steady) -> Table:
+    return Table(
+        "What acks cost",
+        f"{BOLTS} pass-through bolts, records of {RECORD_BYTES} bytes that lie in the queue; "
+        f"{acks.rows:,} a round, the pipelines in turns, windows of {WINDOW} tuples at the start. Without "
+        "acks no tree is tracked, and what fails is left out. Ratios: the median of the rounds, and the "
+        "least and the most.",
+        ["", "records/s", "of acks off", "CPU us/record", "CPU, of acks off"],
+        _steady_rows(acks, OFF),
+    )
+
+
+def _poison(poison: Steady) -> Table:
+    base = next(iter(poison.costs))
+    return Table(
+        "What records cost that fail for good",
+        "The same pipeline with acks, and windows of "
+        f"{POISON_WINDOW} tuples at the start; {poison.rows:,} records a round. One bolt raises for a tuple "
+        "with such a record in it, is called with ever smaller parts until it is found, and again "
+        "whenever the record is read again: five attempts, then it is a dead letter. What one in a "
+        "million costs is less than the rounds differ by; what ten cost tells how much it is.",
+        ["failing", "records/s", "of none", "CPU us/record", "CPU, of none"],
+        _steady_rows(poison, base),
+    )
+
+
+def _steady_rows(steady: Steady, base: str) -> list[list[str]]:
+    def ratio(name: str, *, cpu: bool) -> str:
+        middle, least, most = steady.ratios(name, base, cpu=cpu)
+        if cpu:  # more CPU, not less
+            middle, least, most = 1 / middle, 1 / most, 1 / least
+        return "" if name == base else f"{middle:.1%} ({least:.0%} to {most:.0%})"
+
+    return [
+        [
+            name,
+            f"{steady.rate(name):,.0f}",
+            ratio(name, cpu=False),
+            f"{steady.cpu_us(name):.2f}",
+            ratio(name, cpu=True),
+        ]
+        for name in steady.costs
+    ]
+
+
+def _overload(result: Result) -> Table:
+    overload = result.overload
+    courses = (overload.adaptive, overload.best)
+    phase_s = overload.adaptive.starts[1] - overload.adaptive.starts[0]
+    rows = [
+        [f"records/s, {phase}", *(f"{course.rate(i):,.0f}" for course in courses)]
+        for i, phase in enumerate(PHASES)
+    ]
+    rows += [
+        ["records/s, all phases", *(f"{course.rate():,.0f}" for course in courses)],
+        ["against the best fixed windows", f"{overload.ratio:.0%}", ""],
+        ["seconds until recovered", *(f"{course.recovery_s:.1f}" for course in courses)],
+        ["window of the slowed lane, by phase", *(_windows(course) for course in courses)],
+        ["seconds until its window is back", f"{overload.adaptive.window_back_s:.1f}", ""],
+        ["tuples sent twice", *(f"{course.resent:.2%}" for course in courses)],
+        ["records in tuples under way, most", *(f"{course.buffered:,}" for course in courses)],
+        ["records unread on the disk at the end", *(f"{c.backlog:,}" for c in courses)],
+    ]
+    for of, name in {"driver": "the driver's Python", "tree": "all processes"}.items():
+        rows += [
+            [f"MB of {name}, {phase}", *(f"{c.peak(of, i) / 1e6:,.0f}" for c in courses)]
+            for i, phase in enumerate(PHASES)
+        ]
+    return Table(
+        f"Overload at {LOADED:g}x, and a lane that is {SLOWED:g} times as slow for a while",
+        f"{LANES} lanes whose bolt sleeps {overload.record_s * 1e6:.0f} microseconds a record, so all of "
+        f"them could do {overload.capacity:,.0f} records/s; {LOADED:g} times as many come in all the time. "
+        f"Three phases of {phase_s:.0f} s; in the second one lane 0 is slowed. Beside it the same pipeline "
+        "with the best fixed windows. Recovered: the last "
+        f"{LOOK_S:g} s had 90 % of the throughput of the first phase; its window is back: at 90 % of its median there. Windows "
+        "are medians of the phase. Memory is the most that was resident; "
+        "that of all processes counts shared pages more than once.",
+        ["", *(course.name for course in courses)],
+        rows,
+    )
+
+
+def _windows(course: Course) -> str:
+    return ", ".join(f"{course.window(phase):.0f}" for phase in range(len(PHASES)))
+
+
+def _search(result: Result) -> Table:
+    kept, taken = _curves(result)
+    return Table(
+        "The search for the best fixed windows",
+        "The same three phases, shorter, with so many tuples under way to each lane. Kept: a lane works on "
+        "all that it was given. Taken: what it hasn't begun in two seconds goes to another one, as it does "
+        "when windows adapt.",
+        ["tuples", "records/s, kept", "records/s, taken"],
+        [[f"{window}", *(f"{curve[window]:,.0f}" for curve in (kept, taken))] for window in kept],
+    )
+
+
+def _waits(result: Result) -> Table:
+    replays = result.replays
+    return Table(
+        "How long a record waits that has failed",
+        f"Seconds from its first failure to the attempt in which it was done. One of {EVERY} records fails "
+        f"when it is tried first. For {replays.load_seconds:.0f} s {LOADED:g} times as many records come in "
+        "as the lanes can do, the same in both runs, and all of them are worked on. Backflow: what fails "
+        "is read first. Tail: the bolt puts the record into the queue again, as a new one.",
+        ["", "records", *QUANTILES],
+        [
+            [
+                name,
+                f"{len(waits):,}",
+                *(
+                    f"{np.quantile(waits, share):.2f}" if len(waits) else ""
+                    for share in QUANTILES.values()
+                ),
+            ]
+            for name, waits in replays.waits.items()
+        ],
+    )
+
+
+def _curves(result: Result) -> tuple[dict[int, float], dict[int, float]]:
+    """Throughput by fixed window: tuples stay with their lanes, or are taken from them."""
+    kept, taken = (
+        {
+            fixed.window: rate
+            for fixed, rate in result.overload.searched.items()
+            if fixed.taken == is_taken
+        }
+        for is_taken in (False, True)
+    )
+    return kept, taken
+
+
+# --- plots ---
+
+
+def _courses(result: Result) -> Iterator[tuple[Course, str]]:
+    yield result.overload.adaptive, INK
+    yield result.overload.best, FAINT
+
+
+def _draw_rate(result: Result, axes: Axes) -> None:
+    for course, color in _courses(result):
+        grid = np.arange(course.starts[0], course.starts[-1], 0.5)
+        rates = [(course.at(now) - course.at(now - LOOK_S)) / LOOK_S for now in grid]
+        axes.plot(grid - course.starts[0], rates, color=color, label=course.name)
+    _draw_phases(result, axes)
+    axes.set(xlabel="seconds", ylabel=f"records/s, of the last {LOOK_S:g} s", ylim=(0, None))
+    axes.set_title(f"A lane {SLOWED:g} times as slow for a while")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _draw_memory(result: Result, axes: Axes) -> None:
+    for course, color in _courses(result):
+        for of, style in {"tree": "-", "driver": "--"}.items():
+            axes.plot(
+                course.times - course.starts[0],
+                course.rss[of] / 1e6,
+                style,
+                color=color,
+                label=f"{course.name}, {'all processes' if of == 'tree' else 'driver'}",
+            )
+    _draw_phases(result, axes)
+    axes.set(xlabel="seconds", ylabel="MB", ylim=(0, None), xlim=(0, None))
+    axes.set_title("Memory under overload")
+    axes.legend(frameon=False)
+
+
+def _draw_phases(result: Result, axes: Axes) -> None:
+    starts = result.overload.adaptive.starts
+    for start, what in zip(starts[1:], ("slow", "well again"), strict=False):
+        axes.axvline(start - starts[0], color=OTHER, linestyle=":")
+        axes.text(start - starts[0], 0, what, rotation=90, va="bottom", ha="right", color=OTHER)
+
+
+def _draw_waits(result: Result, axes: Axes) -> None:
+    for name, color in {BACKFLOW: INK, TAIL: OTHER}.items():
+        waits = np.sort(result.replays.waits[name])
+        axes.plot(
+            waits, np.arange(1, len(waits) + 1) / max(len(waits), 1) * 100, color=color, label=name
+        )
+    axes.set(xscale="log", xlabel="seconds from the failure until done", ylabel="% of records")
+    axes.set_title("Records that have failed, under overload")
+    axes.legend(frameon=False)
+
+
+def _draw_search(result: Result, axes: Axes) -> None:
+    overload = result.overload
+    for curve, style, name in zip(_curves(result), "-:", ("kept", "taken"), strict=True):
+        label = f"fixed windows, {name}; short phases"
+        axes.plot(list(curve), list(curve.values()), f"o{style}", color=FAINT, label=label)
+    axes.axhline(overload.adaptive.rate(), color=INK, label="adaptive")
+    axes.axhline(overload.best.rate(), color=FAINT, linestyle="--", label=overload.best.name)
+    axes.set(xlabel="tuples under way to a lane", ylabel="records/s", ylim=(0, None))
+    axes.set_title("Throughput over all phases")
+    axes.legend(frameon=False)

@@ -1,0 +1,307 @@
+"""Plain questions to a stored result, answered from its runs without starting Spark.
+
+Understood is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE column op literal
+AND ...] [ORDER BY columns] [LIMIT n]` over a table or view, where it gives what Spark gives to the
+letter. Everything else is Spark's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.catalog.entries import Catalog
+from eddyline.changes import WEIGHT
+from eddyline.errors import StateError
+from eddyline.state.manifest import last_committed, read_manifest
+from eddyline.state.runs import Run, read_run
+from eddyline.storage.files import Files
+
+_NAME = r"(?:\w*[^\W\d]\w*|`[^`]+`)"
+_QUERY = re.compile(
+    rf"""\s* SELECT \s+ (?P<what> \* | count\(\s*\*\s*\) (?:\s+AS\s+(?P<alias>{_NAME}))?
+             | {_NAME} (?:\s*,\s*{_NAME})* )
+    \s+ FROM \s+ (?P<name>{_NAME}) (?: \s+ (?:FOR\s+)? VERSION \s+ AS \s+ OF \s+ (?P<epoch>\d+) )?
+    (?: \s+ WHERE \s+ (?P<where>.+?) )?
+    (?: \s+ ORDER \s+ BY \s+ (?P<order> {_NAME} (?:\s+(?:ASC|DESC))?
+        (?:\s*,\s*{_NAME}(?:\s+(?:ASC|DESC))?)* ) )?
+    (?: \s+ LIMIT \s+ (?P<limit>\d{{1,9}}) )? \s* ;? \s*""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_CONDITION = re.compile(
+    rf"""\s* (?P<name>{_NAME}) \s* (?: (?P<op><=|>=|<>|!=|=|<|>) \s*
+    (?: (?P<number>-?\d{{1,18}}) | '(?P<text>[^'\\]*)' ) | (?P<null>IS\s+(?:NOT\s+)?NULL) ) \s*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_WORDS = frozenset(
+    {
+        "select",
+        "from",
+        "where",
+        "group",
+        "having",
+        "order",
+        "limit",
+        "distinct",
+        "all",
+        "union",
+        "as",
+    }
+)
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal, "<>": pc.not_equal, "!=": pc.not_equal,
+    "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+}  # fmt: skip
+
+
+class _ForSpark(Exception):  # noqa: N818  # not an error
+    """Something in the question that only Spark can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result's columns, in the forms in which the command line writes them.
+
+    Attributes:
+        numeric: places of the columns that hold numbers.
+        texts: gives the rows, each value in the text form that Spark gives it.
+        lines: gives the rows as JSON objects; None where only Spark knows how to write them.
+    """
+
+    columns: list[str]
+    numeric: list[int]
+    texts: Callable[[], list[tuple[str | None, ...]]]
+    lines: Callable[[], list[str]] | None
+
+
+def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
+    """The answer to a plain question; None where Spark is needed for it.
+
+    Raises:
+        StateError: the epoch asked for is not retained, or the state is damaged.
+    """
+    found = _QUERY.fullmatch(query)
+    try:
+        return None if found is None else _found(files, catalog, found)
+    except _ForSpark:
+        return None
+
+
+def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
+    entry = catalog.find(_plain(asked["name"]))
+    result = "" if entry is None else entry.result or ("op0/rows" if entry.arranged else "")
+    if entry is None or not result:
+        raise _ForSpark
+    epoch = asked["epoch"]
+    manifest = read_manifest(files, int(epoch)) if epoch else last_committed(files)
+    names = [field["name"] for field in json.loads(entry.schema)["fields"]]
+    buckets = manifest.arrangements.get(f"{entry.id}/{result}", {})
+    rows = _content(files, buckets.values(), names)
+    for condition in _conditions(asked["where"]):
+        rows = _restricted(rows, names, condition)
+    if asked["order"]:
+        rows = _sorted(rows, names, asked["order"])
+    what = asked["what"]
+    if what.lower().startswith("count"):
+        shown = _plain(asked["alias"]) if asked["alias"] else "count(1)"
+        rows = pa.table({shown: _numbers(np.array([rows.num_rows]))})
+    else:
+        chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
+        places = [f"c{_place(names, name)}" for name in chosen]
+        rows = rows.select(places).rename_columns(chosen)
+    if asked["limit"]:
+        rows = rows.slice(0, int(asked["limit"]))
+    return _answer(rows)
+
+
+def _plain(name: str) -> str:
+    name = name.strip()
+    if name.startswith("`"):
+        return name[1:-1]
+    if name.lower() in _WORDS:
+        raise _ForSpark
+    return name
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    folded = [known.lower() for known in names]
+    if folded.count(name.lower()) != 1:
+        raise _ForSpark  # Spark says what is wrong
+    return folded.index(name.lower())
+
+
+def _content(files: Files, buckets: Iterable[Sequence[Run]], names: Sequence[str]) -> pa.Table:
+    """The rows of a table or view as `c0..`, each as often as it is there."""
+    columns = [f"c{place}" for place in range(len(names))]
+    tables = []
+    for runs in buckets:
+        parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
+        tables.append(_consolidated(pa.concat_tables(parts), columns))
+    if not tables:
+        raise _ForSpark  # it has no rows; Spark knows their types
+    return pa.concat_tables(tables)
+
+
+def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    if pc.min(rows[WEIGHT]).as_py() < 1:  # something was retracted: equal rows must meet
+        codes = np.zeros(rows.num_rows, np.int64)
+        for column in columns:
+            mine = _whole_numbers(_codes(rows[column]))
+            codes = np.unique(codes * (mine.max() + 1) + mine, return_inverse=True)[1]
+        _, first, group = np.unique(codes, return_index=True, return_inverse=True)
+        weights = np.zeros(len(first), np.int64)
+        np.add.at(weights, group, _whole_numbers(rows[WEIGHT].combine_chunks()))
+        rows = rows.take(_numbers(first[weights != 0]))
+        rows = rows.set_column(len(columns), WEIGHT, _numbers(weights[weights != 0]))
+        if rows.num_rows == 0:
+            return rows.select(list(columns))
+        if pc.min(rows[WEIGHT]).as_py() < 0:
+            raise StateError(
+                "a result holds a row less than no times",
+                condition="NEGATIVE_WEIGHT",
+                hint="the state doesn't belong to the input; drop and create again the view",
+            )
+    if pc.min_max(rows[WEIGHT]).as_py() != {"min": 1, "max": 1}:
+        counts = _whole_numbers(rows[WEIGHT].combine_chunks())
+        rows = rows.take(_numbers(np.repeat(np.arange(len(counts)), counts)))
+    return rows.select(list(columns))
+
+
+def _numbers(values: np.ndarray) -> pa.Array:
+    """Whole numbers as an array; `pa.array` and `to_numpy` would import pandas, which takes long."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values, np.int64))
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, buffer])
+
+
+def _whole_numbers(values: pa.Array) -> np.ndarray:
+    """The other way round."""
+    return np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
+
+
+def _codes(column: pa.ChunkedArray) -> pa.Array:
+    """Numbers that are equal where a column's values are the same bit by bit."""
+    if pa.types.is_nested(column.type):
+        raise _ForSpark
+    values = column.combine_chunks()
+    if pa.types.is_floating(column.type):
+        values = values.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
+    return pc.dictionary_encode(values, null_encoding="encode").indices.cast(pa.int64())
+
+
+def _conditions(text: str | None) -> list[re.Match[str]]:
+    if text is None:
+        return []
+    found = [_CONDITION.fullmatch(part) for part in re.split(r"\s+and\s+", text, flags=re.I)]
+    if not all(found):
+        raise _ForSpark
+    return [one for one in found if one is not None]
+
+
+def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) -> pa.Table:
+    column = rows[f"c{_place(names, _plain(condition['name']))}"]
+    if condition["null"]:
+        wanted = pc.is_valid if "NOT" in condition["null"].upper() else pc.is_null
+        return rows.filter(wanted(column))
+    if condition["number"] is not None and pa.types.is_integer(column.type):
+        column, value = column.cast(pa.int64()), pa.scalar(int(condition["number"]), pa.int64())
+    elif condition["text"] is not None and pa.types.is_string(column.type):
+        value = pa.scalar(condition["text"])
+    else:
+        raise _ForSpark  # Spark would cast one side
+    return rows.filter(pc.fill_null(_OPERATIONS[condition["op"]](column, value), False))
+
+
+def _sorted(rows: pa.Table, names: Sequence[str], order: str) -> pa.Table:
+    """Spark puts nulls first where it sorts upwards, and last downwards."""
+    keys, helpers = [], rows
+    for number, part in enumerate(order.split(",")):
+        words = part.split()
+        name = f"c{_place(names, _plain(words[0]))}"
+        kind = rows.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+            raise _ForSpark
+        downwards = len(words) > 1 and words[1].upper() == "DESC"
+        helpers = helpers.append_column(f"null{number}", pc.is_null(rows[name]).cast(pa.int8()))
+        keys += [(f"null{number}", "ascending" if downwards else "descending")]
+        keys += [(name, "descending" if downwards else "ascending")]
+    return rows.take(pc.sort_indices(helpers, sort_keys=keys))
+
+
+def _answer(rows: pa.Table) -> Answer:
+    columns = [_texts(column) for column in rows.columns]
+    numeric = [
+        place
+        for place, kind in enumerate(rows.schema.types)
+        if pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    ]
+
+    def lines() -> list[str]:
+        return [
+            json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows.to_pylist()
+        ]
+
+    texts = list(zip(*columns, strict=True)) if columns else []
+    plain = all(_is_plain_json(kind) for kind in rows.schema.types)
+    return Answer(list(rows.column_names), numeric, lambda: texts, lines if plain else None)
+
+
+def _is_plain_json(kind: pa.DataType) -> bool:
+    """Whether Spark and Python write values of a type alike in JSON."""
+    known = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean)
+    return any(test(kind) for test in known)
+
+
+def _texts(column: pa.ChunkedArray) -> list[str | None]:
+    if not _has_text(column.type):
+        raise _ForSpark
+    return [None if value is None else _text(value) for value in column.to_pylist()]
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type have one text form, which is known here."""
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None or (kind.tz in ("UTC", "Etc/UTC") and _clock_is_utc())
+    if pa.types.is_struct(kind):
+        return all(_has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_integer,
+            pa.types.is_string,
+            pa.types.is_boolean,
+            pa.types.is_date,
+            pa.types.is_decimal,
+        )
+    )
+
+
+def _clock_is_utc() -> bool:
+    """Whether a Spark that is started here takes UTC for its time zone."""
+    own = "timeZone" in os.environ.get("PYSPARK_SUBMIT_ARGS", "") or "SPARK_CONF_DIR" in os.environ
+    return time.timezone == 0 and not time.daylight and not own
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime.datetime):
+        whole = value.strftime("%Y-%m-%d %H:%M:%S") if value.year > 999 else ""
+        if not whole:
+            raise _ForSpark
+        return whole + (f".{value.microsecond:06d}".rstrip("0") if value.microsecond else "")
+    if isinstance(value, dict):
+        return "{" + ", ".join("null" if v is None else _text(v) for v in value.values()) + "}"
+    return str(value)

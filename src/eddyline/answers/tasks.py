@@ -1,0 +1,135 @@
+"""The statistics tasks of a storage, that is its views, from outside of the engine. No Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.requests import Inbox
+from eddyline.catalog.store import WAITING, CatalogStore, Request
+from eddyline.changes import WEIGHT
+from eddyline.errors import StorageError
+from eddyline.operators.result import ROWS
+from eddyline.state.manifest import Manifest, last_committed
+from eddyline.state.runs import read_run
+from eddyline.storage.files import Files
+from eddyline.storage.lock import StorageLock, in_use
+
+ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
+_CATALOG_ONLY = (PAUSE, DROP)
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What `task list` shows of one definition, or of one that is asked for.
+
+    Attributes:
+        state: `running`, `paused since epoch N`, `waiting` for the engine to add it; empty for
+            tables and streams.
+        level: distance from the sources; None for what is not there yet, as are `since`, the epoch
+            that gave it its first rows, and `rows`, those of its result.
+    """
+
+    name: str
+    kind: str
+    state: str
+    level: int | None = None
+    since: int | None = None
+    rows: int | None = None
+
+
+def known(store: CatalogStore) -> Catalog:
+    """The catalog of a storage that has one."""
+    catalog = store.read()
+    if catalog is None:
+        raise StorageError(
+            "there is no stored engine",
+            condition="NO_STORAGE",
+            hint="give the folder that `eddyline run` was given",
+            storage=store.files.root,
+        )
+    return catalog.resumed_by(last_committed(store.files).rebuilt)
+
+
+def listed(store: CatalogStore) -> list[Task]:
+    """All definitions, upstream before downstream, and behind them the views that are asked for."""
+    catalog, manifest = known(store), last_committed(store.files)
+    tasks = []
+    for entry in catalog.entries:
+        if entry.kind != VIEW:
+            tasks.append(Task(entry.name, entry.kind, "", 0))
+            continue
+        state = f"paused since epoch {entry.paused}" if entry.paused else "running"
+        if entry.paused_with:
+            state += f", with {entry.paused_with}"
+        rows = _rows(store.files, manifest, entry.id)
+        tasks.append(Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows))
+    added = [request for request in store.waiting() if request.action == ADD]
+    return [*tasks, *(Task(request.name, VIEW, "waiting") for request in added)]
+
+
+def ask(store: CatalogStore, action: str, name: str, query: str = "") -> int:
+    """Leave a request for the engine; its number."""
+    known(store)
+    if store.outdated:
+        raise StorageError(
+            "the catalog of this storage is of an older version of Eddyline",
+            condition="OLD_FORMAT",
+            hint="open it once, for instance with `eddyline status`, while no other engine runs",
+            storage=store.files.root,
+        )
+    return store.ask(action, name, query)
+
+
+def without_engine(store: CatalogStore, open_engine: Callable[[], None]) -> bool:
+    """Answer what waits, if no engine runs that would; whether that is so.
+
+    Pauses and drops change only the catalog. What else waits needs an engine of its own.
+
+    Args:
+        open_engine: opens an engine on the storage and lets it answer.
+    """
+    if in_use(store.files):
+        return False
+    lock = StorageLock(store.files)
+    if not lock.held:
+        return False
+    try:
+        waiting = store.waiting()
+        spark = any(request.action not in _CATALOG_ONLY for request in waiting)
+        if not spark:
+            inbox = Inbox(store)
+            for request in waiting:
+                with inbox.answering(request):
+                    store.write(_changed(store, request), request.number)
+    finally:
+        lock.release()
+    if spark:
+        open_engine()
+    return True
+
+
+def answer(store: CatalogStore, number: int, patience_s: float) -> Request:
+    """Wait until a request has its answer, or for so many seconds; the request as it is then."""
+    end = time.monotonic() + patience_s
+    while (request := store.request(number)).state == WAITING and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return request
+
+
+def _changed(store: CatalogStore, request: Request) -> Catalog:
+    catalog = known(store)
+    if request.action == PAUSE:
+        return catalog.pause(request.name, last_committed(store.files).epoch)
+    return catalog.drop(catalog.get(request.name, VIEW).name)
+
+
+def _rows(files: Files, manifest: Manifest, view: str) -> int:
+    """The rows of a view's result."""
+    runs = manifest.of(view).get(manifest.result(view, ROWS), [])
+    return sum(pc.sum(read_run(files, run)[WEIGHT]).as_py() or 0 for run in runs)

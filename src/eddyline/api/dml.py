@@ -1,0 +1,161 @@
+"""INSERT, DELETE and UPDATE in SQL: evaluated by Spark on the table as it stands, then logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.types import StructField
+
+from eddyline.catalog.entries import TABLE, Entry
+from eddyline.changes import APPEND, DELETE, HASH, WEIGHT, quoted
+from eddyline.errors import DataError, QueryError
+from eddyline.operators.result import ROWS, Apply
+from eddyline.plan.lower import operations_schema
+from eddyline.source.segments import Segment, read_segment
+from eddyline.spark.schema import arrow_schema, plain_schema
+from eddyline.spark.session import zone_of
+from eddyline.state.kernels import repeat
+from eddyline.storage.files import Files
+
+Operations = list[tuple[str, DataFrame | pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dml:
+    """DML over the relations that a query may read.
+
+    Attributes:
+        session: where its queries run; the relations are registered there as views.
+        files: of the storage.
+        waiting: the operations on a table that no epoch has taken in yet.
+    """
+
+    session: SparkSession
+    files: Files
+    waiting: Callable[[Entry], list[Segment]]
+
+    def register(self, entry: Entry, content: DataFrame) -> None:
+        """Make a relation known; of a table, with the operations that wait."""
+        if entry.kind == TABLE:
+            content = self._settled(entry, content)
+        content.createOrReplaceTempView(entry.name)
+
+    def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> Operations:
+        """INSERT INTO table (columns) query."""
+        result = self._run(query)
+        names = list(columns) if columns else entry.columns.names
+        if len(result.columns) != len(names):
+            raise DataError(
+                f"INSERT gives {len(result.columns)} columns, wanted are {len(names)}",
+                condition="WRONG_WIDTH",
+                table=entry.name,
+                hint="name the columns: INSERT INTO t (a, b) ...",
+            )
+        fields = _fields(entry, names)
+        renamed = result.toDF(*(field.name for field in fields))
+        typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
+        return [(APPEND, renamed.select(*typed))]
+
+    def delete(self, entry: Entry, condition: str | None) -> Operations:
+        """DELETE FROM table WHERE condition."""
+        return [(DELETE, self.rows(entry, condition))]
+
+    def rows(self, entry: Entry, condition: str | None) -> DataFrame:
+        """The rows that meet a condition, as of now."""
+        where = f" WHERE {condition}" if condition else ""
+        return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
+
+    def update(
+        self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
+    ) -> Operations:
+        """UPDATE table SET column = expression, ... WHERE condition."""
+        given = {
+            field.name: text
+            for field, (_, text) in zip(
+                _fields(entry, [name for name, _ in assignments]), assignments, strict=True
+            )
+        }
+        old = ", ".join(quoted(field.name) for field in entry.columns)
+        new = ", ".join(
+            f"CAST(({given[field.name]}) AS {field.dataType.simpleString()}) AS {quoted(field.name)}"
+            if field.name in given
+            else quoted(field.name)
+            for field in entry.columns
+        )
+        where = f" WHERE {condition}" if condition else ""
+        # one evaluation for both versions of each row
+        both = self._run(
+            f"SELECT struct({old}) AS old, struct({new}) AS new FROM {quoted(entry.name)}{where}"
+        ).toArrow()
+        names = entry.columns.names
+        versions = [
+            pa.table(both[side].combine_chunks().flatten(), names=names) for side in ("old", "new")
+        ]
+        return [(DELETE, versions[0]), (APPEND, versions[1])]
+
+    def _run(self, query: str) -> DataFrame:
+        try:
+            return self.session.sql(query)
+        except PySparkException as error:
+            raise wrong_query(query, error) from error
+
+    def _settled(self, entry: Entry, content: DataFrame) -> DataFrame:
+        """A table's rows after the operations that wait in its redo log."""
+        segments = self.waiting(entry)
+        if not segments:
+            return content
+        columns = entry.columns
+        zone = zone_of(self.session)
+        wire = arrow_schema(operations_schema(columns), zone)
+        plain = arrow_schema(plain_schema(columns), zone)
+        places = range(len(columns))
+        tables = [
+            table
+            for segment in segments
+            for table in read_segment(self.files, segment, (), places, wire)
+        ]
+        operations = _hashless(pa.concat_tables(tables).cast(wire))
+        stored = content.toArrow().rename_columns(plain.names).cast(plain)
+        ones = pa.array(np.ones(stored.num_rows, np.int64))
+        rows = _hashless(stored.append_column(WEIGHT, ones))
+        key = tuple(columns.names.index(name) for name in entry.key)
+        operator = Apply(len(columns), key)
+        layout = operator.layouts[ROWS]
+        change = operator.resolve(operations, rows).select(layout.columns)
+        settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
+        kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
+        return self.session.createDataFrame(kept.rename_columns(columns.names), columns)
+
+
+def wrong_query(query: str, error: PySparkException) -> QueryError:
+    """Spark's refusal of a query as an error of ours."""
+    return QueryError(
+        str(error).split("\n\nJVM stacktrace")[0].strip(),
+        condition="INVALID_QUERY",
+        fragment=" ".join(query.split())[:200],
+        hint="correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS",
+    )
+
+
+def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:
+    known = {field.name.lower(): field for field in entry.columns}
+    unknown = [name for name in names if name.strip("`").lower() not in known]
+    if unknown:
+        raise DataError(
+            f"unknown column {', '.join(unknown)}",
+            condition="UNKNOWN_COLUMN",
+            table=entry.name,
+            hint=f"the columns are {', '.join(entry.columns.names)}",
+        )
+    return [known[name.strip("`").lower()] for name in names]
+
+
+def _hashless(rows: pa.Table) -> pa.Table:
+    """With the same hash everywhere: in memory no index is needed."""
+    return rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))

@@ -1,0 +1,202 @@
+"""What users hold of a pipeline: bolts one after the other between a data queue and a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from eddyline.api.definitions import columns_of, stream
+from eddyline.catalog.entries import PIPELINE, Entry
+from eddyline.errors import EngineError
+from eddyline.pipelines.batches import Settings, open_queue
+from eddyline.pipelines.decode import Decode
+from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
+from eddyline.relay.queue import Account, DataQueue
+from eddyline.source.dead_letters import DECODE
+from eddyline.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from eddyline.api.engine import Engine
+
+FREE, BY_KEY = "free", "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Reads records of a queue, works on each of them, and feeds a stream with what comes out.
+
+    It is made with `engine.pipeline`, and runs from `into` on, whenever the engine runs. A record
+    that fails is read again, before new ones; the others go on. After `max_attempts` it is a dead
+    letter, a row of the stream `<name>__dead`.
+
+    Example:
+        >>> import json, tempfile
+        >>> from eddyline import Engine
+        >>> from eddyline.relay.embedded import LogBackend
+        >>> from eddyline.relay.queue import DataQueue
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> queue = DataQueue(LogBackend(tempfile.mkdtemp()))
+        >>> def parse(record):
+        ...     return json.loads(record["payload"])
+        >>> pipeline = engine.pipeline("orders", queue).bolt(parse, max_attempts=1)
+        >>> pipeline = pipeline.into("orders", "item STRING")
+        >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+        >>> queue.put(['{"item": "tea"}', "poison", '{"item": "tea"}'])
+        3
+        >>> epoch = engine.advance()
+        >>> [tuple(row) for row in counts.snapshot().collect()]
+        [('tea', 2)]
+        >>> [(bytes(row.payload), row.bolt) for row in pipeline.dead_letters().collect()]
+        [(b'poison', 'parse')]
+        >>> engine.stop()
+    """
+
+    engine: Engine
+    name: str
+    source: DataQueue
+    settings: Settings
+    bolts: tuple[Bolt, ...] = ()
+
+    def bolt(
+        self,
+        function: Callable[[Any], Any],
+        name: str | None = None,
+        *,
+        vectorised: bool = False,
+        by_key: bool = False,
+        once: bool = False,
+        order: str = FREE,
+        ttl: float = TTL_S,
+        max_attempts: int = MAX_ATTEMPTS,
+        retry_delay: float = RETRY_DELAY_S,
+        concurrency: int = CONCURRENCY,
+    ) -> Pipeline:
+        """The pipeline with one step more.
+
+        The first bolt gets records: dicts (or a table) with `payload`, `key`, `ts`, `position`,
+        `attempts` and `reason`. Each other one gets what the bolt before it has made. A function gives
+        back None, one row, or a list or an iterator of rows.
+
+        Args:
+            function: of one row; a coroutine function is called for many rows side by side.
+            name: as it is told in dead letters; the function's own by default.
+            vectorised: the function gets a pyarrow Table, and gives back one with a row for each
+                of its rows, or `Emitted`. If it raises it is called again with halves of the rows,
+                until the bad ones are found: its effects must bear that, or see `once`.
+            by_key: the function gets the list of all rows of a batch whose records have one key,
+                and what it makes of them stands for them all. Only with `order="key"`.
+            once: a vectorised function that raises has failed for all its rows, and isn't called
+                with them again in this attempt.
+            order: `key`: records of one key come one after the other, and wait while one of them
+                is being retried. It holds for the whole pipeline.
+            ttl: seconds that a call may take; what takes longer has failed.
+            max_attempts: failures after which a record is a dead letter, if the last one was here.
+            retry_delay: seconds until a record that has failed here is tried again; where bolts
+                differ, up to a tenth of the longest one more.
+            concurrency: calls of a coroutine function that may wait side by side.
+
+        Raises:
+            EngineError: the function or a setting can't be used.
+        """
+        if order not in (FREE, BY_KEY):
+            raise EngineError(
+                f"order is {order!r}", condition="BAD_OPTION", hint="choose of free, key"
+            )
+        if by_key and order != BY_KEY:
+            raise EngineError(
+                "a bolt of rows by key needs all records of a key in one place",
+                condition="BAD_OPTION",
+                hint='give it order="key" too',
+            )
+        added = Bolt.of(
+            function, name, vectorised=vectorised, by_key=by_key, once=once,
+            ttl=ttl, max_attempts=max_attempts, retry_delay=retry_delay, concurrency=concurrency,
+        )  # fmt: skip
+        ordered = self.settings.ordered or order == BY_KEY
+        return replace(
+            self,
+            bolts=(*self.bolts, added),
+            settings=replace(self.settings, ordered=ordered),
+        )
+
+    def into(
+        self,
+        target: str | Callable[[Any], Any] | None = None,
+        schema: str | StructType | None = None,
+        primary_key: Sequence[str] = (),
+        watermark: tuple[str, str] | None = None,
+    ) -> Pipeline:
+        """Let it run, whenever the engine does; after reopening call it again.
+
+        Args:
+            target: name of the stream that the rows of the last bolt go to, in the epoch that
+                commits their batch; a row that doesn't fit fails as in any bolt. Or a sink: a
+                function of one row, which is one bolt more. None: the last bolt is the sink.
+            schema: columns of the stream.
+            primary_key: the last record of a key makes the row. One that is tried again comes late,
+                unless the pipeline has `order="key"`.
+            watermark: as for `engine.stream`.
+
+        Raises:
+            EngineError: there is no bolt, or the stream has no columns.
+            CatalogError: a name is taken by something else.
+        """
+        if callable(target):
+            return self.bolt(target).into(None, schema)
+        if not self.bolts:
+            raise EngineError(
+                f"pipeline {self.name} has no bolt",
+                condition="BAD_OPTION",
+                hint="add one with .bolt(function)",
+            )
+        if (target is None) != (schema is None):
+            raise EngineError(
+                f"pipeline {self.name} feeds a stream, or columns, and not both",
+                condition="BAD_OPTION",
+                hint='write .into("name", "column TYPE, ..."), or .into(function)',
+            )
+        draft = None
+        if target is not None and schema is not None:
+            fed = {PIPELINE: self.name}  # so that nothing else feeds it
+            draft = stream(
+                target, columns_of(schema), primary_key, watermark, self.engine.spark, options=fed
+            )
+        self.engine.attach(self, draft)
+        return self
+
+    def account(self) -> Account:
+        """Where all its records are: `received = done + dead + retry + in_flight`."""
+        return self.source.account()
+
+    def dead_letters(self) -> DataFrame:
+        """The dead letters, as of now: position, payload, key, bolt, error, attempts, and times."""
+        return self.engine.dead_letters(self.name)
+
+    def replay(self, where: str | None = None) -> int:
+        """Read dead letters again, as if they had never failed; how many.
+
+        Args:
+            where: a condition on their columns, as in SQL; None: all.
+        """
+        return self.engine.revive(self.name, where, again=True)
+
+    def discard(self, where: str | None = None) -> int:
+        """Drop dead letters for good; how many."""
+        return self.engine.revive(self.name, where, again=False)
+
+
+def follow_queue(engine: Engine, entry: Entry) -> None:
+    """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
+    queue = open_queue(entry)
+    try:
+        decode = Decode(arrow_schema(entry.columns, engine.zone), engine.zone)
+        pipeline = Pipeline(engine, entry.name, queue, Settings())
+        decoding = pipeline.bolt(decode, DECODE, vectorised=True, max_attempts=1)
+        engine.attach(decoding, replace(entry, id=""), own_queue=True)
+    except BaseException:
+        queue.close()
+        raise

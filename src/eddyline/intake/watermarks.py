@@ -1,0 +1,170 @@
+"""The watermarks of an epoch: what holds while it runs, and where event time stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, expr, lit
+from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
+
+from eddyline.catalog.entries import Catalog, Entry
+from eddyline.changes import quoted
+from eddyline.errors import DataError
+from eddyline.operators.hold import Hold
+from eddyline.plan.nodes import StatefulPart
+from eddyline.state.manifest import Clock, Manifest
+
+
+@dataclass(slots=True)
+class Watermarks:
+    """The watermarks that follow from a committed epoch, and hold in the next one.
+
+    Attributes:
+        streams: those that have a watermark.
+        clocks: where their event time stands as of the committed epoch, by id.
+        heard: the latest event time, and the number of late rows, that leaves report, by name.
+    """
+
+    streams: tuple[Entry, ...]
+    clocks: Mapping[str, Clock]
+    heard: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+
+    @classmethod
+    def behind(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
+        """Those that follow from a committed epoch."""
+        streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
+        return cls(streams, manifest.clocks)
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Microseconds since 1970 by name, of the streams that had an event time."""
+        return {
+            stream.name: self.clocks[stream.id].latest - stream.delay
+            for stream in self.streams
+            if stream.id in self.clocks
+        }
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """Those that held in the committed epoch itself."""
+        known = {e.name: self.clocks[e.id].watermark for e in self.streams if e.id in self.clocks}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def of(self, stream: Entry) -> int | None:
+        """Of one stream; None if it has none, or none yet."""
+        return self.values.get(stream.name)
+
+    def moved(self, parts: Iterable[StatefulPart]) -> bool:
+        """Whether rows that are held back until they are final can be due, without any new input."""
+        values, applied = self.values, self.applied
+        names = {
+            name
+            for part in parts
+            if isinstance(part.operator, Hold)
+            for one in part.expiry
+            for name in one.bound.streams
+        }
+        return any(values[name] != applied.get(name) for name in names & set(values))
+
+    def hear(self, stream: str, latest: int | None, late: int) -> None:
+        """Take in what all leaves of a view report of a stream; each view reads all of it."""
+        known, lates = self.heard.get(stream, (None, 0))
+        times = [time for time in (known, latest) if time is not None]
+        self.heard[stream] = max(times, default=None), max(late, lates)
+
+    def after(self, positions: Mapping[str, int]) -> dict[str, Clock]:
+        """Where event time stands behind the epoch.
+
+        Args:
+            positions: of the sources that have new input; others were only read again.
+        """
+        clocks = dict(self.clocks)
+        for stream in self.streams:
+            latest, late = self.heard.get(stream.name, (None, 0))
+            clock = clocks.get(stream.id)
+            if clock is None:
+                if latest is not None:
+                    clocks[stream.id] = Clock(latest)
+                continue
+            clocks[stream.id] = replace(
+                clock,
+                latest=clock.latest if latest is None else max(clock.latest, latest),
+                watermark=clock.latest - stream.delay,
+                late=clock.late + (late if stream.id in positions else 0),
+            )
+        return clocks
+
+
+def with_watermark(
+    stream: Entry, watermark: tuple[str, str] | None, session: SparkSession
+) -> Entry:
+    """A stream with a watermark; DataError if it can't have it."""
+    if watermark is None:
+        return stream
+    column, delay = watermark
+    if stream.arranged:
+        raise _refused(
+            stream,
+            "its rows can be replaced or retracted at any time, which a watermark would leave out",
+            "leave the watermark, or OP and PRIMARY KEY, away",
+        )
+    known = {field.name.lower(): field for field in stream.columns}
+    found = known.get(column.lower())
+    if found is None or not isinstance(found.dataType, TimestampType | TimestampNTZType):
+        names = [f.name for f in known.values() if f.dataType.typeName().startswith("timestamp")]
+        raise _refused(
+            stream,
+            f"{column} is no TIMESTAMP column of it",
+            f"choose of: {', '.join(names)}" if names else "give it a column of type TIMESTAMP",
+        )
+    interval = delay if delay.strip().lower().startswith("interval") else f"INTERVAL '{delay}'"
+    try:
+        rows = session.sql(f"SELECT unix_micros(timestamp_micros(0) + {interval})").collect()
+    except PySparkException as error:
+        raise _refused(
+            stream, f"{delay!r} is no interval of time", "write it like 10 minutes"
+        ) from error
+    if rows[0][0] is None or rows[0][0] < 0:
+        raise _refused(stream, f"the delay {delay} is negative", "give how late rows may come")
+    return replace(stream, event_time=found.name, delay=rows[0][0])
+
+
+def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:
+    """What `DataFrame.withWatermark` has declared."""
+    for column in frame.schema:
+        delay = (column.metadata or {}).get("spark.watermarkDelayMs")
+        if delay is not None:
+            return column.name, f"{delay} milliseconds"
+    return None
+
+
+def below(frame: DataFrame, column: str, field: str, value: int | None) -> DataFrame:
+    """The rows of a frame whose column (or field of it) is below a value, as Spark keeps it."""
+    if value is None:
+        return frame.limit(0)
+    given = col(quoted(column))
+    kind = frame.schema[column].dataType
+    if isinstance(kind, StructType):
+        given, kind = given[field], kind[field].dataType
+    if isinstance(kind, TimestampType):
+        limit = expr(f"timestamp_micros({value})")
+    elif isinstance(kind, TimestampNTZType):
+        seconds, micros = divmod(value, 1_000_000)
+        moment = f"make_dt_interval(0, 0, 0, {seconds}.{micros:06d})"
+        limit = expr(f"timestamp_ntz'1970-01-01' + {moment}")
+    elif isinstance(kind, DateType):
+        limit = expr(f"date_from_unix_date({value})")
+    else:
+        limit = lit(value)
+    return frame.where(given < limit)
+
+
+def _refused(stream: Entry, why: str, way_out: str) -> DataError:
+    return DataError(
+        f"stream {stream.name} can't have this watermark: {why}",
+        condition="BAD_WATERMARK",
+        hint=way_out,
+    )

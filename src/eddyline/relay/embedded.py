@@ -1,0 +1,158 @@
+"""A data queue in a folder: three logs of checksummed frames, and one document that is the state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.errors import QueueError
+from eddyline.relay.queue import EDEN, FROM, QUEUES, TO, Position, Span, State, taken
+from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
+from eddyline.storage.files import Files, damaged
+from eddyline.storage.frames import SEGMENT_BYTES, Frame, FrameLog
+from eddyline.storage.lock import StorageLock
+
+FORMAT_VERSION = 2
+STATE = "state.json"
+
+
+class LogBackend:
+    """The queue of one folder. Any number of processes may put; one reads.
+
+    Args:
+        folder: path of the folder, or its files.
+        fsync: whether `put` and `commit` wait for the disk. Without, a power cut can take the last
+            seconds away; a killed process still loses nothing.
+        segment_bytes: size from which on a new file is begun; what is read is removed by the file.
+        clock: milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: str | Files,
+        *,
+        fsync: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.files = folder if isinstance(folder, Files) else Files(folder)
+        self.fsync = fsync
+        self.clock = clock
+        self.files.make_folder("")
+        self._logs = {
+            queue: FrameLog(self.files, queue, segment_bytes=segment_bytes) for queue in QUEUES
+        }
+        self._lock: StorageLock | None = None
+        self._ends = {FROM: 0, TO: 0}  # of what is committed
+
+    def put(self, records: pa.Table) -> int:
+        log = self._logs[EDEN]
+        log.append(encode(records), records.num_rows, self.clock())
+        if self.fsync:
+            log.sync()
+        return int(records.num_rows)
+
+    def claim(self) -> State:
+        self._lock = StorageLock(self.files)
+        if not self._lock.held:
+            raise QueueError(
+                "another process reads this queue",
+                condition="QUEUE_IN_USE",
+                folder=self.files.root,
+                hint="stop it, or put with Producer, which may run beside it",
+            )
+        self.files.remove_unfinished("")
+        state, self._ends = self._committed()
+        for queue, end in self._ends.items():
+            self._logs[queue].cut(end)
+        for queue, log in self._logs.items():
+            (read,) = state.read[queue]
+            if log.end() < read:
+                raise damaged(log.folder, f"it ends before row {read}, which was read")
+            log.forget(read)
+        return state
+
+    def unread(self) -> int:
+        """Rows of eden behind the last commit."""
+        (read,) = self._committed()[0].read[EDEN]
+        return self._logs[EDEN].end() - read
+
+    def end(self) -> Position:
+        return (self._logs[EDEN].end(),)
+
+    def measure(
+        self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
+    ) -> tuple[Position, int]:
+        log = self._logs[queue]
+        if queue == EDEN:
+            end = log.end()
+            if self.fsync and end > start[0]:
+                log.sync()  # another process may have appended what isn't on the disk yet
+        else:
+            end = self._ends[queue]
+        if before_ms is not None:
+            end = min(end, log.end_before(before_ms))
+        end = max(start[0], min(end, start[0] + rows_max))
+        return (end,), end - start[0]
+
+    def read(self, span: Span) -> pa.Table:
+        (start,), (end,) = span.start, span.end
+        log = self._logs[span.queue]
+        tables = [_records(frame, span.queue, log.folder) for frame in log.frames(start, end)]
+        if not tables:
+            return no_records()
+        first = tables[0][0]
+        return pa.concat_tables([table for _, table in tables]).slice(start - first, end - start)
+
+    def commit(self, state: State, back: pa.Table) -> None:
+        if self._lock is None or not self._lock.held:  # this process has opened it again
+            raise taken(folder=self.files.root)
+        durable, ends = self._committed()
+        if durable.number >= state.number:
+            self.files.sync("")  # an earlier try has failed behind its last write
+            self._ends = ends
+            return
+        if back.num_rows:
+            log, at = self._logs[state.back], ends[state.back]
+            log.append(encode(back), back.num_rows, self.clock(), at=at)
+            if self.fsync:
+                log.sync()
+            ends[state.back] += back.num_rows
+        document = {"format": FORMAT_VERSION, "ends": ends, **state.as_dict()}
+        self.files.write_json(STATE, document, durable=self.fsync)
+        self._ends = ends
+        for queue, log in self._logs.items():
+            log.forget(state.read[queue][0])
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _committed(self) -> tuple[State, dict[str, int]]:
+        """The state on the disk, and the ends of `from` and `to` that go with it."""
+        if not self.files.exists(STATE):
+            return State(read=dict.fromkeys(QUEUES, (0,))), {FROM: 0, TO: 0}
+        found = self.files.read_json(STATE)
+        if found.pop("format") > FORMAT_VERSION:
+            raise QueueError(
+                "a newer version of Eddyline has written this queue",
+                condition="NEWER_FORMAT",
+                folder=self.files.root,
+                hint="use that version",
+            )
+        ends = found.pop("ends")
+        return State.from_dict(found), ends
+
+
+def _records(frame: Frame, queue: str, folder: str) -> tuple[int, pa.Table]:
+    """The first row of a frame, and its records."""
+    try:
+        table = decode(frame.body, NEW if queue == EDEN else RECORDS)
+    except pa.ArrowInvalid as error:
+        raise damaged(folder, f"the frame of row {frame.first} is not a table: {error}") from error
+    if queue == EDEN:
+        table = as_read(table, np.arange(frame.first, frame.first + frame.rows), frame.time_ms)
+    return frame.first, table

@@ -1,0 +1,119 @@
+"""Spark sessions: a tuned local one by default, and an engine's own beside the user's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pyspark.sql import DataFrame, SparkSession
+
+from eddyline.errors import EngineError
+
+ZONE = "spark.sql.session.timeZone"
+
+_LOCAL = {
+    "spark.app.name": "eddyline",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    ZONE: "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.shuffle.sort.bypassMergeThreshold": "400",
+    "spark.log.level": "ERROR",
+}
+
+# Of the session in which an engine runs its epochs.
+_EPOCHS = {
+    "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
+    "spark.sql.exchange.reuse": "false",
+    # equal global aggregates would become one subquery, whose first result a copy of the plan keeps
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.execution.planmerging.MergeSubplans,"
+    "org.apache.spark.sql.catalyst.optimizer.MergeScalarSubqueries",
+}
+
+
+def local_session(zone: str = "") -> SparkSession:
+    """The running session, or a new local one on all cores that listens on loopback only.
+
+    Args:
+        zone: time zone of a new one; empty for UTC.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    builder = SparkSession.builder.master("local[*]")
+    for name, value in (_LOCAL | ({ZONE: zone} if zone else {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def cloned(session: SparkSession, **settings: str) -> SparkSession:
+    """A session with the same functions, views and settings, and some settings of its own."""
+    # pyspark has no public way to a session with the same functions and settings
+    jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
+    twin = SparkSession(session.sparkContext, jvm_session)
+    for name, value in settings.items():
+        twin.conf.set(name, value)
+    return twin
+
+
+def zone_of(session: SparkSession) -> str:
+    """The time zone of a session."""
+    return session.conf.get(ZONE) or "UTC"
+
+
+def storage_zone(session: SparkSession, stored: str) -> str:
+    """The time zone in which a storage is kept: the stored one, or else that of the session.
+
+    Raises:
+        EngineError: the session has a zone with other rules: its days begin at other moments; or
+            one that isn't a name of the IANA's, which Arrow and Python need.
+    """
+    own = zone_of(session)
+    try:
+        ZoneInfo(own)
+    except (ValueError, ZoneInfoNotFoundError) as error:
+        raise EngineError(
+            f"the session's time zone {own} has no name that all parts know",
+            condition="UNKNOWN_TIME_ZONE",
+            hint="take a name of the IANA's, such as Asia/Kathmandu or Etc/GMT-5 (five hours ahead)",
+        ) from error
+    if stored in ("", own) or _rules(session, stored).equals(_rules(session, own)):
+        return stored or own
+    raise EngineError(
+        f"the storage is kept in the time zone {stored}, the session is in {own}",
+        condition="TIME_ZONE_DIFFERS",
+        hint=f"spark.conf.set('{ZONE}', '{stored}') before you open it; or make another storage",
+    )
+
+
+def _rules(session: SparkSession, zone: str) -> Any:
+    """The offsets and clock changes of a time zone, as Spark reads its name."""
+    jvm = session.sparkContext._jvm  # noqa: SLF001  # pyspark has no public way to them
+    times = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils  # type: ignore[union-attr]
+    return times.getZoneId(zone).getRules()
+
+
+def epoch_session(session: SparkSession, buckets: int, zone: str) -> SparkSession:
+    """The session in which an engine compiles and runs its plans."""
+    twin = cloned(session, **{ZONE: zone})
+    for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
+        twin.conf.set(name, value)
+    return twin
+
+
+def numbers(session: SparkSession, count: int) -> DataFrame:
+    """One row a task."""
+    rows = session.range(0, max(count, 1), 1, max(count, 1))
+    return rows if count else rows.where("false")

@@ -1,0 +1,334 @@
+"""What queries may hold beyond Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
+
+WINDOWING is written out in plain Spark SQL. `SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: the time column
+stands for the start of the row's window wherever it is selected or grouped by. WHERE and ON see
+the rows as they are. The clause is that of Mars's experiments; its forms:
+
+    WINDOWING 60 s                      tumbling; 1 day begins at midnight of the session's time zone
+    WINDOWING 60 s SLIDE 10 s           sliding: a row is in six windows
+    WINDOWING LANDMARK '2026-01-01'     all rows from that moment on
+    WINDOWING 1000 ROWS                 the last 1,000 rows by the time column
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from eddyline.sql.lexer import Cursor, split
+
+UNITS = {
+    "MS": "milliseconds", "MILLISECOND": "milliseconds", "MILLISECONDS": "milliseconds",
+    "S": "seconds", "SEC": "seconds", "SECOND": "seconds", "SECONDS": "seconds",
+    "M": "minutes", "MIN": "minutes", "MINUTE": "minutes", "MINUTES": "minutes",
+    "H": "hours", "HOUR": "hours", "HOURS": "hours",
+    "D": "days", "DAY": "days", "DAYS": "days",
+    "W": "weeks", "WEEK": "weeks", "WEEKS": "weeks",
+}  # fmt: skip
+_MOMENT = re.compile(r"[\w :.+/-]+")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_JOINS = frozenset({"JOIN", ",", "LATERAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Select:
+    """Places of the tokens of one SELECT that ends in WINDOWING; -1 where a clause is missing.
+
+    Attributes:
+        select, from_, where, group: of the clauses' first words.
+        clause, end: of WINDOWING, and behind its last word.
+    """
+
+    select: int
+    from_: int
+    where: int
+    group: int
+    clause: int
+    end: int
+
+
+def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
+    """The query with each `name VERSION AS OF epoch` as a name of its own, and what these stand for.
+
+    Example:
+        >>> at_epochs("SELECT * FROM v VERSION AS OF 12")
+        ('SELECT * FROM v_version_12 AS v', {'v_version_12': ('v', 12)})
+    """
+    found: dict[str, tuple[str, int]] = {}
+    cursor = _only(query, "version")
+    if cursor is None:
+        return query, found
+    parts: list[str] = []
+    done = 0
+    for at in range(len(cursor.tokens)):
+        cursor.at = at
+        start = at - 1 - (cursor.word(-1) == "FOR")
+        if start < 0 or not cursor.accept("VERSION", "AS", "OF"):
+            continue
+        epoch = cursor.literal()
+        if not epoch.isdecimal():
+            cursor.fail(f"VERSION AS OF {epoch} is no epoch", "give the number of an epoch")
+        end, has_alias = cursor.at, cursor.word() == "AS" or cursor.at_name
+        cursor.at = start
+        name = cursor.name("the name of a table, stream or view")
+        alias = f"{name}_version_{epoch}"
+        found[alias] = name, int(epoch)
+        parts.append(query[done : cursor.tokens[start].start])
+        shown = cursor.slice(start, start + 1)
+        parts.append(f"`{alias}`" if shown.startswith("`") else alias)
+        parts.append("" if has_alias else f" AS {shown}")
+        done = cursor.tokens[end - 1].end + 1
+    return "".join([*parts, query[done:]]), found
+
+
+def without_emit(query: str) -> tuple[str, bool]:
+    """The query without EMIT FINAL at its end, and whether it was there.
+
+    Example:
+        >>> without_emit("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
+        ('SELECT day, count(*) FROM s GROUP BY day', True)
+    """
+    cursor = _only(query, "final")
+    if cursor is None:
+        return query, False
+    cursor.at = len(cursor.tokens) - 2
+    if cursor.at <= 0 or not cursor.accept("EMIT", "FINAL"):
+        return query, False
+    return cursor.slice(0, len(cursor.tokens) - 2), True
+
+
+def written_out(query: str, time_columns: Collection[str]) -> str:
+    """The query without WINDOWING clauses; any other query as it is.
+
+    Args:
+        time_columns: names of the timestamp columns of the relations that the query reads.
+
+    Raises:
+        ScriptError: a clause can't be read, or it isn't clear which column tells the time.
+
+    Example:
+        >>> written_out("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
+        "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
+    """
+    times = {name.lower() for name in time_columns}
+    while (cursor := _only(query, "windowing")) is not None:
+        clause = _clause(cursor)
+        if clause < 0:
+            break
+        query = _rewritten(cursor, clause, times)
+    return query
+
+
+def _only(query: str, word: str) -> Cursor | None:
+    """The one statement of a text, if a word occurs in it at all: to look closer takes longer."""
+    cursors = list(split(query)) if word in query.lower() else []
+    return cursors[0] if len(cursors) == 1 else None
+
+
+def _clause(cursor: Cursor) -> int:
+    """The place of the first WINDOWING that is a clause; -1 if there is none."""
+    for at in range(len(cursor.tokens)):
+        cursor.at = at
+        if cursor.word() == "WINDOWING":
+            behind = cursor.word(1)
+            if behind == "LANDMARK" or behind[:1].isdigit():
+                return at
+    return -1
+
+
+def _rewritten(cursor: Cursor, clause: int, times: Collection[str]) -> str:
+    cursor.at = clause + 1
+    rows, since = 0, ""
+    if cursor.accept("LANDMARK"):
+        start = since = _moment(cursor)
+    else:
+        count = _count(cursor)
+        rows = count if cursor.accept("ROWS") or cursor.accept("ROW") else 0
+        start = "" if rows else _start(cursor, count)
+    select = _select(cursor, clause)
+    column, name = _time(cursor, select, times)
+    if rows:
+        return _last_rows(cursor, select, column, rows)
+    return _windowed(cursor, select, name, start, f"{column} >= {since}" if since else "")
+
+
+def _moment(cursor: Cursor) -> str:
+    moment = cursor.string()
+    if not _MOMENT.fullmatch(moment):
+        cursor.fail(f"{moment!r} is no moment", "write it as '2026-01-01 00:00:00'")
+    return f"TIMESTAMP '{moment}'"
+
+
+def _count(cursor: Cursor) -> int:
+    count = cursor.literal()
+    if not count.isdigit() or int(count) == 0:
+        cursor.fail(f"WINDOWING takes a whole number above zero, not {count}")
+    return int(count)
+
+
+def _start(cursor: Cursor, count: int) -> str:
+    """SQL of the start of a row's window, with {} for the time column."""
+    size = f"{count} {_unit(cursor)}"
+    if cursor.accept("SLIDE"):
+        step = _count(cursor)
+        return f"window({{}}, '{size}', '{step} {_unit(cursor)}').start"
+    return "date_trunc('DAY', {})" if size == "1 days" else f"window({{}}, '{size}').start"
+
+
+def _unit(cursor: Cursor) -> str:
+    unit = UNITS.get(cursor.word())
+    if unit is None:
+        cursor.fail(
+            f"a unit of time or ROWS is expected {cursor.place()}",
+            "write for example 60 s, 5 min, 1 day",
+        )
+    cursor.at += 1
+    return unit
+
+
+def _select(cursor: Cursor, clause: int) -> _Select:
+    """The SELECT that the clause ends: words of the same depth in brackets before it."""
+    end, depth = cursor.at, 0
+    places = dict.fromkeys(("SELECT", "FROM", "WHERE", "GROUP"), -1)
+    for at in range(clause - 1, -1, -1):
+        cursor.at = at
+        word = cursor.word()
+        depth += (word == ")") - (word == "(")
+        if depth < 0:
+            break
+        if depth == 0 and word in places and cursor.word(-1) != ".":
+            places[word] = at
+            if word == "SELECT":
+                break
+    cursor.at = end
+    if places["SELECT"] < 0 or places["FROM"] < 0:
+        cursor.fail("WINDOWING stands at the end of a SELECT ... FROM ...")
+    return _Select(places["SELECT"], places["FROM"], places["WHERE"], places["GROUP"], clause, end)
+
+
+def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
+    """The time column as it is written in GROUP BY, or the only one there is; and its bare name."""
+    found: dict[str, str] = {}
+    if select.group >= 0:
+        for column in _columns(cursor, select.group + 2, select.clause):
+            if column.name in times:
+                found[column.name] = column.written
+    if not found and len(times) == 1:
+        found = {name: name for name in times}
+    if len(found) != 1:
+        cursor.fail(
+            "WINDOWING needs one timestamp column in GROUP BY, and finds "
+            + (", ".join(sorted(found or times)) or "none"),
+            "name the column that tells the time in GROUP BY, and no other of type TIMESTAMP",
+        )
+    ((name, written),) = found.items()
+    return written, name
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A reference to a column, of the tokens `first` up to `end`, perhaps an item of its own."""
+
+    first: int
+    end: int
+    written: str
+    last: str
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        """The bare name in small letters."""
+        return self.last.strip("`").lower()
+
+
+def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
+    """What may be references to columns between two places, subqueries left out."""
+    depth = 0
+    for at in _outside_subqueries(cursor, first, last):
+        cursor.at = at
+        word, before = cursor.word(), cursor.word(-1)
+        depth += (word in _OPENING) - (word in _CLOSING)
+        if before in (".", "AS") or cursor.word(1) == "(":
+            continue
+        end = at + 1
+        while cursor.slice(end, end + 1) == ".":
+            end += 2
+        alone = depth == 0 and before in ("SELECT", ",", "DISTINCT")
+        alone = alone and cursor.word(end - at) in (",", "FROM")
+        yield _Column(at, end, cursor.slice(at, end), cursor.slice(end - 1, end), alone)
+
+
+def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition: str) -> str:
+    """The time column replaced by the start of its window in SELECT, GROUP BY and HAVING."""
+    changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
+    if select.group >= 0:
+        changes += [
+            (column.first, column.end, start.format(column.written))
+            for column in _columns(cursor, select.group + 2, select.clause)
+            if column.name == name
+        ]
+    if len(changes) == 1 and not condition:
+        cursor.fail(
+            f"WINDOWING needs {name} in GROUP BY: there is a group for each window",
+            "add it to GROUP BY, and to SELECT if you like to see it",
+        )
+    for column in _columns(cursor, select.select + 1, select.from_):
+        if column.name == name:
+            alias = f" AS {column.last}" if column.alone else ""
+            changes.append((column.first, column.end, start.format(column.written) + alias))
+    if condition:
+        changes += _filtered(select, condition)
+    return _changed(cursor, changes)
+
+
+def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
+    found, depth = [], 0
+    for at in range(first, last):
+        cursor.at = at
+        word = cursor.word()
+        if depth or (word == "(" and cursor.word(1) in ("SELECT", "WITH")):
+            depth += (word == "(") - (word == ")")
+        else:
+            found.append(at)
+    return found
+
+
+def _filtered(select: _Select, condition: str) -> list[tuple[int, int, str]]:
+    end = select.group if select.group >= 0 else select.clause
+    if select.where < 0:
+        return [(end, end, f"WHERE {condition}")]
+    return [(select.where + 1, select.where + 1, f"{condition} AND ("), (end, end, ")")]
+
+
+def _last_rows(cursor: Cursor, select: _Select, column: str, count: int) -> str:
+    end = select.group if select.group >= 0 else select.clause
+    source = cursor.slice(select.from_ + 1, select.where if select.where >= 0 else end)
+    for at in _outside_subqueries(cursor, select.from_ + 1, end):
+        cursor.at = at
+        if cursor.word() in _JOINS and (select.where < 0 or at < select.where):
+            cursor.fail(
+                "WINDOWING ... ROWS reads one relation", "put the join into a view of its own"
+            )
+    where = cursor.slice(select.where, end) if select.where >= 0 else ""
+    last = (select.where if select.where >= 0 else end) - 1
+    alias = "windowed" if source.endswith(")") else cursor.slice(last, last + 1)
+    # rows of one moment need an order that is the same live and offline
+    rows = (
+        f"(SELECT * EXCEPT (windowing_tie) FROM (SELECT *, xxhash64(*) AS windowing_tie FROM {source}"
+        f" {where}) ORDER BY {column.rpartition('.')[2]} DESC, windowing_tie LIMIT {count}) AS {alias}"
+    )
+    changes = [(select.clause, select.end, ""), (select.from_ + 1, end, rows)]
+    return _changed(cursor, changes)
+
+
+def _changed(cursor: Cursor, changes: list[tuple[int, int, str]]) -> str:
+    """The statement with runs of tokens (from, up to) replaced by other text."""
+    tokens, text = cursor.tokens, cursor.text
+    parts, at = [], tokens[0].start
+    for first, end, new in sorted(changes):
+        start = tokens[first].start if first < len(tokens) else tokens[-1].end + 1
+        parts += [text[at:start], new, " " if first == end else ""]
+        at = start if first == end else tokens[end - 1].end + 1
+    parts.append(text[at : tokens[-1].end + 1])
+    return "".join(parts).strip()
