@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-import eddyline.api.engine
+import eddyline.api.epochs
 from crashes import LENGTH, RETIRE_EVERY, Load
 from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
@@ -35,7 +35,7 @@ class Journal:
 
 
 def main(folder: str, cycles: int, fail_at: int) -> None:
-    eddyline.api.engine.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
     root = Path(folder)
     journal = Journal(root / "journal")
     files = FaultyFiles(str(root / "storage"))

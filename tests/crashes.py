@@ -19,7 +19,7 @@ from eddyline.storage.files import Files
 from eddyline.testing import Offline, PlainTable, Row, replayed
 
 OPTIONS = Options(retain_epochs=3, compaction_fan_in=2)
-RETIRE_EVERY = 2  # for `eddyline.api.engine`, so that retiring is part of the load
+RETIRE_EVERY = 2  # for `eddyline.api.epochs`, so that retiring is part of the load
 
 ITEMS = "id BIGINT, grp STRING, price BIGINT"
 ORDERS = "n BIGINT, item BIGINT, qty BIGINT"

@@ -10,14 +10,14 @@ import sys
 import threading
 from pathlib import Path
 
-import eddyline.api.engine
+import eddyline.api.epochs
 from eddyline import Engine, Options
 
 RETIRE_EVERY = 4
 
 
 def main(folder: str, delivery: str) -> None:
-    eddyline.api.engine.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
     root = Path(folder)
     options = Options(delivery=delivery, compaction_fan_in=2, retain_epochs=2 * RETIRE_EVERY)
     ending = threading.Event()

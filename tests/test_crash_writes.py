@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import eddyline.api.engine
+import eddyline.api.epochs
 from crashes import RETIRE_EVERY, Load
 from eddyline.errors import EddylineError
 from eddyline.spark.session import local_session
@@ -30,7 +30,7 @@ def spark() -> SparkSession:
 
 @pytest.fixture(autouse=True)
 def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eddyline.api.engine, "RETIRE_EVERY", RETIRE_EVERY)
+    monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", RETIRE_EVERY)
 
 
 @pytest.fixture

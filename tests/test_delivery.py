@@ -162,7 +162,7 @@ def test_what_is_flushed_when(tmp_path: Path, delivery: str) -> None:
     files = FaultyFiles(str(tmp_path / "storage"))
     options = el.Options(delivery=delivery)
     with (
-        patch("eddyline.api.engine.RETIRE_EVERY", RETIRE_EVERY),
+        patch("eddyline.api.epochs.RETIRE_EVERY", RETIRE_EVERY),
         el.Engine(files, local_session(), options) as engine,
     ):
         table = engine.table("t", "n BIGINT")

@@ -212,7 +212,7 @@ def test_a_pause_that_is_older_than_what_is_retained_is_skipped(
 ) -> None:
     engine.pause("top")
     engine.stop()
-    monkeypatch.setattr("eddyline.api.engine.RETIRE_EVERY", 2)
+    monkeypatch.setattr("eddyline.api.epochs.RETIRE_EVERY", 2)
     with Engine(files, spark, Options(retain_epochs=2)) as engine:
         for number in range(4):
             change(engine, number)
@@ -257,7 +257,7 @@ def test_a_fault_while_a_request_is_done(
         engine.drop("view", "new") if action == "add" else engine.pause("by_k")
         since = engine.advance()
         change(engine, number)
-        asked = engine._store.ask(action, name, BY_K)
+        asked = engine._workspace.store.ask(action, name, BY_K)
         files.arm(number, fault)
         try:
             engine.answer()
@@ -268,21 +268,21 @@ def test_a_fault_while_a_request_is_done(
         if fault == "crash":
             engine = made_again(files, spark, url)  # takes the storage over
         change(engine, number + 1)
-        found = engine._store.request(asked)
+        found = engine._workspace.store.request(asked)
         if fault == "fail" and found.state == REFUSED:
             assert "EPOCH_FAILED" in found.message, where
-            engine._store.ask(action, name, BY_K)
+            engine._workspace.store.ask(action, name, BY_K)
             engine.answer()
         else:
             assert found.state == DONE, where
-        assert engine._store.waiting() == []
+        assert engine._workspace.store.waiting() == []
         change(engine, number + 2)
         assert_right(engine)
         assert [entry.name for entry in engine.catalog.entries].count(name) == 1, where
         if action == "resume":
             assert not engine.catalog.get("by_k").paused
             assert_leads_on(engine, "by_k", since)
-        stored = engine._store.read()
+        stored = engine._workspace.store.read()
         assert stored is not None
         known = stored.resumed_by(last_committed(files).rebuilt)
         assert known == engine.catalog, where
@@ -307,7 +307,7 @@ def test_a_resume_that_failed_behind_its_commit_is_one(engine: Engine, files: Fa
 
 
 def test_a_request_that_is_wrong_is_refused_and_the_engine_goes_on(engine: Engine) -> None:
-    store = engine._store
+    store = engine._workspace.store
     wrong = [
         ("add", "a", "SELECT nothing FROM rows", "INVALID_QUERY"),
         ("add", "a", "SELECT rand() AS r FROM rows", "NOT_LIVE"),
@@ -451,8 +451,8 @@ def test_a_storage_in_postgresql_from_end_to_end(
     root = Path(files.root)
     with made(files, spark, server.url) as engine:
         engine.start(0.05)
-        engine._store.ask("pause", "by_k")
-        engine._store.ask("add", "more", "SELECT k FROM rows WHERE v > 5")
+        engine._workspace.store.ask("pause", "by_k")
+        engine._workspace.store.ask("add", "more", "SELECT k FROM rows WHERE v > 5")
         server.stop()
         try:
             seen = last_committed(files).epoch

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from eddyline.api.engine import UNFLUSHED, Engine
+from eddyline.api.engine import Engine
+from eddyline.api.workspace import UNFLUSHED
 from eddyline.options import Options
 from eddyline_bench.measure import Meter, aligned, bench_session, median, verdict
 from eddyline_bench.two_level import QUERY

@@ -1,132 +1,165 @@
-"""What users define, as entries of the catalog: checked before anything is done."""
+"""Defines and drops tables, streams and views; pauses and resumes views."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+import dataclasses
+import warnings
+from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType
-from pyspark.sql.types import _parse_datatype_string as parse_ddl
+from pyspark.sql import DataFrame
 
-from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, REJECTS, STREAM, TABLE, Entry
-from eddyline.changes import OPERATION
-from eddyline.errors import CatalogError, DataError
-from eddyline.intake.watermarks import declared_watermark, with_watermark
-from eddyline.source.dead_letters import KEY, LETTERS
-
-Watermark = tuple[str, str] | None
+from eddyline.api import drafts
+from eddyline.api.epochs import Epochs
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.errors import CatalogError, QueryError, StateGrowthWarning
+from eddyline.runtime.compiler import CompiledPlan
+from eddyline.sql.dialect import at_epochs, without_emit
 
 
-def table(name: str, schema: str | StructType, primary_key: Sequence[str]) -> Entry:
-    """A table; see `Engine.table`."""
-    columns = columns_of(schema)
-    return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
+class Definitions:
+    """Changes the catalog of a workspace. What a call has defined is durable when it returns."""
 
+    def __init__(self, workspace: Workspace, epochs: Epochs) -> None:
+        self._workspace = workspace
+        self._epochs = epochs
 
-def stream_of_frame(
-    name: str,
-    frame: DataFrame,
-    op: str | None,
-    primary_key: Sequence[str],
-    watermark: Watermark,
-    spark: SparkSession,
-) -> Entry:
-    """A stream over a streaming DataFrame; see `Engine.stream`."""
-    if not frame.isStreaming:
-        raise DataError(
-            f"the DataFrame of stream {name} is not a streaming one",
-            condition="NOT_STREAMING",
-            hint="make it with spark.readStream, or use engine.table for rows at rest",
-        )
-    if op is not None and op not in frame.columns:
-        raise DataError(
-            f"stream {name} has no column {op}",
-            condition="UNKNOWN_COLUMN",
-            hint=f"the columns are {', '.join(frame.columns)}",
-        )
-    given = watermark or declared_watermark(frame)
-    return stream(name, nullable(frame.schema), primary_key, given, spark, op=op)
-
-
-def stream(
-    name: str,
-    columns: StructType,
-    primary_key: Sequence[str],
-    watermark: Watermark,
-    spark: SparkSession,
-    *,
-    op: str | None = None,
-    format: str = "",
-    options: Mapping[str, str] | None = None,
-) -> Entry:
-    """A stream with these columns, one of which may be that of operations."""
-    shown = StructType([field for field in columns if field.name != op])
-    entry = Entry(
-        "", STREAM, name, shown.json(), key_of(shown, primary_key, name),
-        format=format, options=dict(options or {}), operation=op or "",
-    )  # fmt: skip
-    return with_watermark(entry, watermark, spark)
-
-
-def letters(pipeline: str, into: Entry | None) -> Entry:
-    """The stream of a pipeline's dead letters."""
-    return _letters(pipeline, PIPELINE, {INTO: into.name if into else ""})
-
-
-def rejects(stream: Entry) -> Entry:
-    """The stream of the dead letters of a stream that Spark reads."""
-    return _letters(stream.name, REJECTS, {OF: stream.id})
-
-
-def _letters(name: str, format: str, options: dict[str, str]) -> Entry:
-    return Entry(
-        "", STREAM, name + DEAD, columns_of(LETTERS).json(), KEY,
-        format=format, options=options, operation=OPERATION,
-    )  # fmt: skip
-
-
-def columns_of(schema: str | StructType) -> StructType:
-    """The columns of a DDL string or a StructType."""
-    if isinstance(schema, str):
-        parsed = parse_ddl(schema)
-        if not isinstance(parsed, StructType):
-            raise DataError(
-                f"{schema!r} is not a list of columns",
-                condition="BAD_SCHEMA",
-                hint='write it like "id BIGINT, name STRING"',
+    def view(self, name: str, query: str, *, replace: bool) -> Entry:
+        """Define a view and fill it; see `Engine.view`."""
+        workspace = self._workspace
+        query, final = _live_query(name, query)
+        query = workspace.plain_sql(query)
+        with workspace.lock:
+            workspace.check_writable()
+            present = workspace.catalog.find(name)
+            if present is not None:
+                if present.kind == VIEW and (present.query, present.final) == (query, final):
+                    return present
+                self._check_replaceable(present, replace=replace)
+            catalog = workspace.catalog if present is None else workspace.catalog.drop(name)
+            draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query, final=final)
+            upstream = workspace.compiler.mentioned(query, catalog)
+            _check_running(name, catalog, upstream)
+            compiled = workspace.compiler.view(draft, catalog, workspace.plan, upstream)
+            for growing in compiled.compiled.build.growing:
+                # the caller of Engine.view
+                warnings.warn(f"view {name}: {growing}", StateGrowthWarning, stacklevel=3)
+            entry = dataclasses.replace(
+                draft,
+                schema=compiled.compiled.schema.json(),
+                upstream=tuple(upstream),
+                result="" if compiled.order else compiled.plan.result.partition("/")[2],
             )
-        schema = parsed
-    return nullable(schema)
+            catalog = catalog.add(entry)
+            self._fill(catalog, catalog.get(name), compiled, present)
+            return workspace.catalog.get(name)
+
+    def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
+        """Remove a table, stream or view that no view reads; see `Engine.drop`."""
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            entry = workspace.catalog.find(name)
+            if entry is None and if_exists:
+                return
+            entry = workspace.catalog.get(name, kind)
+            letters = workspace.catalog.letters_of(entry)
+            workspace.save(workspace.catalog.drop(name))
+            for gone in filter(None, (entry, letters)):
+                workspace.forget(gone)
+
+    def pause(self, name: str) -> list[str]:
+        """Pause a view and its readers; see `Engine.pause`."""
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            catalog = workspace.catalog.pause(name, workspace.manifest.epoch)
+            pairs = list(zip(workspace.catalog.entries, catalog.entries, strict=True))
+            workspace.save(catalog)
+            return [now.name for old, now in pairs if now.paused_with and not old.paused]
+
+    def resume(self, name: str) -> list[str]:
+        """Resume a paused view and those paused with it; see `Engine.resume`."""
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            after = workspace.catalog.resume(name)
+            pairs = zip(workspace.catalog.entries, after.entries, strict=True)
+            resumed = [entry for entry, then in pairs if entry.paused and not then.paused]
+            if resumed:
+                plans = [workspace.plan(entry) for entry in resumed]
+                ids = [entry.id for entry in resumed]
+                seconds = self._epochs.fill(workspace.catalog, plans, ids)
+                workspace.save(workspace.catalog)
+                self._epochs.committed({"ingest": 0.0, **seconds})
+            return [entry.name for entry in resumed]
+
+    def show(self, kind: str) -> DataFrame:
+        """List the entries of a kind; see `Engine.show`."""
+        rows = [
+            (
+                entry.name,
+                ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in entry.columns),
+                entry.query or entry.format or ", ".join(entry.key),
+            )
+            for entry in self._workspace.catalog.entries
+            if entry.kind == kind
+        ]
+        schema = "name string, columns string, definition string"
+        return self._workspace.spark.createDataFrame(rows, schema)
+
+    def _check_replaceable(self, present: Entry, *, replace: bool) -> None:
+        """Raise CatalogError if a new view can't take the place of an entry."""
+        if not replace or present.kind != VIEW:
+            raise drafts.taken(present)
+        readers = self._workspace.catalog.readers(present.name)
+        if readers:
+            raise CatalogError(
+                f"view {present.name} is read by {', '.join(readers)}",
+                condition="STILL_READ",
+                hint="drop these views first",
+            )
+
+    def _fill(
+        self, catalog: Catalog, entry: Entry, compiled: CompiledPlan, replaced: Entry | None
+    ) -> None:
+        """Fill a new view in an epoch of its own, then make it known.
+
+        Its id is spent before anything is written under it, and the catalog names it after the
+        commit: a crash in between leaves state that belongs to nothing, which the next epoch leaves
+        out. The view that it replaces stays whole until then.
+        """
+        workspace = self._workspace
+        spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
+        workspace.save(spent, final=False)
+        seconds = self._epochs.fill(catalog, [compiled])
+        workspace.save(catalog.committed(entry, workspace.manifest.epoch))
+        workspace.keep_plan(entry, compiled)
+        if replaced is not None:
+            workspace.forget(replaced)
+        self._epochs.committed({"ingest": 0.0, **seconds})
 
 
-def nullable(schema: StructType) -> StructType:
-    """The schema as Spark's plans know it: all columns nullable, CHAR and VARCHAR as STRING."""
-    document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
-    plain = StructType.fromJson(json.loads(document))
-    return StructType([StructField(field.name, field.dataType, True) for field in plain])
-
-
-def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:
-    """The columns of a primary key, as they are spelt."""
-    if isinstance(names, str):
-        names = [part.strip() for part in names.split(",")]
-    proper = {name.lower(): name for name in columns.names}
-    unknown = [name for name in names if name.lower() not in proper]
-    if unknown:
-        raise CatalogError(
-            f"the primary key of {relation} names {', '.join(unknown)}, which is not a column",
-            condition="UNKNOWN_COLUMN",
-            hint=f"the columns are {', '.join(columns.names)}",
+def _live_query(name: str, query: str) -> tuple[str, bool]:
+    """The query of a live view without EMIT FINAL, and whether it has that."""
+    query, final = without_emit(query.strip().rstrip(";"))
+    if at_epochs(query)[1]:
+        raise QueryError(
+            "a live view follows all epochs: VERSION AS OF can't be kept live",
+            condition="NOT_LIVE",
+            hint="leave it out, or ask ad hoc with engine.sql",
+            view=name,
+            fragment=query[:200],
         )
-    return tuple(proper[name.lower()] for name in names)
+    return query, final
 
 
-def taken(entry: Entry) -> CatalogError:
-    """The error of another definition under a name that is there."""
-    return CatalogError(
-        f"{entry.kind} {entry.name} exists with another definition",
-        condition="NAME_TAKEN",
-        hint="take another name, or drop it first",
-    )
+def _check_running(name: str, catalog: Catalog, upstream: Sequence[str]) -> None:
+    """Raise CatalogError if a view would read a paused one."""
+    for known in map(catalog.get, upstream):
+        if known.paused:
+            raise CatalogError(
+                f"view {name} would read {known.name}, which is paused",
+                condition="UPSTREAM_PAUSED",
+                hint=f"resume {known.name} first",
+            )

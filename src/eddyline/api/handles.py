@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from eddyline.api.reading import Reading
+from eddyline.api.streams import Streams
+from eddyline.api.writing import Writing
 from eddyline.catalog.entries import STREAM, TABLE, VIEW
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError
 from eddyline.source.rows import Rows
 
-if TYPE_CHECKING:
-    from eddyline.api.engine import Engine
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table fed by DML. What a call wrote is durable when the call returns."""
+    """A table fed by DML. What a call wrote is durable when the call returns.
 
-    engine: Engine
+    Get one from `Engine.table`.
+    """
+
     name: str
+    _reading: Reading = field(repr=False)
+    _writing: Writing = field(repr=False)
 
     def insert(self, rows: Rows) -> None:
-        """Append rows; with a primary key, a row takes the place of the one with its key.
+        """Append rows; with a primary key, a row replaces the one with its key.
 
         Args:
             rows: dicts, tuples, a pandas or Spark DataFrame, or a pyarrow Table.
         """
-        self.engine.write(self.name, [(APPEND, rows)])
+        self._writing.write(self.name, [(APPEND, rows)])
 
     def delete(self, rows: Rows) -> None:
-        """Delete rows: by primary key, or one equal row each; what is not there is passed over."""
-        self.engine.write(self.name, [(DELETE, rows)])
+        """Delete rows: by primary key, or one equal row each. Rows that are not there are ignored."""
+        self._writing.write(self.name, [(DELETE, rows)])
 
     def upsert(self, rows: Rows) -> None:
-        """Insert rows or replace those of the same primary key."""
-        if not self.engine.catalog.get(self.name, TABLE).key:
+        """Insert rows, or replace those of the same primary key.
+
+        Raises:
+            DataError: the table has no primary key.
+        """
+        if not self._reading.entry(self.name, TABLE).key:
             raise DataError(
                 f"table {self.name} has no primary key",
                 condition="NO_PRIMARY_KEY",
@@ -47,66 +54,71 @@ class Table:
         self.insert(rows)
 
     def snapshot(self, epoch: int | None = None) -> DataFrame:
-        """The rows as of the last (or an earlier, still retained) committed epoch."""
-        return self.engine.snapshot(self.name, epoch)
+        """Read the rows as of the last (or an earlier, still retained) committed epoch."""
+        return self._reading.snapshot(self.name, epoch)
 
     @property
     def schema(self) -> StructType:
         """The columns."""
-        return self.engine.catalog.get(self.name, TABLE).columns
+        return self._reading.entry(self.name, TABLE).columns
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream that views can read."""
+    """A stream that views can read. Get one from `Engine.stream` or `Engine.create_stream`."""
 
-    engine: Engine
     name: str
+    _reading: Reading = field(repr=False)
+    _writing: Writing = field(repr=False)
+    _streams: Streams = field(repr=False)
 
     @property
     def schema(self) -> StructType:
         """The columns."""
-        return self.engine.catalog.get(self.name, STREAM).columns
+        return self._reading.entry(self.name, STREAM).columns
 
     def dead_letters(self) -> DataFrame:
-        """The records that could not be taken in, as of now; see the stream `<name>__dead`."""
-        return self.engine.dead_letters(self.name)
+        """Read the records that could not be taken in, as of now.
+
+        Views read them as the stream `<name>__dead`.
+        """
+        return self._writing.dead_letters(self.name)
 
     def discard(self, where: str | None = None) -> int:
-        """Drop dead letters for good; how many.
+        """Drop dead letters for good; return how many.
 
         Args:
             where: a condition on their columns, as in SQL; None: all.
         """
-        return self.engine.revive(self.name, where, again=False)
+        return self._streams.revive(self.name, where, again=False)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A live view."""
+    """A live view. Get one from `Engine.view`."""
 
-    engine: Engine
     name: str
+    _reading: Reading = field(repr=False)
 
     @property
     def schema(self) -> StructType:
         """The columns."""
-        return self.engine.catalog.get(self.name, VIEW).columns
+        return self._reading.entry(self.name, VIEW).columns
 
     @property
     def query(self) -> str:
         """The SQL."""
-        return self.engine.catalog.get(self.name, VIEW).query
+        return self._reading.entry(self.name, VIEW).query
 
     def snapshot(self, epoch: int | None = None) -> DataFrame:
-        """The result as of the last (or an earlier, still retained) committed epoch.
+        """Read the result as of the last (or an earlier, still retained) committed epoch.
 
-        The ORDER BY of the view is honoured.
+        The rows come in the order of the view's ORDER BY.
         """
-        return self.engine.snapshot(self.name, epoch)
+        return self._reading.snapshot(self.name, epoch)
 
     def changes(self, after: int | None = None, form: str = "retract") -> DataFrame:
-        """The changes of the epochs after `after`, or of all.
+        """Read the changes of the epochs after `after`, or of all.
 
         Args:
             after: an epoch; None for all retained ones: replayed from empty they give the snapshot.
@@ -114,4 +126,4 @@ class View:
                 multiplicity; `update`: structs `before` and `after` (null for a new or removed
                 row) and `epoch`, paired by the grouping key of the view if it has one.
         """
-        return self.engine.changes(self.name, after, form)
+        return self._reading.changes(self.name, after, form)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.api.definitions import columns_of, stream
-from eddyline.catalog.entries import PIPELINE, Entry
+from eddyline.api.drafts import columns_of, stream
+from eddyline.api.streams import Streams
+from eddyline.api.workspace import Workspace
+from eddyline.api.writing import Writing
+from eddyline.catalog.entries import PIPELINE
 from eddyline.errors import EngineError
-from eddyline.pipelines.batches import Settings, open_queue
-from eddyline.pipelines.decode import Decode
+from eddyline.pipelines.batches import Settings
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
 from eddyline.relay.queue import Account, DataQueue
-from eddyline.source.dead_letters import DECODE
-from eddyline.spark.schema import arrow_schema
-
-if TYPE_CHECKING:
-    from eddyline.api.engine import Engine
 
 FREE, BY_KEY = "free", "key"
 
@@ -55,10 +52,12 @@ class Pipeline:
         >>> engine.stop()
     """
 
-    engine: Engine
     name: str
     source: DataQueue
     settings: Settings
+    _workspace: Workspace = field(repr=False)
+    _writing: Writing = field(repr=False)
+    _streams: Streams = field(repr=False)
     bolts: tuple[Bolt, ...] = ()
 
     def bolt(
@@ -163,9 +162,14 @@ class Pipeline:
         if target is not None and schema is not None:
             fed = {PIPELINE: self.name}  # so that nothing else feeds it
             draft = stream(
-                target, columns_of(schema), primary_key, watermark, self.engine.spark, options=fed
+                target,
+                columns_of(schema),
+                primary_key,
+                watermark,
+                self._workspace.spark,
+                options=fed,
             )
-        self.engine.attach(self, draft)
+        self._streams.attach_pipeline(self.name, self.source, self.bolts, self.settings, draft)
         return self
 
     def account(self) -> Account:
@@ -174,7 +178,7 @@ class Pipeline:
 
     def dead_letters(self) -> DataFrame:
         """The dead letters, as of now: position, payload, key, bolt, error, attempts, and times."""
-        return self.engine.dead_letters(self.name)
+        return self._writing.dead_letters(self.name)
 
     def replay(self, where: str | None = None) -> int:
         """Read dead letters again, as if they had never failed; how many.
@@ -182,21 +186,8 @@ class Pipeline:
         Args:
             where: a condition on their columns, as in SQL; None: all.
         """
-        return self.engine.revive(self.name, where, again=True)
+        return self._streams.revive(self.name, where, again=True)
 
     def discard(self, where: str | None = None) -> int:
         """Drop dead letters for good; how many."""
-        return self.engine.revive(self.name, where, again=False)
-
-
-def follow_queue(engine: Engine, entry: Entry) -> None:
-    """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
-    queue = open_queue(entry)
-    try:
-        decode = Decode(arrow_schema(entry.columns, engine.zone), engine.zone)
-        pipeline = Pipeline(engine, entry.name, queue, Settings())
-        decoding = pipeline.bolt(decode, DECODE, vectorised=True, max_attempts=1)
-        engine.attach(decoding, replace(entry, id=""), own_queue=True)
-    except BaseException:
-        queue.close()
-        raise
+        return self._streams.revive(self.name, where, again=False)

@@ -57,7 +57,7 @@ class Sources:
         Args:
             letters: the stream of its dead letters, where it has one.
         """
-        self._detach(entry)
+        self.disconnect(entry)
         if frame is None and entry.format.lower() == GENERATOR:
             generator = Generator.of(entry.options)
             self._streams[entry.id] = GeneratedStream(entry.name, generator, self.log(entry))
@@ -89,7 +89,7 @@ class Sources:
 
     def connect(self, entry: Entry, source: Source) -> None:
         """Connect a source that is made elsewhere; what was connected before is stopped."""
-        self._detach(entry)
+        self.disconnect(entry)
         self._streams[entry.id] = source
 
     def connected(self, entry: Entry) -> Source | None:
@@ -193,7 +193,7 @@ class Sources:
     def forget(self, entry: Entry) -> None:
         """Disconnect a source and remove its log."""
         self._logs.pop(entry.id, None)
-        self._detach(entry)
+        self.disconnect(entry)
         for folder in FOLDERS:
             self.files.remove(f"{folder}/{entry.id}")
 
@@ -236,7 +236,8 @@ class Sources:
             return []
         return self.log(entry).segments(manifest.positions.get(entry.source, 0), end)
 
-    def _detach(self, entry: Entry) -> None:
+    def disconnect(self, entry: Entry) -> None:
+        """Stop what is connected to a stream, if anything is."""
         old = self._streams.pop(entry.id, None)
         if old is not None:
             old.stop()

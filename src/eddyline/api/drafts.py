@@ -1,0 +1,132 @@
+"""What users define, as entries of the catalog: checked before anything is done."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import _parse_datatype_string as parse_ddl
+
+from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, REJECTS, STREAM, TABLE, Entry
+from eddyline.changes import OPERATION
+from eddyline.errors import CatalogError, DataError
+from eddyline.intake.watermarks import declared_watermark, with_watermark
+from eddyline.source.dead_letters import KEY, LETTERS
+
+Watermark = tuple[str, str] | None
+
+
+def table(name: str, schema: str | StructType, primary_key: Sequence[str]) -> Entry:
+    """A table; see `Engine.table`."""
+    columns = columns_of(schema)
+    return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
+
+
+def stream_of_frame(
+    name: str,
+    frame: DataFrame,
+    op: str | None,
+    primary_key: Sequence[str],
+    watermark: Watermark,
+    spark: SparkSession,
+) -> Entry:
+    """A stream over a streaming DataFrame; see `Engine.stream`."""
+    if not frame.isStreaming:
+        raise DataError(
+            f"the DataFrame of stream {name} is not a streaming one",
+            condition="NOT_STREAMING",
+            hint="make it with spark.readStream, or use engine.table for rows at rest",
+        )
+    if op is not None and op not in frame.columns:
+        raise DataError(
+            f"stream {name} has no column {op}",
+            condition="UNKNOWN_COLUMN",
+            hint=f"the columns are {', '.join(frame.columns)}",
+        )
+    given = watermark or declared_watermark(frame)
+    return stream(name, nullable(frame.schema), primary_key, given, spark, op=op)
+
+
+def stream(
+    name: str,
+    columns: StructType,
+    primary_key: Sequence[str],
+    watermark: Watermark,
+    spark: SparkSession,
+    *,
+    op: str | None = None,
+    format: str = "",
+    options: Mapping[str, str] | None = None,
+) -> Entry:
+    """A stream with these columns, one of which may be that of operations."""
+    shown = StructType([field for field in columns if field.name != op])
+    entry = Entry(
+        "", STREAM, name, shown.json(), key_of(shown, primary_key, name),
+        format=format, options=dict(options or {}), operation=op or "",
+    )  # fmt: skip
+    return with_watermark(entry, watermark, spark)
+
+
+def letters(pipeline: str, into: Entry | None) -> Entry:
+    """The stream of a pipeline's dead letters."""
+    return _letters(pipeline, PIPELINE, {INTO: into.name if into else ""})
+
+
+def rejects(stream: Entry) -> Entry:
+    """The stream of the dead letters of a stream that Spark reads."""
+    return _letters(stream.name, REJECTS, {OF: stream.id})
+
+
+def _letters(name: str, format: str, options: dict[str, str]) -> Entry:
+    return Entry(
+        "", STREAM, name + DEAD, columns_of(LETTERS).json(), KEY,
+        format=format, options=options, operation=OPERATION,
+    )  # fmt: skip
+
+
+def columns_of(schema: str | StructType) -> StructType:
+    """The columns of a DDL string or a StructType."""
+    if isinstance(schema, str):
+        parsed = parse_ddl(schema)
+        if not isinstance(parsed, StructType):
+            raise DataError(
+                f"{schema!r} is not a list of columns",
+                condition="BAD_SCHEMA",
+                hint='write it like "id BIGINT, name STRING"',
+            )
+        schema = parsed
+    return nullable(schema)
+
+
+def nullable(schema: StructType) -> StructType:
+    """The schema as Spark's plans know it: all columns nullable, CHAR and VARCHAR as STRING."""
+    document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
+    plain = StructType.fromJson(json.loads(document))
+    return StructType([StructField(field.name, field.dataType, True) for field in plain])
+
+
+def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:
+    """The columns of a primary key, as they are spelt."""
+    if isinstance(names, str):
+        names = [part.strip() for part in names.split(",")]
+    proper = {name.lower(): name for name in columns.names}
+    unknown = [name for name in names if name.lower() not in proper]
+    if unknown:
+        raise CatalogError(
+            f"the primary key of {relation} names {', '.join(unknown)}, which is not a column",
+            condition="UNKNOWN_COLUMN",
+            hint=f"the columns are {', '.join(columns.names)}",
+        )
+    return tuple(proper[name.lower()] for name in names)
+
+
+def taken(entry: Entry) -> CatalogError:
+    """The error of another definition under a name that is there."""
+    return CatalogError(
+        f"{entry.kind} {entry.name} exists with another definition",
+        condition="NAME_TAKEN",
+        hint="take another name, or drop it first",
+    )

@@ -1,0 +1,191 @@
+"""Runs epochs on a workspace: those that take in new input, and those that fill views."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eddyline.answers.status import state_size
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import STREAM, VIEW, Catalog
+from eddyline.errors import EddylineError
+from eddyline.intake.watermarks import Watermarks
+from eddyline.plan.nodes import Leaf
+from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
+from eddyline.source.segments import Segment
+from eddyline.state.manifest import last_committed, read_manifest
+from eddyline.state.recover import retire
+
+RETIRE_EVERY = 16
+"""Epochs after which the data of epochs that are no longer retained is removed."""
+
+_LOG = logging.getLogger("eddyline.epochs")
+_WHERE = ("view", "operator", "stream", "table", "file")
+
+
+class Epochs:
+    """Runs epochs, one at a time. Callers hold the lock of the workspace.
+
+    Attributes:
+        progress: what the last epoch did; None before the first.
+        callbacks: functions that get the Progress of each epoch after its commit.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.progress: Progress | None = None
+        self.callbacks: list[Callable[[Progress], Any]] = []
+        self._runner = EpochRunner(
+            workspace.files,
+            workspace.epochs_session,
+            workspace.compiler.catalyst,
+            workspace.options.scan_tasks,
+            workspace.zone,
+        )
+
+    def run_next(self, ingest_s: float) -> bool:
+        """Run one epoch over what the redo logs hold; False if there is nothing new.
+
+        Args:
+            ingest_s: seconds that taking in the input took, for the Progress.
+        """
+        workspace = self._workspace
+        base, catalog = workspace.manifest, workspace.catalog
+        positions = workspace.sources.waiting(catalog, base)
+        watermarks = Watermarks.behind(base, catalog)
+        if not positions and not self._rows_are_final(watermarks):
+            return False
+        started = time.perf_counter()
+        plans = [
+            workspace.plan(entry).plan
+            for entry in catalog.entries
+            if (entry.kind == VIEW and not entry.paused) or entry.arranged
+        ]
+        compile_s = time.perf_counter() - started
+
+        def inputs(plan: Plan, leaf: Leaf, changed: Mapping[str, list[Segment]]) -> list[Segment]:
+            if not leaf.relation:
+                return []  # constant rows came in the view's first epoch
+            entry = catalog.get(leaf.relation)
+            if entry.id == plan.id or (entry.kind == STREAM and not entry.arranged):
+                return workspace.sources.between(entry, base, positions.get(entry.source))
+            return changed.get(leaf.relation.lower(), [])
+
+        for stream in watermarks.streams:
+            watermark = watermarks.of(stream)
+            if stream.id in positions and watermark is not None:
+                first = base.positions.get(stream.id, 0)
+                workspace.sources.log(stream).mark(first, watermark)
+        seconds = self._run(plans, positions, inputs, watermarks)
+        seconds["plan"] += compile_s
+        self.committed({"ingest": ingest_s, **seconds})
+        return True
+
+    def fill(
+        self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Give views all that their inputs hold, in an epoch of their own.
+
+        Args:
+            catalog: with these views in it.
+            rebuilt: ids of views that have rows already; the new rows replace them.
+
+        Returns:
+            the seconds of each stage.
+        """
+        workspace = self._workspace
+        base = workspace.manifest
+        filled = {compiled.plan.name for compiled in plans}
+        constants = {
+            compiled.plan.id: workspace.compiler.write_constants(compiled) for compiled in plans
+        }
+
+        def inputs(plan: Plan, leaf: Leaf, changed: Mapping[str, list[Segment]]) -> list[Segment]:
+            if not leaf.relation:
+                return constants[plan.id][leaf.name]
+            entry = catalog.get(leaf.relation)
+            if entry.name in filled:
+                return changed.get(entry.name.lower(), [])
+            return workspace.results.history(entry, base)
+
+        watermarks = Watermarks.behind(base, workspace.catalog)
+        return self._run([compiled.plan for compiled in plans], {}, inputs, watermarks, rebuilt)
+
+    def committed(self, seconds: dict[str, float]) -> None:
+        """Report an epoch after its commit, and remove what is no longer retained."""
+        workspace, manifest = self._workspace, self._workspace.manifest
+        rows_in, rows_out, state = {}, {}, {}
+        for entry in workspace.catalog.entries:
+            counts = manifest.counters.get(entry.name)
+            if counts:
+                rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
+            rows, size = state_size(manifest, entry)
+            if rows:
+                state[entry.name] = {"rows": rows, "bytes": size}
+        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state)
+        _LOG.info(
+            "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
+            manifest.epoch,
+            sum(rows_in.values()),
+            sum(rows_out.values()),
+            sum(seconds.values()),
+            ", ".join(f"{stage} {spent:.3f}" for stage, spent in seconds.items()),
+        )
+        if manifest.epoch % RETIRE_EVERY == 0:
+            self._retire()
+        for callback in self.callbacks:
+            callback(self.progress)
+
+    def _retire(self) -> None:
+        workspace = self._workspace
+        workspace.flush()
+        before = read_manifest(workspace.files, workspace.manifest.epoch - 1)
+        for entry in workspace.catalog.entries:
+            if entry.arranged:
+                # enough stays to run the last epoch again, should its manifest be lost
+                workspace.sources.log(entry).forget(before.positions.get(entry.id, 0))
+        retire(workspace.files, workspace.options.retain_epochs)
+
+    def _rows_are_final(self, watermarks: Watermarks) -> bool:
+        """Whether rows that EMIT FINAL holds back can be final now."""
+        return any(
+            watermarks.moved(self._workspace.plan(entry).plan.parts)
+            for entry in self._workspace.catalog.entries
+            if entry.final and not entry.paused
+        )
+
+    def _run(
+        self,
+        plans: Sequence[Plan],
+        positions: Mapping[str, int],
+        inputs: Inputs,
+        watermarks: Watermarks,
+        rebuilt: Sequence[str] = (),
+    ) -> dict[str, float]:
+        """Run an epoch on top of the last committed one; return the seconds of its stages."""
+        workspace = self._workspace
+        epoch = workspace.manifest.epoch + 1
+        try:
+            workspace.manifest, seconds = self._runner.run(
+                workspace.manifest, plans, positions, inputs, watermarks, rebuilt
+            )
+        except BaseException as error:
+            _LOG.error("epoch %d failed: %s", epoch, _named(error))
+            # the commit may be in place though the call failed after it
+            workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
+            raise
+        finally:
+            # an epoch that rebuilt views has ended their pauses, whatever becomes of the catalog
+            workspace.catalog = workspace.catalog.resumed_by(workspace.manifest.rebuilt)
+        return seconds
+
+
+def _named(error: BaseException) -> str:
+    """The condition of an error and where it was: its message may hold rows of the user's."""
+    if not isinstance(error, EddylineError):
+        return type(error).__name__
+    where = [f"{key} {error.context[key]}" for key in _WHERE if key in error.context]
+    return " ".join([error.condition, *where])

@@ -1,0 +1,102 @@
+"""Reads what is committed: ad hoc SQL, snapshots, changes, plans, status and the self-proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from eddyline.answers.status import storage_status
+from eddyline.answers.verify import Report, verified
+from eddyline.api.dml import wrong_query
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import VIEW, Entry
+from eddyline.intake.watermarks import Watermarks, below
+from eddyline.plan.eventtime import Bound
+from eddyline.plan.explain import explain_text
+from eddyline.sql.dialect import at_epochs, without_emit
+from eddyline.state.manifest import Manifest, read_manifest
+
+
+class Reading:
+    """Answers questions about a workspace. Nothing here changes it."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def entry(self, name: str, kind: str) -> Entry:
+        """The definition of a name; CatalogError if there is none of this kind."""
+        return self._workspace.catalog.get(name, kind)
+
+    def sql(self, query: str) -> DataFrame:
+        """Run an ad hoc query; see `Engine.sql`."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        query, earlier = at_epochs(query)
+        query = workspace.plain_sql(query)
+        session = workspace.session()
+        for alias, (name, epoch) in earlier.items():
+            self.snapshot(name, epoch).createOrReplaceTempView(alias)
+        for name in workspace.compiler.mentioned(query, workspace.catalog):
+            content = workspace.results.content(workspace.catalog.get(name), manifest, session)
+            content.createOrReplaceTempView(name)
+        try:
+            return session.sql(query)
+        except PySparkException as error:
+            raise wrong_query(query, error) from error
+
+    def explain(self, name_or_query: str, stage: str) -> str:
+        """Show a plan; see `Engine.explain`."""
+        workspace = self._workspace
+        entry = workspace.catalog.find(name_or_query.strip())
+        if entry is not None:
+            compiled = workspace.plan(entry)
+        else:
+            query, final = without_emit(name_or_query)
+            query = workspace.plain_sql(query)
+            upstream = workspace.compiler.mentioned(query, workspace.catalog)
+            draft = Entry("explained", VIEW, "explained", "", query=query, final=final)
+            compiled = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream)
+        return explain_text(compiled.compiled, stage)
+
+    def snapshot(self, name: str, epoch: int | None) -> DataFrame:
+        """The rows of a table or view as of the last, or an earlier committed epoch."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        if epoch is not None and epoch != manifest.epoch:
+            manifest = read_manifest(workspace.files, epoch)
+        return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)
+
+    def changes(self, view: str, after: int | None, form: str) -> DataFrame:
+        """The changes of a view; see `View.changes`."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        entry = workspace.catalog.get(view, VIEW)
+        return workspace.results.changes(entry, manifest, workspace.spark, after, form)
+
+    def status(self) -> dict[str, Any]:
+        """Sources and views in numbers; see `Engine.status`."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        return storage_status(workspace.files, workspace.catalog, manifest)
+
+    def verify(self, view: str | None) -> Report:
+        """Compare views with offline SQL; see `Engine.verify`."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        wanted = [e for e in workspace.catalog.entries if e.kind == VIEW]
+        if view is not None:
+            wanted = [workspace.catalog.get(view, VIEW)]
+        session = workspace.session()
+        return verified(
+            workspace.results, workspace.catalog, manifest, session, wanted, self._final_rows
+        )
+
+    def _final_rows(self, entry: Entry, manifest: Manifest, content: DataFrame) -> DataFrame:
+        """The rows of a query's result that EMIT FINAL has let through by an epoch."""
+        workspace = self._workspace
+        place, bound = workspace.plan(entry).compiled.final or (0, Bound(()))
+        applied = Watermarks.behind(manifest, workspace.catalog).applied
+        value = bound.least(workspace.compiler.catalyst, applied)
+        return below(content, content.columns[place], bound.field, value)

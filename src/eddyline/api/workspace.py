@@ -1,0 +1,237 @@
+"""What the parts of an engine share: the open storage, its catalog, and the last committed epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import TimestampNTZType, TimestampType
+
+from eddyline.answers.results import Results
+from eddyline.api import drafts
+from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.requests import Inbox
+from eddyline.catalog.store import open_store
+from eddyline.errors import CatalogError, EngineError
+from eddyline.intake.sources import Sources
+from eddyline.options import Options
+from eddyline.pipelines.outcomes import FOLDER as PIPELINES
+from eddyline.pipelines.outcomes import recover_pipelines
+from eddyline.runtime.compiler import CompiledPlan, Compiler
+from eddyline.spark.session import ZONE, cloned, epoch_session, local_session, storage_zone
+from eddyline.sql.dialect import written_out
+from eddyline.state.manifest import Manifest, committed_epochs, last_committed, manifest_name
+from eddyline.state.recover import flush, open_storage
+from eddyline.storage.files import Files, damaged
+from eddyline.storage.lock import StorageLock
+
+UNFLUSHED = {
+    "exactly_once": (),
+    "at_least_once": ("epochs/", "manifests/"),
+    "at_most_once": ("epochs/", "manifests/", "logs/"),
+}
+"""For each delivery semantics the folders whose files are not flushed one by one."""
+
+
+class Workspace:
+    """One storage, opened by one engine.
+
+    Whoever holds the lock of the storage may write. All others read: they see the epochs that the
+    writer commits.
+
+    Args:
+        storage: the folder; created if missing.
+        spark: the user's session; None takes the running one, or makes a local one.
+        options: settings.
+
+    Attributes:
+        lock: held while definitions or epochs change.
+        catalog: what is defined.
+        manifest: the last committed epoch.
+        stopping: set when the background run is to end.
+    """
+
+    def __init__(self, storage: str | Files, spark: SparkSession | None, options: Options) -> None:
+        self.options = options
+        self.files = storage if isinstance(storage, Files) else Files(str(storage))
+        self.lock = threading.RLock()
+        self.stopping = threading.Event()
+        self._plans: dict[str, CompiledPlan] = {}
+        self._flushed = 0
+        self._storage_lock = StorageLock(self.files)
+        try:
+            self.files.unflushed = UNFLUSHED[options.delivery]
+            self.store = open_store(self.files, options.catalog)
+            self.inbox = Inbox(self.store)
+            self.catalog, self.manifest = self._open()
+            self.spark = spark or local_session(self.manifest.zone)
+            self.zone = storage_zone(self.spark, self.manifest.zone)
+            self.sources = Sources(self.files, self.spark, self.zone)
+            if self.writes:
+                skip = options.delivery == "at_most_once"
+                recover_pipelines(self.files, self.catalog, self.sources.log, skip=skip)
+                self.sources.recover(self.catalog, self.manifest, skip=skip)
+        except BaseException:
+            self._storage_lock.release()
+            raise
+        self.epochs_session = self._fresh_session()
+        self.compiler = Compiler(
+            self.epochs_session, self.files, options, self.catalog.buckets, self._fresh_session
+        )
+        self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this engine holds the lock of the storage."""
+        return self._storage_lock.held
+
+    def check_writable(self) -> None:
+        """Raise EngineError if another engine writes to this storage, or this one was stopped."""
+        if not self.writes:
+            raise EngineError(
+                f"the storage {self.files.root} is in use by another engine, or this one is stopped",
+                condition="STORAGE_IN_USE",
+                hint="stop the other engine; reading works meanwhile",
+            )
+
+    def current(self) -> Manifest:
+        """The last committed epoch. A reader beside a running engine looks it up each time."""
+        if not self.writes:
+            with self.lock:
+                while True:  # until catalog and manifest are of one moment
+                    known = self.store.read()
+                    self.manifest = last_committed(self.files)
+                    self._read_catalog()
+                    if self.store.read() == known:
+                        break
+        return self.manifest
+
+    def session(self) -> SparkSession:
+        """A session beside the user's, in the time zone of the storage."""
+        return cloned(self.spark, **{ZONE: self.zone})
+
+    def plain_sql(self, query: str) -> str:
+        """The query in plain Spark SQL: WINDOWING is written as Spark's own functions."""
+        if "windowing" not in query.lower():
+            return query
+        times = {
+            field.name
+            for name in self.compiler.mentioned(query, self.catalog)
+            for field in self.catalog.get(name).columns
+            if isinstance(field.dataType, TimestampType | TimestampNTZType)
+        }
+        return written_out(query, times)
+
+    def plan(self, entry: Entry) -> CompiledPlan:
+        """The compiled plan of a view, or of the upkeep of a table; kept until it is dropped."""
+        compiled = self._plans.get(entry.id)
+        if compiled is None:
+            if entry.kind == VIEW:
+                compiled = self.compiler.view(entry, self.catalog, self.plan, entry.upstream)
+            elif entry.arranged:
+                compiled = self.compiler.table(entry)
+            else:
+                raise CatalogError(
+                    f"stream {entry.name} is read as it comes: it has no plan of its own",
+                    condition="NO_PLAN",
+                    hint="explain a view that reads it",
+                )
+            self._plans[entry.id] = compiled
+        return compiled
+
+    def keep_plan(self, entry: Entry, compiled: CompiledPlan) -> None:
+        """Keep a plan that was compiled before its entry was in the catalog."""
+        self._plans[entry.id] = compiled
+
+    def define(self, entry: Entry) -> Entry:
+        """Add a table or stream to the catalog; the present entry if it is the same.
+
+        Raises:
+            CatalogError: the name has another definition.
+        """
+        with self.lock:
+            present = self.catalog.find(entry.name)
+            if present is not None:
+                same = dataclasses.replace(entry, id=present.id, name=present.name)
+                if same != present:
+                    raise drafts.taken(present)
+                return present
+            self.check_writable()
+            catalog = self.catalog.add(entry)
+            if entry.rejects:
+                letters = drafts.rejects(catalog.get(entry.name))
+                if (present := catalog.find(letters.name)) is not None:
+                    raise drafts.taken(present)
+                catalog = catalog.add(letters)
+            self.save(catalog)
+            return catalog.get(entry.name)
+
+    def save(self, catalog: Catalog, *, final: bool = True) -> None:
+        """Make a catalog durable and use it from now on.
+
+        Args:
+            final: also mark the request that is being answered, if there is one, as done.
+        """
+        self.flush()  # the catalog may name epochs
+        try:
+            self.store.write(catalog, self.inbox.number if final else None)
+        except BaseException:
+            if not self.store.certain:  # the write may be in place though the call failed after it
+                try:
+                    self._read_catalog()
+                except BaseException:
+                    # nobody knows what is defined: nothing can go on before the storage is reopened
+                    self.stopping.set()
+                    self.release()
+                    raise
+            raise
+        self.catalog = catalog
+
+    def flush(self) -> None:
+        """Make the committed epochs durable, where they are not flushed one by one."""
+        if self.files.unflushed and self._flushed < self.manifest.epoch:
+            flush(self.files, self._flushed)
+        self._flushed = self.manifest.epoch
+
+    def forget(self, entry: Entry) -> None:
+        """Delete the data of an entry that is no longer in the catalog."""
+        self.files.remove(f"{PIPELINES}/{entry.id}")
+        self._plans.pop(entry.id, None)
+        self.manifest = self.manifest.owned(self.catalog.ids)
+        self.sources.forget(entry)
+
+    def release(self) -> None:
+        """Stop the sources, and let another engine have the storage."""
+        self.sources.stop()
+        self.store.close()
+        self._storage_lock.release()
+
+    def _fresh_session(self) -> SparkSession:
+        """A session for epochs, with the functions that the user has registered by now."""
+        return epoch_session(self.spark, self.catalog.buckets, self.zone)
+
+    def _read_catalog(self) -> None:
+        self.catalog = (self.store.read() or self.catalog).resumed_by(self.manifest.rebuilt)
+
+    def _open(self) -> tuple[Catalog, Manifest]:
+        # the catalog first: a view is in it only once its state is committed
+        found = self.store.read()
+        catalog = found or Catalog(self.options.buckets)
+        last = max(committed_epochs(self.files), default=0)
+        for entry in catalog.entries:
+            needed = max(entry.since, entry.paused)
+            if needed > last:
+                raise damaged(
+                    manifest_name(needed), f"it is missing, but {entry.name} is made of it"
+                )
+        if found is None and (last or self.files.names("logs")):
+            raise damaged(self.store.name, "it is missing")
+        manifest = open_storage(
+            self.files, writable=self.writes, lenient=bool(self.files.unflushed)
+        )
+        self._flushed = manifest.epoch
+        catalog = catalog.resumed_by(manifest.rebuilt)
+        if self.writes and (found is None or self.store.outdated):
+            self.store.write(catalog)
+        return catalog, manifest.owned(catalog.ids)

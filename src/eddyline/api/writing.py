@@ -1,0 +1,85 @@
+"""Writes into tables: rows handed over, and INSERT, DELETE and UPDATE in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from eddyline.api.dml import Dml
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
+from eddyline.source.redo_log import as_operations
+from eddyline.source.rows import Rows, as_arrow
+from eddyline.source.segments import Segment
+from eddyline.spark.schema import arrow_schema
+
+
+class Writing:
+    """Puts operations into the redo logs of tables. What a call wrote is durable when it returns."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
+        """Write operations (`append` or `delete`, rows), all or none."""
+        workspace = self._workspace
+        entry = workspace.catalog.get(table, TABLE)
+        schema = arrow_schema(entry.columns, workspace.zone)
+        parts = []
+        for operation, rows in operations:
+            given = as_arrow(rows, schema, relation=table, zone=workspace.zone, required=entry.key)
+            parts.append(as_operations(given, operation))
+        logged = pa.concat_tables(parts)
+        with workspace.lock:
+            workspace.check_writable()
+            if logged.num_rows:
+                workspace.sources.log(entry).append_tables([logged])
+
+    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
+        """INSERT INTO table (columns) query."""
+        workspace = self._workspace
+        with workspace.lock:
+            entry = workspace.catalog.get(table, TABLE)
+            query = workspace.plain_sql(query)
+            self.write(entry.name, self._dml(query).insert(entry, columns, query))
+
+    def delete_where(self, table: str, condition: str | None) -> None:
+        """DELETE FROM table WHERE condition."""
+        with self._workspace.lock:
+            entry = self._workspace.catalog.get(table, TABLE)
+            dml = self._dml(f"{entry.name} {condition or ''}")
+            self.write(entry.name, dml.delete(entry, condition))
+
+    def update_where(
+        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
+    ) -> None:
+        """UPDATE table SET column = expression, ... WHERE condition."""
+        with self._workspace.lock:
+            entry = self._workspace.catalog.get(table, TABLE)
+            texts = " ".join(text for _, text in assignments)
+            dml = self._dml(f"{entry.name} {texts} {condition or ''}")
+            self.write(entry.name, dml.update(entry, assignments, condition))
+
+    def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
+        """The dead letters of a pipeline or stream, as of now, that meet a condition."""
+        workspace = self._workspace
+        with workspace.lock:
+            entry = workspace.catalog.get(name + DEAD, STREAM)
+            return self._dml(f"{entry.name} {where or ''}").rows(entry, where)
+
+    def _dml(self, text: str) -> Dml:
+        """DML over the relations that a text mentions."""
+        workspace = self._workspace
+        session, manifest = workspace.session(), workspace.manifest
+
+        def waiting(entry: Entry) -> list[Segment]:
+            end = workspace.sources.log(entry).end()
+            return workspace.sources.between(entry, manifest, end)
+
+        dml = Dml(session, workspace.files, waiting)
+        for name in workspace.compiler.mentioned(text, workspace.catalog):
+            entry = workspace.catalog.get(name)
+            dml.register(entry, workspace.results.content(entry, manifest, session))
+        return dml
