@@ -1,4 +1,4 @@
-"""INSERT, DELETE and UPDATE in SQL: evaluated by Spark on the table as it stands, then logged."""
+"""INSERT, DELETE and UPDATE in SQL: Spark evaluates them on the table's current rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Operations = list[tuple[str, DataFrame | pa.Table]]
 
 @dataclass(frozen=True, slots=True)
 class Dml:
-    """DML over the relations that a query may read.
+    """Turns DML statements into operations for the redo log of a table.
 
     Attributes:
-        session: where its queries run; the relations are registered there as views.
+        session: runs the queries; the relations are registered there as views.
         files: of the storage.
-        waiting: the operations on a table that no epoch has taken in yet.
+        waiting: returns the operations on a table that no epoch has processed yet.
     """
 
     session: SparkSession
@@ -41,13 +41,13 @@ class Dml:
     waiting: Callable[[Entry], list[Segment]]
 
     def register(self, entry: Entry, content: DataFrame) -> None:
-        """Make a relation known; of a table, with the operations that wait."""
+        """Register a relation for queries; a table with the operations that wait."""
         if entry.kind == TABLE:
-            content = self._settled(entry, content)
+            content = self._with_waiting(entry, content)
         content.createOrReplaceTempView(entry.name)
 
     def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> Operations:
-        """INSERT INTO table (columns) query."""
+        """Return the operations of INSERT INTO table (columns) query."""
         result = self._run(query)
         names = list(columns) if columns else entry.columns.names
         if len(result.columns) != len(names):
@@ -63,18 +63,18 @@ class Dml:
         return [(APPEND, renamed.select(*typed))]
 
     def delete(self, entry: Entry, condition: str | None) -> Operations:
-        """DELETE FROM table WHERE condition."""
+        """Return the operations of DELETE FROM table WHERE condition."""
         return [(DELETE, self.rows(entry, condition))]
 
     def rows(self, entry: Entry, condition: str | None) -> DataFrame:
-        """The rows that meet a condition, as of now."""
+        """Select the rows that meet a condition, as of now."""
         where = f" WHERE {condition}" if condition else ""
         return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
 
     def update(
         self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
     ) -> Operations:
-        """UPDATE table SET column = expression, ... WHERE condition."""
+        """Return the operations of UPDATE table SET column = expression, ... WHERE condition."""
         given = {
             field.name: text
             for field, (_, text) in zip(
@@ -105,8 +105,8 @@ class Dml:
         except PySparkException as error:
             raise wrong_query(query, error) from error
 
-    def _settled(self, entry: Entry, content: DataFrame) -> DataFrame:
-        """A table's rows after the operations that wait in its redo log."""
+    def _with_waiting(self, entry: Entry, content: DataFrame) -> DataFrame:
+        """Apply the operations that wait in a table's redo log to its rows."""
         segments = self.waiting(entry)
         if not segments:
             return content
@@ -134,7 +134,7 @@ class Dml:
 
 
 def wrong_query(query: str, error: PySparkException) -> QueryError:
-    """Spark's refusal of a query as an error of ours."""
+    """Translate Spark's error about a query into QueryError."""
     return QueryError(
         str(error).split("\n\nJVM stacktrace")[0].strip(),
         condition="INVALID_QUERY",
@@ -157,5 +157,5 @@ def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:
 
 
 def _hashless(rows: pa.Table) -> pa.Table:
-    """With the same hash everywhere: in memory no index is needed."""
+    """Add a hash column that is 0 everywhere: in memory no index is needed."""
     return rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))

@@ -1,4 +1,4 @@
-"""What users define, as entries of the catalog: checked before anything is done."""
+"""Check what users define, and make catalog entries of it. Nothing is stored here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Watermark = tuple[str, str] | None
 
 
 def table(name: str, schema: str | StructType, primary_key: Sequence[str]) -> Entry:
-    """A table; see `Engine.table`."""
+    """Return the entry of a table; see `Engine.table`."""
     columns = columns_of(schema)
     return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
 
@@ -33,7 +33,7 @@ def stream_of_frame(
     watermark: Watermark,
     spark: SparkSession,
 ) -> Entry:
-    """A stream over a streaming DataFrame; see `Engine.stream`."""
+    """Return the entry of a stream over a streaming DataFrame; see `Engine.stream`."""
     if not frame.isStreaming:
         raise DataError(
             f"the DataFrame of stream {name} is not a streaming one",
@@ -61,7 +61,12 @@ def stream(
     format: str = "",
     options: Mapping[str, str] | None = None,
 ) -> Entry:
-    """A stream with these columns, one of which may be that of operations."""
+    """Return the entry of a stream.
+
+    Args:
+        columns: all columns that the source gives, with the column `op` if there is one.
+        op: the column that holds the operation of each row; views don't see it.
+    """
     shown = StructType([field for field in columns if field.name != op])
     entry = Entry(
         "", STREAM, name, shown.json(), key_of(shown, primary_key, name),
@@ -71,12 +76,12 @@ def stream(
 
 
 def letters(pipeline: str, into: Entry | None) -> Entry:
-    """The stream of a pipeline's dead letters."""
+    """Return the entry of a pipeline's dead letters."""
     return _letters(pipeline, PIPELINE, {INTO: into.name if into else ""})
 
 
 def rejects(stream: Entry) -> Entry:
-    """The stream of the dead letters of a stream that Spark reads."""
+    """Return the entry of the dead letters of a stream that Spark reads."""
     return _letters(stream.name, REJECTS, {OF: stream.id})
 
 
@@ -88,7 +93,11 @@ def _letters(name: str, format: str, options: dict[str, str]) -> Entry:
 
 
 def columns_of(schema: str | StructType) -> StructType:
-    """The columns of a DDL string or a StructType."""
+    """Return the columns of a DDL string or a StructType, all nullable.
+
+    Raises:
+        DataError: the text is not a list of columns.
+    """
     if isinstance(schema, str):
         parsed = parse_ddl(schema)
         if not isinstance(parsed, StructType):
@@ -102,14 +111,18 @@ def columns_of(schema: str | StructType) -> StructType:
 
 
 def nullable(schema: StructType) -> StructType:
-    """The schema as Spark's plans know it: all columns nullable, CHAR and VARCHAR as STRING."""
+    """Return the schema as Spark's plans have it: all columns nullable, CHAR and VARCHAR as STRING."""
     document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
     plain = StructType.fromJson(json.loads(document))
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
 
 
 def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:
-    """The columns of a primary key, as they are spelt."""
+    """Return the columns of a primary key in the spelling of the schema.
+
+    Raises:
+        CatalogError: a name is not a column.
+    """
     if isinstance(names, str):
         names = [part.strip() for part in names.split(",")]
     proper = {name.lower(): name for name in columns.names}
@@ -124,7 +137,7 @@ def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[st
 
 
 def taken(entry: Entry) -> CatalogError:
-    """The error of another definition under a name that is there."""
+    """Return the error for a name that has another definition."""
     return CatalogError(
         f"{entry.kind} {entry.name} exists with another definition",
         condition="NAME_TAKEN",

@@ -1,4 +1,4 @@
-"""What users hold of a pipeline: bolts one after the other between a data queue and a stream."""
+"""What users hold of a pipeline: bolts in a row between a data queue and a stream."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FREE, BY_KEY = "free", "key"
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Reads records of a queue, works on each of them, and feeds a stream with what comes out.
+    """Reads records from a queue, calls bolts on them, and writes the results into a stream.
 
-    It is made with `engine.pipeline`, and runs from `into` on, whenever the engine runs. A record
-    that fails is read again, before new ones; the others go on. After `max_attempts` it is a dead
-    letter, a row of the stream `<name>__dead`.
+    Make one with `engine.pipeline`, add bolts, and start it with `into`; it runs whenever the engine
+    runs. A record that fails is retried before new records are read; the others go on. After
+    `max_attempts` it becomes a dead letter, a row of the stream `<name>__dead`.
 
     Example:
         >>> import json, tempfile
@@ -74,29 +74,30 @@ class Pipeline:
         retry_delay: float = RETRY_DELAY_S,
         concurrency: int = CONCURRENCY,
     ) -> Pipeline:
-        """The pipeline with one step more.
+        """Return the pipeline with one more bolt.
 
         The first bolt gets records: dicts (or a table) with `payload`, `key`, `ts`, `position`,
-        `attempts` and `reason`. Each other one gets what the bolt before it has made. A function gives
-        back None, one row, or a list or an iterator of rows.
+        `attempts` and `reason`. Each later bolt gets what the bolt before it returned. A function
+        returns None, one row, or a list or an iterator of rows.
 
         Args:
-            function: of one row; a coroutine function is called for many rows side by side.
-            name: as it is told in dead letters; the function's own by default.
-            vectorised: the function gets a pyarrow Table, and gives back one with a row for each
-                of its rows, or `Emitted`. If it raises it is called again with halves of the rows,
-                until the bad ones are found: its effects must bear that, or see `once`.
+            function: called with one row; a coroutine function is called for many rows concurrently.
+            name: shown in dead letters; the function's own name by default.
+            vectorised: the function gets a pyarrow Table, and returns one with a row for each of its
+                rows, or `Emitted`. If it raises, it is called again with halves of the rows until
+                the bad ones are found: its side effects must tolerate that, or use `once`.
             by_key: the function gets the list of all rows of a batch whose records have one key,
-                and what it makes of them stands for them all. Only with `order="key"`.
-            once: a vectorised function that raises has failed for all its rows, and isn't called
-                with them again in this attempt.
-            order: `key`: records of one key come one after the other, and wait while one of them
-                is being retried. It holds for the whole pipeline.
-            ttl: seconds that a call may take; what takes longer has failed.
-            max_attempts: failures after which a record is a dead letter, if the last one was here.
-            retry_delay: seconds until a record that has failed here is tried again; where bolts
-                differ, up to a tenth of the longest one more.
-            concurrency: calls of a coroutine function that may wait side by side.
+                and what it returns stands for all of them. Only with `order="key"`.
+            once: when a vectorised function raises, all its rows have failed; it isn't called with
+                them again in this attempt.
+            order: `key`: records of one key are processed in order, and wait while one of them is
+                being retried. This holds for the whole pipeline.
+            ttl: seconds that a call may take; a longer call has failed.
+            max_attempts: failures after which a record becomes a dead letter, counted when this bolt
+                fails.
+            retry_delay: seconds before a record that failed here is retried; where bolts differ, up
+                to a tenth of the longest delay more.
+            concurrency: calls of a coroutine function that may wait at the same time.
 
         Raises:
             EngineError: the function or a setting can't be used.
@@ -129,14 +130,14 @@ class Pipeline:
         primary_key: Sequence[str] = (),
         watermark: tuple[str, str] | None = None,
     ) -> Pipeline:
-        """Let it run, whenever the engine does; after reopening call it again.
+        """Start the pipeline; it runs whenever the engine runs. Call it again after reopening.
 
         Args:
-            target: name of the stream that the rows of the last bolt go to, in the epoch that
-                commits their batch; a row that doesn't fit fails as in any bolt. Or a sink: a
-                function of one row, which is one bolt more. None: the last bolt is the sink.
+            target: name of the stream that the rows of the last bolt go to; a row that doesn't fit
+                its columns fails as in any bolt. Or a function of one row, which becomes the last
+                bolt. None: the last bolt keeps the results itself.
             schema: columns of the stream.
-            primary_key: the last record of a key makes the row. One that is tried again comes late,
+            primary_key: the last record of a key replaces the row. A retried record comes late,
                 unless the pipeline has `order="key"`.
             watermark: as for `engine.stream`.
 
@@ -173,15 +174,15 @@ class Pipeline:
         return self
 
     def account(self) -> Account:
-        """Where all its records are: `received = done + dead + retry + in_flight`."""
+        """Count the records by state: `received = done + dead + retry + in_flight`."""
         return self.source.account()
 
     def dead_letters(self) -> DataFrame:
-        """The dead letters, as of now: position, payload, key, bolt, error, attempts, and times."""
+        """Read the dead letters: position, payload, key, bolt, error, attempts, and times."""
         return self._writing.dead_letters(self.name)
 
     def replay(self, where: str | None = None) -> int:
-        """Read dead letters again, as if they had never failed; how many.
+        """Retry dead letters, as if they had never failed; return how many.
 
         Args:
             where: a condition on their columns, as in SQL; None: all.
@@ -189,5 +190,5 @@ class Pipeline:
         return self._streams.revive(self.name, where, again=True)
 
     def discard(self, where: str | None = None) -> int:
-        """Drop dead letters for good; how many."""
+        """Drop dead letters for good; return how many."""
         return self._streams.revive(self.name, where, again=False)
