@@ -38,9 +38,9 @@ class Reduce:
 
     Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
     the delta, not necessarily one row a key. An EXACT contribution is a struct {hi: value, lo:
-    weight}. An `x` is a value whose smallest or largest is wanted, of all rows that are there.
-    Output: `k0.., m0.., x0.., w` with w = -1 for the row that was and +1 for the row that is. A key
-    is there while the sum of its `w` is positive. Without measures and values this is DISTINCT.
+    weight}. An `x` is a value whose smallest or largest is wanted, of all rows of the key.
+    Output: `k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
+    exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
     Attributes:
         keys: number of key columns.
@@ -63,7 +63,7 @@ class Reduce:
         return layouts
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
         delta = self._expand_exact(delta.select(layout.columns))
         old = state[SLOT].lookup(hashes_of(delta))
@@ -103,7 +103,7 @@ class Reduce:
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
-        """For each `x` its old and new extreme by group; and what the arrangements get."""
+        """Return for each `x` its old and new extreme by group, and the rows to add to its arrangement."""
         found, appends = [], {}
         wanted = identities(groups, groups.column_names)
         for name in numbered("x", len(self.largest)):

@@ -1,4 +1,4 @@
-"""What a stateful operator is: a small value with one verb, `step`."""
+"""The interface of stateful operators, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ State = Mapping[str, Arrangement]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one epoch does to one bucket of an operator.
+    """The result of one epoch for one bucket of an operator.
 
     Attributes:
-        output: the operator's output delta, in tables of its output schema.
-        appends: for each arrangement the rows to be added to it, in its layout.
+        output: the change of the operator's output, in tables of its output schema.
+        appends: for each arrangement the rows to add to it, in its layout.
     """
 
     output: Iterable[pa.Table]
@@ -31,8 +31,8 @@ class Step:
 class Operator(Protocol):
     """A stateful operator over one bucket.
 
-    Asserted: `step` is a pure function of the delta and the state, so that a task which runs twice
-    writes the same bytes. Not asserted: any order of the delta's rows.
+    `step` must be a pure function of the delta and the state, so that a task which runs twice
+    writes the same bytes. The rows of a delta come in no particular order.
     """
 
     @property
@@ -41,17 +41,17 @@ class Operator(Protocol):
         ...
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """Take a delta in, give the output's delta and the state's delta."""
+        """Process the changes of one epoch; return the changes of output and state."""
         ...
 
 
 def numbered(prefix: str, count: int) -> tuple[str, ...]:
-    """Column names `prefix0`, `prefix1`, ...: kernels know columns by place, not by SQL name."""
+    """Return column names `prefix0`, `prefix1`, ...: operators know columns by place, not by SQL name."""
     return tuple(f"{prefix}{i}" for i in range(count))
 
 
 def negative_weight(operator: str, row: dict[str, object]) -> StateError:
-    """A retraction of a row that is not there: the state and its input contradict each other."""
+    """Return the error for the retraction of a row that is not in the state."""
     return StateError(
         f"operator {operator} was told to retract a row that it doesn't hold",
         condition="NEGATIVE_WEIGHT",
@@ -61,7 +61,7 @@ def negative_weight(operator: str, row: dict[str, object]) -> StateError:
 
 
 def without_debts(operator: str, rows: pa.Table) -> pa.Table:
-    """The same rows; StateError NEGATIVE_WEIGHT if one of them has a weight below zero."""
+    """Return the same rows; StateError NEGATIVE_WEIGHT if one of them has a weight below zero."""
     weights = rows[WEIGHT].to_numpy()
     if len(weights) and weights.min() < 0:
         raise negative_weight(operator, rows.slice(int(weights.argmin()), 1).to_pylist()[0])
@@ -69,5 +69,5 @@ def without_debts(operator: str, rows: pa.Table) -> pa.Table:
 
 
 def empty_like(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """No rows, with the named columns of `table`."""
+    """Return no rows, with the named columns of `table`."""
     return table.select(list(columns)).slice(0, 0)

@@ -1,4 +1,4 @@
-"""EMIT FINAL: each row once, when nothing can change it any more."""
+"""EMIT FINAL: emit each row once, when no change can reach it any more."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NEVER = np.iinfo(np.int64).max  # the time of a row that has none
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Hold a result's rows back until their time is below the bound, then give them as appends.
+    """Hold a result's rows back until their time is below the bound, then emit them as appends.
 
-    Input: `h, c0.., w`; `h` is not used. Output: `c0.., w`. The pending rows are kept by time, so
-    that an epoch reads those that are due and no others.
+    Input: `h, c0.., w`; `h` is not used. Output: `c0.., w`. The pending rows are stored by time, so
+    that an epoch reads only those that have become final.
 
     Attributes:
         column, field: where a row's time is; see `state.expiry.Place`.
@@ -40,7 +40,7 @@ class Hold:
         return {SLOT: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table | None, state: State) -> Step:
-        """See the class; without a delta the bound alone has moved."""
+        """Process one epoch; without a delta only the bound has moved."""
         layout = self.layouts[SLOT]
         given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
         due = [] if self.bound is None else [self._due(t) for t in (*state[SLOT].tables(), *given)]

@@ -1,4 +1,4 @@
-"""Joins by key hash: pairs, unmatched rows, existence."""
+"""Inner, outer, semi and anti joins by key hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS_MAX = 1 << 19
 
 
 class JoinKind(StrEnum):
-    """What a join emits."""
+    """The rows that a join emits."""
 
     INNER = "inner"
     LEFT = "left"
@@ -31,25 +31,25 @@ class JoinKind(StrEnum):
 
     @property
     def keeps_left(self) -> bool:
-        """Whether left rows without a match come out."""
+        """Whether left rows without a match are emitted."""
         return self in (JoinKind.LEFT, JoinKind.FULL)
 
     @property
     def keeps_right(self) -> bool:
-        """Whether right rows without a match come out."""
+        """Whether right rows without a match are emitted."""
         return self in (JoinKind.RIGHT, JoinKind.FULL)
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Both sides arranged by key; the bilinear rule dA x B_old + A_new x dB for the pairs.
+    """Keep both sides by key; emit the pairs dA x B_old + A_new x dB, or which rows have a match.
 
     Input: `h, side, matchable, k0.., l0.., r0.., w`: rows of the left side have side 0, those of
     the right 1, with the other side's columns null; rows whose key has a null are not matchable.
     Output: `l0.., r0.., w`; for EXISTS `l0.., x, w` with x = whether the row has a match.
 
     An inner join pairs rows by hash alone and has no `k` columns: the condition itself, evaluated
-    by Spark behind the kernel, decides. The other kinds compare the real keys here.
+    by Spark after the operator, decides. The other kinds compare the real keys here.
     """
 
     kind: JoinKind
@@ -59,7 +59,7 @@ class Join:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """One arrangement a side."""
+        """One arrangement for each side."""
         keys = numbered("k", self.keys)
         return {
             LEFT: Layout((*keys, *numbered("l", self.left))),
@@ -67,7 +67,7 @@ class Join:
         }
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layouts = self.layouts
         side = delta[SIDE].to_numpy()
         matchable = delta[MATCHABLE].to_numpy(zero_copy_only=False)
@@ -96,7 +96,7 @@ class Join:
         )
 
     def _codes(self, tables: list[pa.Table]) -> list[np.ndarray]:
-        """For each row of each table a number that equal keys share."""
+        """Return for each row of each table a number that equal keys share."""
         keys = numbered("k", self.keys)
         hashes = [table[HASH].to_numpy() for table in tables]
         if not keys:
@@ -164,7 +164,7 @@ class Join:
         return pa.table([*columns, pa.array(weights)], names=names)
 
     def _flagged(self, rows: pa.Table, matched: bool, slot: str) -> Iterator[pa.Table]:
-        """Rows with their flag, or padded with nulls where the flag says unmatched."""
+        """Yield rows with their flag, or padded with nulls where the flag says unmatched."""
         if rows.num_rows == 0:
             return
         if self.kind is JoinKind.EXISTS:
@@ -181,7 +181,7 @@ class Join:
 def _had_and_has(
     old: pa.Table, add: pa.Table, in_old: np.ndarray, in_add: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each key code whether the side has a row of it, before and after."""
+    """Return for each key code whether the side has a row of it, before and after."""
     before = np.zeros(size, np.int64)
     np.add.at(before, in_old, old[WEIGHT].to_numpy())
     after = before.copy()
@@ -197,7 +197,7 @@ def _flips(
     had: np.ndarray,
     has: np.ndarray,
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """Rows whose match flag changes, and new rows, each with the flag and a signed weight."""
+    """Yield rows whose match flag changes, and new rows, with the flag and a signed weight."""
     for matched in (False, True):
         leaves = (had[in_old] == matched) & (has[in_old] != matched)
         enters = (had[in_old] != matched) & (has[in_old] == matched)

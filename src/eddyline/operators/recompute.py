@@ -1,4 +1,4 @@
-"""The generic rule: Spark itself evaluates the old and the new version of the touched groups."""
+"""Groups that Spark recomputes: emit all rows of each touched group, before and after."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VERSION = WEIGHT
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """Keep the input rows by group key; for the touched groups give all rows, before and after.
+    """Keep the input rows by group key; emit all rows of the touched groups, before and after.
 
     Input: `h, c0.., w`. Output: `c0.., w` with w = -1 for the rows of the version before the
-    epoch, +1 for those after; a row of weight n comes n times. What Spark makes of each version,
-    with w as one more grouping key, is then the output delta with w as its weight.
+    epoch, +1 for those after; a row of weight n comes n times. Spark then
+    evaluates both versions, with w as one more grouping key that becomes the weight of the result.
     Groups are the rows of one key hash: colliding keys are evaluated too, and cancel out.
     The rows of a version always come in the same order: what depends on it (`collect_list`, `first`,
-    the last bits of a sum of doubles) is the same when the version is taken back.
+    the last bits of a sum of doubles) is the same when the result is retracted.
     """
 
     columns: int
@@ -36,7 +36,7 @@ class Regroup:
         return {SLOT: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:

@@ -1,4 +1,4 @@
-"""Outputs that are kept, because they can't be made again: those of Python functions."""
+"""Outputs of Python functions, kept because a second call may return something else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOT = "outputs"
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Keep rows by group; rows of a touched group take the place of all that it had.
+    """Keep rows by group; the new rows of a touched group replace its old ones.
 
     Input: `h, c0.., w`: the rows of the touched groups (those of one hash) with w > 0; a row with
     w < 0 only says that its group is touched. Output: `c0.., w`, the net change.
@@ -31,7 +31,7 @@ class Replace:
         return {SLOT: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = delta.select(layout.columns)
         new = delta.filter(pa.array(delta[WEIGHT].to_numpy() > 0))

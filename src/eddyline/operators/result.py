@@ -1,4 +1,4 @@
-"""The ends of the way: rows of a view, rows of a table."""
+"""The operators that store results: the rows of a view, the rows of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = "rows"
 
 @dataclass(frozen=True, slots=True)
 class Materialize:
-    """Keep a view's rows. Input: `h, c0.., w`. Output: nothing; the arrangement is the result."""
+    """Store a view's rows. Input: `h, c0.., w`. Output: none; the arrangement is the result."""
 
     columns: int
 
@@ -29,19 +29,19 @@ class Materialize:
         return {ROWS: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layout = self.layouts[ROWS]
         return Step([], {ROWS: layout.consolidate(delta.select(layout.columns))})
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply operations to a table's rows, in their order.
+    """Apply appends and deletes to a table's rows, in their order.
 
     Input: `h, seq, op, c0.., w`, where `h` hashes the primary key, or the whole row if there is
     none. With a key an append replaces the row of that key, and a delete needs only the key.
-    Without a key the table is a multiset: an append adds `w` copies, a delete takes `w` away, as
-    far as there are any. Deleting what is not there does nothing, and so do rejected operations.
+    Without a key the table is a multiset: an append adds `w` copies, a delete removes up to `w`.
+    Deleting a row that does not exist does nothing, and so do rejected operations.
 
     Attributes:
         columns: number of columns.
@@ -57,12 +57,16 @@ class Apply:
         return {ROWS: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         stored = state[ROWS].lookup(hashes_of(delta))
         return Step([], {ROWS: self.resolve(delta, stored)})
 
     def resolve(self, operations: pa.Table, stored: pa.Table | None) -> pa.Table:
-        """The change that operations make to the stored rows (of at least the touched keys)."""
+        """Return the change that operations make to the stored rows.
+
+        Args:
+            stored: the rows of at least the touched keys.
+        """
         layout = self.layouts[ROWS]
         operations = operations.sort_by(SEQUENCE)
         if stored is None:
@@ -90,7 +94,7 @@ class Apply:
         return pa.concat_tables([appended, in_types_of(gone, appended.schema)])
 
     def _by_row(self, operations: pa.Table, old: pa.Table) -> pa.Table:
-        """A counter that is never below zero ends at total - min(0, lowest prefix)."""
+        """Count copies of each row; a count that stops at zero ends at total - min(0, lowest prefix)."""
         layout = self.layouts[ROWS]
         rows = [HASH, *layout.identity]
         sign = np.where(pc.equal(operations[OPERATION], APPEND).to_numpy(), 1, -1)

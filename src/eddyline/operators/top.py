@@ -1,4 +1,4 @@
-"""The best rows, of all or of each group: a retractable top-N."""
+"""Top-N over rows that can be retracted, of all rows or of each group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOT = "rows"
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """Keep the rows in order; give those at places `offset` to `offset + limit` of each group.
+    """Keep the rows in order; emit those at places `offset` to `offset + limit` of each group.
 
     Input: `h, k0.., s0.., c0.., w`: the group's key and its hash, the sort keys, the row. Output:
     `s0.., c0.., w`, the change of the rows at these places. Where the order leaves rows equal, the
@@ -29,7 +29,7 @@ class Top:
         keys, columns: number of `k` and of `c` columns.
         descending, nulls_last: for each sort key.
         ties: what a place is; RANK and DENSE_RANK give all rows of a place, and take no offset.
-        append_only: no row is ever retracted, so that one behind the places needn't be kept.
+        append_only: no row is ever retracted, so that rows beyond these places needn't be kept.
     """
 
     limit: int
@@ -51,7 +51,7 @@ class Top:
         return {SLOT: Layout(row, order=order or (SortKey(HASH, False, False),))}
 
     def step(self, delta: pa.Table, state: State) -> Step:
-        """See the class."""
+        """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:
@@ -67,7 +67,7 @@ class Top:
         return Step([change.drop_columns([HASH, *numbered("k", self.keys)])], {SLOT: kept})
 
     def _shown(self, rows: pa.Table) -> np.ndarray:
-        """How many copies of each row are at the wanted places."""
+        """Return how many copies of each row are at the wanted places."""
         weights: np.ndarray = rows[WEIGHT].to_numpy()
         if self.ties is not Ties.ROW_NUMBER:
             return weights
@@ -78,7 +78,7 @@ class Top:
     def _difference(
         self, new: pa.Table, old: pa.Table, plus: np.ndarray, minus: np.ndarray
     ) -> pa.Table:
-        """The new rows with weights `plus`, less the old ones with weights `minus`."""
+        """Return the new rows with weights `plus`, less the old ones with weights `minus`."""
         layout = self.layouts[SLOT]
         rows = pa.concat_tables([new, old]).select(layout.columns)
         rows = with_weights(rows, np.concatenate([plus, -minus]))
