@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.answers.status import operator_rows
 from eddyline.errors import DataError, QueryError, ScriptError, StateGrowthWarning
-from eddyline.plan.catalyst import Catalyst, items
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Term, bound_of
+from eddyline.plan.logical import items
 from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Offline, PlainTable

@@ -41,9 +41,9 @@ class Definitions:
             upstream = workspace.compiler.mentioned(query, catalog)
             _check_running(name, catalog, upstream)
             compiled = workspace.compiler.view(draft, catalog, workspace.plan, upstream)
-            for growing in compiled.compiled.build.growing:
-                # the caller of Engine.view
-                warnings.warn(f"view {name}: {growing}", StateGrowthWarning, stacklevel=3)
+            if growth := compiled.compiled.build.growth_warning:
+                # reported at the caller of Engine.view
+                warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=3)
             entry = dataclasses.replace(
                 draft,
                 schema=compiled.compiled.schema.json(),

@@ -1,43 +1,37 @@
-"""Lowering of GROUP BY and DISTINCT: linear where that is exact, recomputed by Spark elsewhere."""
+"""Lowering of GROUP BY and DISTINCT to accumulators; what has none is left to `plan/recompute.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
 from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
-from eddyline.operators.recompute import SLOT as ROWS
-from eddyline.operators.recompute import Regroup
-from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, column_type, text, texts, until
-from eddyline.plan.catalyst import Expression, Plan, contains_type, items, kind, sql_type, type_of
-from eddyline.plan.eventtime import (
-    NO_BOUNDS,
-    Bound,
-    Bounds,
-    Expiry,
-    attribute_bounds,
-    bound_of,
-    key_bounds,
-    projected,
-)
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
+from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
+from eddyline.plan.logical import Expression, Plan, items, kind, type_of
 from eddyline.plan.nodes import Node
-from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
+from eddyline.plan.recompute import first_row, recomputed
+from eddyline.plan.render import texts
 from eddyline.plan.rules import Accumulators, Call, linear
+from eddyline.plan.types import column_type, contains_type, sql_type
 from eddyline.state.kernels import Measure
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
+_FLOATS = ("float", "double")
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
+class _LinearCall:
     """One aggregate call of a linear aggregate: its columns in the input, and how it is kept."""
 
+    number: int
     expression: Expression
-    rule: Accumulators
+    kept: Accumulators
     arguments: list[Expression]
     distinct: bool
     values: tuple[str, ...]
@@ -54,152 +48,161 @@ class _Linear:
     @property
     def is_extreme(self) -> bool:
         """Whether all its values are kept, to find the smallest or largest."""
-        return self.rule.largest is not None
+        return self.kept.largest is not None
 
-    def contributions(self) -> list[str]:
-        """SQL of what a row contributes to each accumulator; of an extreme the value itself."""
+    def contributions(self) -> dict[str, str]:
+        """SQL of what a row contributes to each accumulator, by column; of an extreme the value."""
         value = self.values[0] if self.values else "null"
-        parts = ("if({on}, {v}, null)",) if self.is_extreme else self.rule.contributions
-        return [part.format(on=self.counted, v=value) for part in parts]
+        parts = ("if({on}, {v}, null)",) if self.is_extreme else self.kept.contributions
+        return {
+            f"a{self.number}_{i}": part.format(on=self.counted, v=value)
+            for i, part in enumerate(parts)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Aggregation:
+    """A linear aggregate while it is lowered.
+
+    Attributes:
+        bounds: the least event times of the keys, by their places.
+    """
+
+    child: Delta
+    keys: list[Expression]
+    results: list[Expression]
+    calls: list[_LinearCall]
+    bounds: Mapping[int, Bound]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the keys."""
+        return numbered("k", len(self.keys))
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """How each accumulator combines."""
+        return tuple(measure for call in self.calls for measure in call.kept.measures)
+
+    @property
+    def largest(self) -> tuple[bool, ...]:
+        """For each extreme of sorted values whether it is the largest that is wanted."""
+        return tuple(call.kept.largest for call in self.calls if call.kept.largest is not None)
+
+    @property
+    def rule(self) -> str:
+        """The incremental rule, for people."""
+        parts = ["linear" if self.calls else "distinct"]
+        if any(measure in (Measure.MIN, Measure.MAX) for measure in self.measures):
+            parts.append("append-only extremes")
+        if self.largest:
+            parts.append("extremes of sorted values")
+        return ", ".join(parts)
+
+    @property
+    def state(self) -> str:
+        """What is kept, for people."""
+        if not self.calls:
+            return "row counts"
+        return "accumulators by group" + ", values" * bool(self.largest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """Rows that contribute to some of the calls.
+
+    Attributes:
+        weight: SQL of how many rows of the group a row stands for.
+    """
+
+    frame: DataFrame
+    calls: list[_LinearCall]
+    weight: str
 
 
 def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
-    """GROUP BY with its aggregates; without aggregates this is DISTINCT."""
-    catalyst = build.catalyst
-    results = items(node.aggregateExpressions())
+    """Lower GROUP BY with its aggregates; without aggregates this is DISTINCT."""
     keys = items(node.groupingExpressions())
-    if any(catalyst.is_session(key) for key in keys):
-        return _recomputed(build, node, child, keys, results)
+    if any(build.catalyst.is_session(key) for key in keys):
+        return recomputed(build, node, child)
+    calls = _linear_calls(build, node, child.append_only)
+    if calls is None or not _normalisable(keys, calls):
+        return recomputed(build, node, child)
+    bounds = key_bounds(build.catalyst, keys, child.bounds)
+    results = items(node.aggregateExpressions())
+    return _reduced(build, _Aggregation(child, keys, results, calls, bounds))
+
+
+def _linear_calls(build: Build, node: Plan, append_only: bool) -> list[_LinearCall] | None:
+    """Return the aggregate calls of a node; None if one of them can't be kept in accumulators."""
     expressions = [
         call
-        for result in results
-        for call in catalyst.find(result, lambda name: name == "AggregateExpression")
+        for result in items(node.aggregateExpressions())
+        for call in build.catalyst.find(result, lambda name: name == "AggregateExpression")
     ]
-    calls: list[_Linear] = []
+    if expressions and not build.native:
+        return None
+    calls = []
     for number, expression in enumerate(expressions):
-        call = _linear_call(build, expression, number, child.append_only)
-        if call is None or not build.native:
-            return _recomputed(build, node, child, keys, results)
+        call = _linear_call(build, expression, number, append_only)
+        if call is None:
+            return None
         calls.append(call)
-    unsummed = any(Measure.EXACT in call.rule.measures or call.is_extreme for call in calls)
-    nested_floats = any(
-        contains_type(type_of(key), ("float", "double"))
-        and type_of(key).simpleString() not in ("float", "double")
-        for key in keys
-    )
-    maps = any(contains_type(type_of(key), ("map",)) for key in keys)
-    # -0.0 and NaN within them are normalised by Spark's own aggregate only
-    if (unsummed or maps) and nested_floats:
-        return _recomputed(build, node, child, keys, results)
-    return _reduced(build, child, keys, results, calls)
+    return calls
 
 
 def _linear_call(
     build: Build, expression: Expression, number: int, append_only: bool
-) -> _Linear | None:
+) -> _LinearCall | None:
     function = expression.aggregateFunction()
     distinct = build.catalyst.distinct_arguments(expression)
     arguments = items(function.children()) if distinct is None else distinct
-    described = Call(
-        kind(function),
-        tuple(type_of(argument).simpleString() for argument in arguments),
-        distinct is not None,
-    )
-    rule = linear(described, append_only)
+    types = tuple(type_of(argument).simpleString() for argument in arguments)
+    kept = linear(Call(kind(function), types, distinct is not None, append_only))
     # another number of buffers: a variant of the function that keeps something else
-    if rule is None or len(items(function.aggBufferAttributes())) != len(rule.buffers):
+    if kept is None or len(items(function.aggBufferAttributes())) != len(kept.buffers):
         return None
     values = tuple(f"v{number}_{i}" for i in range(len(arguments)))
     condition = f"f{number}" if expression.filter().isDefined() else ""
-    return _Linear(expression, rule, arguments, distinct is not None, values, condition)
+    return _LinearCall(number, expression, kept, arguments, distinct is not None, values, condition)
 
 
-def _reduced(
-    build: Build,
-    child: Delta,
-    keys: list[Expression],
-    results: list[Expression],
-    calls: list[_Linear],
-) -> Delta:
-    """Contributions summed by Spark, merged into the groups by the kernel, finished by Spark."""
-    catalyst = build.catalyst
-    names = numbered("k", len(keys))
-    inputs = list(zip(keys, names, strict=True))
-    for call in calls:
-        inputs += zip(call.arguments, call.values, strict=True)
-        if call.condition:
-            inputs.append((call.expression.filter().get(), call.condition))
-    base = build.named(child, inputs)
-    kept_keys = key_bounds(catalyst, keys, child.bounds)
-    branches = [(base, [call for call in calls if not call.distinct], "w")]
-    if not keys:
-        branches.append((_first_row(build, base), [], "w"))
-    shown_child = child.node
-    for frame, members in _distinct_inputs(build, base, names, calls, child.single, kept_keys):
-        branches.append((frame, members, "0L as w"))
-        shown_child = Node(
-            "Distinct", "distinct", ", ".join(texts(members[0].arguments)), texts(keys),
-            until("row counts", _expiry([SLOT], kept_keys)),
-            shuffle=True, children=(shown_child,),
-        )  # fmt: skip
+def _normalisable(keys: list[Expression], calls: list[_LinearCall]) -> bool:
+    """Return whether equal keys come to one group.
 
-    measures = tuple(measure for call in calls for measure in call.rule.measures)
-    united = _united(branches, names, calls)
-    single = not keys
-    largest = tuple(call.rule.largest for call in calls if call.rule.largest is not None)
+    Only Spark's own aggregate normalises -0.0 and NaN within a value, and some calls go without it.
+    """
+    types = [type_of(key) for key in keys]
+    nested = any(contains_type(t, _FLOATS) and t.simpleString() not in _FLOATS for t in types)
+    unsummed = any(Measure.EXACT in call.kept.measures or call.is_extreme for call in calls)
+    maps = any(contains_type(t, ("map",)) for t in types)
+    return not (nested and (unsummed or maps))
+
+
+def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
+    """Sum contributions in Spark, merge them into the groups in the operator, finish in Spark."""
+    child, keys, names = aggregation.child, aggregation.keys, aggregation.names
+    measures, largest = aggregation.measures, aggregation.largest
+    branches, shown_child = _branches(build, aggregation)
+    united = _united(branches, names, aggregation.calls)
     rows = _preaggregated(build, united, names, measures, len(largest), child.single)
     kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
     out = [rows.schema[name] for name in kept]
-    slots = (SLOT, *numbered("x", len(largest)))
-    expiry = _expiry(slots, kept_keys)
+    expiry = _expiry((SLOT, *numbered("x", len(largest))), aggregation.bounds)
     _warn_of_growth(build, child, keys, bool(largest), expiry)
+    single = not keys
     reducer = Reduce(len(keys), measures, largest)
     reduced = build.run(rows, reducer, out, single=single, expiry=expiry)
-
-    buffers, start, extremes = [], 0, 0
-    for call in calls:
-        places = {f"m{i}": f"m{start + i}" for i in range(len(call.rule.measures))}
-        places["x"] = f"x{extremes}"
-        extremes += call.is_extreme
-        attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
-        for finish, attribute in zip(call.rule.buffers, attributes, strict=True):
-            typed = f"cast({finish.format(**places)} as {sql_type(type_of(attribute))})"
-            buffers.append((typed, attribute))
-        start += len(call.rule.measures)
-    finished = reduced.selectExpr(
-        *names, *(f"{typed} as b{i}" for i, (typed, _) in enumerate(buffers)), "w"
-    )
     key_ids = [
-        key if kind(key) == "AttributeReference" else catalyst.alias(key, "k") for key in keys
+        key if kind(key) == "AttributeReference" else build.catalyst.alias(key, "k") for key in keys
     ]
-    plan, others = build.rebound(finished, [*key_ids, *(attribute for _, attribute in buffers)])
-    weight = others[0]
-    by_id = {call.expression.resultId().id(): call.expression for call in calls}
-
-    def finish_call(expression: Expression) -> Expression | None:
-        if kind(expression) == "AggregateExpression":
-            function = by_id[expression.resultId().id()].aggregateFunction()
-            return function.evaluateExpression()
-        for key, key_id in zip(keys, key_ids, strict=True):
-            if key is not key_id and expression.semanticEquals(key):
-                return key_id.toAttribute()
-        return None
-
-    finished_results = [catalyst.rewrite(result, finish_call) for result in results]
-    plan = catalyst.project([*finished_results, weight], plan)
-    rule = "linear" if calls else "distinct"
-    if any(measure in (Measure.MIN, Measure.MAX) for measure in measures):
-        rule += ", append-only extremes"
-    if largest:
-        rule += ", extremes of sorted values"
+    plan, weight, results = _finished(build, aggregation, reduced, key_ids)
     shown = Node(
-        "Aggregate" if calls else "Distinct",
-        rule,
-        ", ".join(texts(results)),
+        "Aggregate" if aggregation.calls else "Distinct",
+        aggregation.rule,
+        ", ".join(texts([build.catalyst.shown_distinct(one) for one in aggregation.results])),
         texts(keys),
-        until(
-            "accumulators by group" + ", values" * bool(largest) if calls else "row counts", expiry
-        ),
+        until(aggregation.state, expiry),
         shuffle=True,
         children=(shown_child,),
     )
@@ -207,135 +210,130 @@ def _reduced(
         plan,
         weight,
         shown,
-        append_only=not calls and child.append_only,
+        append_only=not aggregation.calls and child.append_only,
         in_place=True,
         single=single,
         endless=child.endless and bool(keys),
-        bounds=projected(catalyst, finished_results, attribute_bounds(key_ids, kept_keys)),
+        bounds=projected(build.catalyst, results, attribute_bounds(key_ids, aggregation.bounds)),
     )
 
 
-def _expiry(slots: Sequence[str], kept: Mapping[int, Bound]) -> list[Expiry]:
-    """Whose groups leave with their keys `k0..` when a watermark has passed them."""
-    return [Expiry(slot, f"k{place}", bound) for slot in slots for place, bound in kept.items()]
+def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], Node]:
+    """Return the inputs of the calls: all rows, a first row, the distinct rows; and their node."""
+    names, calls = aggregation.names, aggregation.calls
+    inputs = list(zip(aggregation.keys, names, strict=True))
+    for call in calls:
+        inputs += zip(call.arguments, call.values, strict=True)
+        if call.condition:
+            inputs.append((call.expression.filter().get(), call.condition))
+    base = build.named(aggregation.child, inputs)
+    branches = [_Branch(base, [call for call in calls if not call.distinct], "w")]
+    if not names:
+        branches.append(_Branch(first_row(build, base), [], "w"))
+    shown = aggregation.child.node
+    for members in _distinct_sets(calls):
+        frame = _distinct_input(build, aggregation, base, members)
+        branches.append(_Branch(frame, members, "0L as w"))
+        shown = Node(
+            "Distinct", "distinct", ", ".join(texts(members[0].arguments)),
+            texts(aggregation.keys), until("row counts", _expiry([SLOT], aggregation.bounds)),
+            shuffle=True, children=(shown,),
+        )  # fmt: skip
+    return branches, shown
 
 
-def _warn_of_growth(
-    build: Build, child: Delta, keys: list[Expression], values: bool, expiry: list[Expiry]
-) -> None:
-    """Groups by time are endless where the rows are; other groups may be as many as there are users."""
-    if not child.endless or expiry:
-        return
-    by_time = [key for key in keys if contains_type(type_of(key), _TIMES)]
-    if by_time or values:
-        shown = ", ".join(texts(keys)) or "all rows"
-        what = "the kept values of" if values and not by_time else "the groups by"
-        build.grows(f"{what} {shown}", PARTITION_BY_TIME)
-
-
-def _first_row(build: Build, like: DataFrame) -> DataFrame:
-    """One row of nulls in the first epoch: a global aggregate has a row even over no input."""
-    once = build.constant(build.catalyst.session.range(1).selectExpr())
-    nulls = [
-        f"cast(null as {column_type(like, name)}) as {name}" for name in like.columns if name != "w"
-    ]
-    return once.selectExpr(*nulls, "w")
-
-
-def _distinct_inputs(
-    build: Build,
-    base: DataFrame,
-    names: Sequence[str],
-    calls: list[_Linear],
-    single: bool,
-    kept: Mapping[int, Bound],
-) -> list[tuple[DataFrame, list[_Linear]]]:
-    """For each set of DISTINCT arguments the delta of its distinct rows, and the calls it feeds."""
-    sets: dict[str, list[_Linear]] = {}
+def _distinct_sets(calls: list[_LinearCall]) -> list[list[_LinearCall]]:
+    """Return the DISTINCT calls, those over the same arguments and rows together."""
+    sets: dict[str, list[_LinearCall]] = {}
     for call in calls:
         if call.distinct:
             parts = [argument.canonicalized().toString() for argument in call.arguments]
             if call.condition:
                 parts.append("where " + call.expression.filter().get().canonicalized().toString())
             sets.setdefault("\n".join(parts), []).append(call)
-    found = []
-    for members in sets.values():
-        first = members[0]
-        source = base.where(first.condition) if first.condition else base
-        frame = distinct_rows(build, source, [*names, *first.values], single=single, kept=kept)
-        renames = [
-            f"{given} as {own}"
-            for member in members[1:]
-            for own, given in zip(member.values, first.values, strict=True)
-        ]
-        found.append((frame.selectExpr("*", *renames), members))
-    return found
+    return list(sets.values())
 
 
-def distinct_rows(
-    build: Build,
-    frame: DataFrame,
-    columns: Sequence[str],
-    *,
-    single: bool,
-    kept: Mapping[int, Bound],
+def _distinct_input(
+    build: Build, aggregation: _Aggregation, base: DataFrame, members: list[_LinearCall]
 ) -> DataFrame:
-    """The distinct rows of some columns of a frame with weights, as a delta of its own.
+    """Return the delta of the distinct rows of a set of DISTINCT calls."""
+    first = members[0]
+    source = base.where(first.condition) if first.condition else base
+    frame = _distinct_rows(build, aggregation, source, [*aggregation.names, *first.values])
+    renames = [
+        f"{given} as {own}"
+        for member in members[1:]
+        for own, given in zip(member.values, first.values, strict=True)
+    ]
+    return frame.selectExpr("*", *renames)
 
-    Args:
-        kept: bounds of columns, by their places.
-    """
+
+def _distinct_rows(
+    build: Build, aggregation: _Aggregation, frame: DataFrame, columns: Sequence[str]
+) -> DataFrame:
     names = numbered("k", len(columns))
     renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), "w")
-    rows = _preaggregated(build, renamed, names, (), 0, single)
+    rows = _preaggregated(build, renamed, names, (), 0, aggregation.child.single)
     out = [rows.schema[name] for name in names]
-    expiry = _expiry([SLOT], kept)
+    expiry = _expiry([SLOT], aggregation.bounds)
     reduced = build.run(rows, Reduce(len(columns)), out, single=not names, expiry=expiry)
     return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
 
 
-def _united(
-    branches: list[tuple[DataFrame, list[_Linear], str]], names: Sequence[str], calls: list[_Linear]
-) -> DataFrame:
-    """All branches with all accumulators: a branch contributes zero to the calls it doesn't feed."""
-    owned = []
-    for frame, members, weight in branches:
+def _united(branches: list[_Branch], names: Sequence[str], calls: list[_LinearCall]) -> DataFrame:
+    """Return all branches with all accumulators: zero where a branch has no rows for a call."""
+    frames = []
+    for branch in branches:
         columns = [
-            f"{part} as a{calls.index(call)}_{i}"
-            for call in members
-            for i, part in enumerate(call.contributions())
+            f"{part} as {name}"
+            for call in branch.calls
+            for name, part in call.contributions().items()
         ]
-        owned.append(frame.selectExpr(*names, *columns, weight))
+        frames.append(branch.frame.selectExpr(*names, *columns, branch.weight))
     types = {
         name: column_type(frame, name)
-        for frame in owned
+        for frame in frames
         for name in frame.columns
         if name[0] == "a"
     }
-    united = None
-    for frame in owned:
-        columns, values, number = list(names), list[str](), 0
-        for place, call in enumerate(calls):
-            if call.is_extreme:
-                name = f"a{place}_0"
-                value = name if name in frame.columns else f"cast(null as {types[name]})"
-                values.append(f"{value} as x{len(values)}")
-            for i, measure in enumerate(call.rule.measures):
-                name = f"a{place}_{i}"
-                value = name if name in frame.columns else _zero(measure, types[name])
-                columns.append(f"{value} as m{number}")
-                number += 1
-        columns += values
-        complete = frame.selectExpr(*columns, "w")
-        united = complete if united is None else united.unionAll(complete)
-    assert united is not None
-    return united
+    complete = [
+        frame.selectExpr(*names, *_accumulator_columns(frame.columns, calls, types), "w")
+        for frame in frames
+    ]
+    return functools.reduce(DataFrame.unionAll, complete)
+
+
+def _accumulator_columns(
+    present: Sequence[str], calls: list[_LinearCall], types: Mapping[str, str]
+) -> list[str]:
+    """Return SQL of the accumulators `m0..` and of the values of extremes `x0..`."""
+    measured: list[str] = []
+    extremes: list[str] = []
+    for call in calls:
+        if call.is_extreme:
+            name = f"a{call.number}_0"
+            value = name if name in present else f"cast(null as {types[name]})"
+            extremes.append(f"{value} as x{len(extremes)}")
+        for i, measure in enumerate(call.kept.measures):
+            name = f"a{call.number}_{i}"
+            value = name if name in present else _zero(measure, types[name])
+            measured.append(f"{value} as m{len(measured)}")
+    return [*measured, *extremes]
 
 
 def _zero(measure: Measure, kept: str) -> str:
     if measure is Measure.EXACT:
         return "named_struct('hi', 0D, 'lo', 0D)"
     return f"cast({'null' if measure in (Measure.MIN, Measure.MAX) else 0} as {kept})"
+
+
+_TOTALS = {
+    Measure.SUM: "sum({})",
+    Measure.XOR: "bit_xor({})",
+    Measure.MIN: "min({})",
+    Measure.MAX: "max({})",
+}
 
 
 def _preaggregated(
@@ -346,15 +344,15 @@ def _preaggregated(
     values: int,
     single: bool,
 ) -> DataFrame:
-    """Contributions by group, in their buckets; summed before the shuffle where that loses nothing.
+    """Return contributions in their buckets, summed before the shuffle where that loses nothing.
 
     The shuffle is that of Spark's own aggregate, by the grouping columns: the same group always
-    comes to the same task, whose number so is the bucket.
+    comes to the same task, and the task's number is the bucket.
     """
     columns = [*keys, *numbered("m", len(measures)), *numbered("x", values)]
     maps = any(contains_type(frame.schema[name].dataType, ("map",)) for name in keys)
     # each double must reach the exact sum by itself, each value its place in the order;
-    # maps Spark groups by another name
+    # Spark groups maps by a column of another name
     if Measure.EXACT in measures or values or maps:
         frame = build.hashed(build.normalised(frame, keys), keys, columns)
         return build.shuffled(frame, single=not keys)
@@ -371,172 +369,67 @@ def _preaggregated(
     return build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)
 
 
-_TOTALS = {
-    Measure.SUM: "sum({})",
-    Measure.XOR: "bit_xor({})",
-    Measure.MIN: "min({})",
-    Measure.MAX: "max({})",
-}
-
-
-def _recomputed(
-    build: Build, node: Plan, child: Delta, keys: list[Expression], results: list[Expression]
-) -> Delta:
-    """Spark aggregates the old and the new rows of the touched groups; the difference is the delta.
-
-    Sessions grow, merge and split: all those of the other grouping keys are touched together.
-    """
-    catalyst = build.catalyst
-    touched = [key for key in keys if not catalyst.is_session(key)]
-    results = [catalyst.shown_distinct(result) for result in results]
-    used = {
-        reference.exprId().id()
-        for expression in [*keys, *results]
-        for reference in items(expression.references().toSeq())
-    }
-    columns = [a for a in items(node.child().output()) if a.exprId().id() in used]
-    sessions = {
-        key.exprId().id(): bound
-        for key in keys
-        if catalyst.is_session(key) and (bound := bound_of(catalyst, key, child.bounds)) is not None
-    }
-    grouped_rows = versions(build, child, touched, columns, first_row=not keys, sessions=sessions)
-    plan, version, real = grouped_rows.plan, grouped_rows.version, grouped_rows.real
-    if child.endless and not grouped_rows.expiry:
-        build.grows(f"the rows by {', '.join(texts(touched)) or 'nothing'}", PARTITION_BY_TIME)
-    if real is not None:
-
-        def only_real(expression: Expression) -> Expression | None:
-            if kind(expression) != "AggregateExpression":
-                return None
-            return catalyst.filtered_aggregate(expression, real)
-
-        results = [catalyst.rewrite(result, only_real) for result in results]
-    weight = catalyst.alias(version, "w")
-    kept_keys = key_bounds(catalyst, touched, child.bounds)
-    shown = Node(
-        "Aggregate",
-        "recompute touched groups",
-        ", ".join(texts(results)),
-        texts(touched),
-        until("input rows by group", grouped_rows.expiry),
-        shuffle=True,
-        children=(child.node,),
-    )
-    change = weight.toAttribute()
-    if calls_python(catalyst, results):
-        skip = catalyst.negative(version)
-        named = [catalyst.alias(key, f"k{i}") for i, key in enumerate(touched)]
-        called = [skipping(build, result, skip) for result in results]
-        grouped = catalyst.aggregate([*keys, version], [*called, *named, weight], plan)
-        groups = [name.toAttribute() for name in named]
-        grouped, change = keep_outputs(build, grouped, change, groups, kept_keys)
-        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
-    else:
-        grouped = catalyst.aggregate([*keys, version], [*results, weight], plan)
-    return Delta(
-        grouped,
-        change,
-        shown,
-        single=not touched,
-        endless=child.endless and bool(keys),
-        bounds=projected(catalyst, results, {**attribute_bounds(touched, kept_keys), **sessions}),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """All rows of the touched groups, before and after the epoch.
-
-    Attributes:
-        plan: the columns under their own ids.
-        version: the attribute that is -1 before and +1 after.
-        real: with a first row the attribute that tells real rows from the one that a global
-            aggregate begins with.
-        expiry: which rows of the state a watermark makes useless.
-    """
-
-    plan: Plan
-    version: Expression
-    real: Expression | None
-    expiry: list[Expiry]
-
-
-def versions(
-    build: Build,
-    child: Delta,
-    keys: list[Expression],
-    columns: list[Expression],
-    *,
-    first_row: bool = False,
-    sessions: Bounds = NO_BOUNDS,
-) -> Versions:
-    """Keep the rows of a child by keys, and give those of the touched groups twice.
+def _finished(
+    build: Build, aggregation: _Aggregation, reduced: DataFrame, key_ids: list[Expression]
+) -> tuple[Plan, Expression, list[Expression]]:
+    """Let Spark finish accumulators as it finishes buffers of its own.
 
     Args:
-        sessions: bounds of columns that are sessions.
+        key_ids: attributes or aliases of the keys.
+
+    Returns:
+        the plan of the results, the attribute of its weight, and the results' expressions.
     """
-    names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
-    inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
-    frame = build.named(child, inputs)
-    if first_row:
-        names = numbered("c", len(columns) + 1)
-        real = f"c{len(columns)}"
-        once = _first_row(build, frame).selectExpr("*", f"false as {real}")
-        frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
-    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
-    if child.keys != texts(keys):
-        rows = build.shuffled(rows, single=not keys)
-    out = [rows.schema[name] for name in names]
-    places = {column.exprId().id(): name for column, name in zip(columns, names, strict=False)}
-    kept = attribute_bounds(keys, key_bounds(build.catalyst, keys, child.bounds))
-    expiry = [Expiry(ROWS, places[key], bound) for key, bound in kept.items() if key in places]
-    expiry += [Expiry(ROWS, places[key], bound, sessions=True) for key, bound in sessions.items()]
-    versioned = build.run(rows, Regroup(len(names)), out, single=not keys, expiry=expiry)
-    plan, others = build.rebound(versioned, columns)
-    return Versions(plan, others[-1], others[0] if first_row else None, expiry)
+    catalyst, keys = build.catalyst, aggregation.keys
+    buffers = _buffers(aggregation.calls)
+    typed = (f"{sql} as b{i}" for i, (sql, _) in enumerate(buffers))
+    finished = reduced.selectExpr(*aggregation.names, *typed, "w")
+    plan, others = build.rebound(finished, [*key_ids, *(attribute for _, attribute in buffers)])
+    by_id = {call.expression.resultId().id(): call.expression for call in aggregation.calls}
+
+    def finish(expression: Expression) -> Expression | None:
+        if kind(expression) == "AggregateExpression":
+            function = by_id[expression.resultId().id()].aggregateFunction()
+            return function.evaluateExpression()
+        for key, key_id in zip(keys, key_ids, strict=True):
+            if key is not key_id and expression.semanticEquals(key):
+                return key_id.toAttribute()
+        return None
+
+    results = [catalyst.rewrite(result, finish) for result in aggregation.results]
+    weight = others[0]
+    return catalyst.project([*results, weight], plan), weight, results
 
 
-def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
-    """Window functions over the touched partitions; stacked ones of one partitioning at once."""
-    partition = items(node.partitionSpec())
-    wanted = texts(partition)
-    stack, below = [node], node.child()
-    while kind(below) == "Window" and texts(items(below.partitionSpec())) == wanted:
-        stack.append(below)
-        below = below.child()
-    child = lower(below)
-    rows = versions(build, child, partition, items(below.output()))
-    plan, version = rows.plan, rows.version
-    python = calls_python(
-        build.catalyst, [e for one in stack for e in items(one.windowExpressions())]
-    )
-    skip = build.catalyst.negative(version) if python else None
-    if child.endless and not rows.expiry:
-        build.grows(f"the rows by {', '.join(wanted) or 'nothing'}", PARTITION_BY_TIME)
-    for one in reversed(stack):
-        functions = items(one.windowExpressions())
-        if skip is not None:
-            functions = [skipping(build, function, skip) for function in functions]
-        plan = build.catalyst.window(one, functions, [*partition, version], plan)
-    shown = Node(
-        "Window",
-        "recompute touched partitions",
-        "; ".join(text(one) for one in stack),
-        wanted,
-        until("input rows by partition", rows.expiry),
-        shuffle=child.keys != wanted,
-        children=(child.node,),
-    )
-    kept = key_bounds(build.catalyst, partition, child.bounds)
-    if skip is not None:
-        plan, version = keep_outputs(build, plan, version, partition, kept)
-        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
-    return Delta(
-        plan,
-        version,
-        shown,
-        single=not partition,
-        endless=child.endless,
-        bounds=attribute_bounds(partition, kept),
-    )
+def _buffers(calls: list[_LinearCall]) -> list[tuple[str, Expression]]:
+    """Return SQL of each aggregation buffer over the accumulators, and the buffer's attribute."""
+    buffers = []
+    measures = extremes = 0
+    for call in calls:
+        places = {f"m{i}": f"m{measures + i}" for i in range(len(call.kept.measures))}
+        places["x"] = f"x{extremes}"
+        attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
+        for finish, attribute in zip(call.kept.buffers, attributes, strict=True):
+            typed = f"cast({finish.format(**places)} as {sql_type(type_of(attribute))})"
+            buffers.append((typed, attribute))
+        measures += len(call.kept.measures)
+        extremes += call.is_extreme
+    return buffers
+
+
+def _expiry(slots: Sequence[str], bounds: Mapping[int, Bound]) -> list[Expiry]:
+    """Return whose groups leave when a watermark has passed their keys `k0..`."""
+    return [Expiry(slot, f"k{place}", bound) for slot in slots for place, bound in bounds.items()]
+
+
+def _warn_of_growth(
+    build: Build, child: Delta, keys: list[Expression], values: bool, expiry: list[Expiry]
+) -> None:
+    """Warn of groups by time, which never end, and of kept values; other groups may be few."""
+    if not child.endless or expiry:
+        return
+    by_time = [key for key in keys if contains_type(type_of(key), _TIMES)]
+    if by_time or values:
+        shown = ", ".join(texts(keys)) or "all rows"
+        what = "the kept values of" if values and not by_time else "the groups by"
+        build.grows(f"{what} {shown}", PARTITION_BY_TIME)

@@ -1,10 +1,9 @@
-"""What all lowerings share: names, hashes, kernels, refusals, and the pieces of the compiled view."""
+"""What all lowerings share: the delta of a lowered node, and the compilation of one view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
@@ -12,39 +11,32 @@ from pyspark.sql.types import LongType, StructField, StructType
 from eddyline.changes import BUCKET
 from eddyline.errors import QueryError
 from eddyline.operators.base import Operator
-from eddyline.plan.catalyst import (
-    Catalyst,
-    Expression,
-    Plan,
-    contains_type,
-    items,
-    kind,
-    sql_type,
-    type_of,
-)
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
+from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
 from eddyline.plan.nodes import Leaf, Node, StatefulPart
-from eddyline.plan.rules import REFUSED_TYPES
+from eddyline.plan.refusals import TYPES, Refusal
+from eddyline.plan.render import text
+from eddyline.plan.types import column_type, contains_type
 
 PARTITION_BY_TIME = (
     "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
 )
 UNHASHABLE = ("map", "variant", "interval")
-FRAGMENT_MAX = 200
 
-Arrowed = Callable[..., object]
+ArrowFunction = Callable[..., object]  # as `mapInArrow` takes it
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A name that queries may read.
+    """A table, stream or view that queries can read.
 
     Attributes:
         append_only: no row is ever retracted.
         endless: it only ever grows: a stream, or a view that keeps its rows.
         bounds: of its columns, by their places.
         time: of a stream with a watermark the place of its event time.
-        late: these are the rows that came behind the watermark.
+        late: these are the rows that came after the watermark had passed them.
     """
 
     name: str
@@ -67,7 +59,7 @@ class Delta:
         append_only: no row is ever retracted.
         in_place: a row is retracted in the same bucket in which it was appended.
         single: all rows come out of one task.
-        keys: texts of the keys in whose buckets the rows lie, where that is known.
+        keys: identities of the keys in whose buckets the rows lie; None if that isn't known.
         endless: its rows grow without end.
         bounds: the least event times that changes can still have, by attribute.
     """
@@ -83,10 +75,23 @@ class Delta:
     bounds: Bounds = field(default_factory=dict)
 
     def through(self, plan: Plan, name: str, detail: str, bounds: Bounds | None = None) -> Delta:
-        """After a stateless operator; with other columns give their bounds."""
+        """Return the delta after a stateless operator; pass the bounds if the columns are others."""
         shown = Node(name, "stateless", detail, children=(self.node,))
         bounds = self.bounds if bounds is None else bounds
         return replace(self, plan=plan, node=shown, keys=None, bounds=bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingState:
+    """State of an operator that grows as long as a stream goes on.
+
+    Attributes:
+        what: which rows it keeps.
+        way_out: how to write the query so that rows leave.
+    """
+
+    what: str
+    way_out: str
 
 
 @dataclass(slots=True)
@@ -97,15 +102,15 @@ class Build:
         relations: for the id of each leaf's RDD the relation that it stands for.
         scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
         buckets: hash partitions of each stateful operator.
-        hash_bits: bits of the key hash that are used.
-        native: use the fast rules; otherwise the generic one wherever it can serve.
+        hash_bits: how many bits of the key hash are used.
+        native: use the fast rules; otherwise recompute wherever that is possible.
     """
 
     catalyst: Catalyst
     view: str
     relations: dict[int, Relation]
-    scan: Callable[[Leaf, StructType], Arrowed]
-    task: Callable[[StatefulPart, StructType], Arrowed]
+    scan: Callable[[Leaf, StructType], ArrowFunction]
+    task: Callable[[StatefulPart, StructType], ArrowFunction]
     buckets: int
     scan_tasks: int
     hash_bits: int
@@ -114,14 +119,14 @@ class Build:
     parts: list[StatefulPart] = field(default_factory=list)
     constants: dict[str, DataFrame] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    growing: list[str] = field(default_factory=list)
+    growing: list[GrowingState] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
 
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
-        """A frame of the given expressions under plain names, and the weight as `w`."""
+        """Return a frame of expressions under plain names, with the weight as `w`."""
         catalyst = self.catalyst
-        for expression, name in inputs:
-            self.check_type(expression, name)
+        for expression, _ in inputs:
+            self.check_type(expression)
         aliases = [catalyst.alias(expression, name) for expression, name in inputs]
         weight = catalyst.alias(delta.weight, "w")
         return catalyst.frame(catalyst.project([*aliases, weight], delta.plan))
@@ -129,7 +134,7 @@ class Build:
     def rebound(
         self, frame: DataFrame, attributes: Sequence[Expression]
     ) -> tuple[Plan, list[Expression]]:
-        """A frame's first columns under the ids of the given attributes; the others follow.
+        """Give a frame's first columns the ids of attributes; the other columns follow.
 
         Returns:
             the plan, and the attributes of the other columns.
@@ -144,15 +149,15 @@ class Build:
         return self.catalyst.project([*bound, *others], plan), others
 
     def hashed(self, frame: DataFrame, keys: Sequence[str], rest: Sequence[str]) -> DataFrame:
-        """The hash of the keys as `h`, the columns `rest`, the weight. The hash is only an index."""
+        """Return the hash of the keys as `h`, the columns `rest`, the weight. The hash is only an index."""
         hashable = [k for k in keys if not contains_type(frame.schema[k].dataType, UNHASHABLE)]
-        text = f"xxhash64({', '.join(hashable)})" if hashable else "42L"
+        key_hash = f"xxhash64({', '.join(hashable)})" if hashable else "42L"
         if self.hash_bits < 64:
-            text = f"{text} & {(1 << self.hash_bits) - 1}L"
-        return frame.selectExpr(f"{text} as h", *rest, "w")
+            key_hash = f"{key_hash} & {(1 << self.hash_bits) - 1}L"
+        return frame.selectExpr(f"{key_hash} as h", *rest, "w")
 
     def normalised(self, frame: DataFrame, keys: Sequence[str]) -> DataFrame:
-        """The frame with keys as Spark groups by them: one zero, one NaN."""
+        """Return the frame with keys as Spark groups by them: one zero, one NaN."""
         forms = {
             name: _NORMALISED[column_type(frame, name)].format(name)
             for name in keys
@@ -163,7 +168,7 @@ class Build:
         )
 
     def shuffled(self, rows: DataFrame, *, single: bool) -> DataFrame:
-        """The rows in the buckets that their hash says; in one task if there is only one key."""
+        """Shuffle rows into the buckets of their hash, or into one task if there are no keys."""
         return rows.repartition(1 if single else self.buckets, "h")
 
     def run(
@@ -175,7 +180,7 @@ class Build:
         single: bool,
         expiry: Sequence[Expiry] = (),
     ) -> DataFrame:
-        """The output of a stateful operator over rows that lie in their buckets already."""
+        """Add a stateful operator over rows that are in their buckets; return its output."""
         buckets = 1 if single else self.buckets
         part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
@@ -185,8 +190,17 @@ class Build:
         return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
 
     def grows(self, what: str, way_out: str) -> None:
-        """Warn that an operator's state grows as long as a stream goes on."""
-        self.growing.append(f"the state of {what} grows as long as the stream goes on: {way_out}")
+        """Note that an operator's state grows as long as a stream goes on."""
+        self.growing.append(GrowingState(what, way_out))
+
+    @property
+    def growth_warning(self) -> str:
+        """One warning about all state of the view that grows; empty if none does."""
+        if not self.growing:
+            return ""
+        first, *others = dict.fromkeys(self.growing)
+        more = f" (and {len(others)} more of its states)" if others else ""
+        return f"the state of {first.what}{more} grows with the stream: {first.way_out}"
 
     def leaf(
         self,
@@ -196,14 +210,14 @@ class Build:
         time: int | None = None,
         late: bool = False,
     ) -> DataFrame:
-        """A frame that reads what the epoch gives to a new leaf."""
+        """Add a leaf; return the frame of the changes that each epoch brings to it."""
         leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
         numbers = self.catalyst.session.range(0, self.scan_tasks, 1, self.scan_tasks)
         return numbers.mapInArrow(self.scan(leaf, schema), schema)  # type: ignore[arg-type]
 
     def constant(self, rows: DataFrame) -> DataFrame:
-        """A frame that gives the rows (columns `c0..`) once, in the view's first epoch, with `w`."""
+        """Return a frame that has the rows (columns `c0..` and `w`) in the view's first epoch only."""
         rows = rows.selectExpr("*", "1L as w")
         frame = self.leaf("", range(len(rows.columns) - 1), rows.schema)
         self.constants[self.leaves[-1].name] = rows
@@ -221,31 +235,22 @@ class Build:
                     self._need_all(items(child.output()))
 
     def _need_all(self, attributes: Sequence[Expression]) -> None:
-        self.needed.update(attribute.exprId().id() for attribute in attributes)
+        self.needed.update(map(id_of, attributes))
 
-    def check_type(self, expression: Expression, name: str) -> None:
-        """Refuse a column whose type can't travel between Spark and the kernels."""
+    def check_type(self, expression: Expression) -> None:
+        """Refuse a column whose type can't travel between Spark and the operators."""
         data_type = type_of(expression)
-        for refused, way_out in REFUSED_TYPES.items():
+        for refused, refusal in TYPES.items():
             if contains_type(data_type, (refused,)):
-                raise self.refused(
-                    f"a column of type {data_type.simpleString()} can't be kept",
-                    way_out,
-                    fragment=expression,
-                    condition="UNSUPPORTED_TYPE",
-                )
+                raise self.refused(refusal.about(type=data_type.simpleString()), text(expression))
 
-    def refused(
-        self, why: str, way_out: str, *, fragment: object = None, condition: str = "NOT_LIVE"
-    ) -> QueryError:
-        """The error for a query that can't be kept live."""
-        return QueryError(
-            why,
-            condition=condition,
-            hint=way_out,
-            view=self.view,
-            fragment=None if fragment is None else text(fragment),
-        )
+    def refused(self, refusal: Refusal, fragment: str | None = None) -> QueryError:
+        """Return the error for this view.
+
+        Args:
+            fragment: the part of the query that is refused.
+        """
+        return refusal.error(self.view, fragment)
 
 
 _NORMALISED = {
@@ -270,28 +275,11 @@ _LISTS_ITS_INPUT = frozenset(
 
 
 def until(state: str, expiry: Sequence[Expiry]) -> str:
-    """What an operator keeps, and for how long."""
+    """Return what an operator keeps, and for how long."""
     streams = dict.fromkeys(stream for one in expiry for stream in one.bound.streams)
     return f"{state}, until the watermark of {', '.join(streams)} has passed" if streams else state
 
 
-def text(node: Any) -> str:
-    """A node or expression in short, for people."""
-    shown = node.simpleString(FRAGMENT_MAX) if hasattr(node, "children") else str(node)
-    line = " ".join(str(shown).split())
-    return line if len(line) <= FRAGMENT_MAX else line[: FRAGMENT_MAX - 3] + "..."
-
-
-def texts(nodes: Sequence[Any]) -> tuple[str, ...]:
-    """Several in short."""
-    return tuple(text(node) for node in nodes)
-
-
-def condition_text(option: Plan) -> str:
-    """A Scala Option of an expression, for people."""
-    return text(option.get()) if option.isDefined() else ""
-
-
-def column_type(frame: DataFrame, column: str) -> str:
-    """A column's type as SQL writes it."""
-    return sql_type(frame.schema[column].dataType)
+def identities(expressions: Sequence[Expression]) -> tuple[str, ...]:
+    """Return texts by which expressions over the same plan are the same ones."""
+    return tuple(expression.toString() for expression in expressions)

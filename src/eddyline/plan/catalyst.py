@@ -1,12 +1,11 @@
-"""The bridge to Spark's logical plans: the only module that touches JVM plan objects.
+"""The bridge to Spark's logical plans: the only module that reaches into the JVM through py4j.
 
 This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses other versions.
-Plans and expressions are py4j handles here and opaque everywhere else.
+`plan/logical.py` says which methods of plans and expressions the other modules use.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -15,16 +14,12 @@ import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, _parse_datatype_json_string
 from pyspark.sql.udf import UserDefinedFunction
 
-from eddyline.changes import quoted
 from eddyline.errors import EngineError
+from eddyline.plan.logical import Expression, Filter, Join, Plan, Seq, items, kind
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
-
-Plan = Any  # a JVM LogicalPlan
-Expression = Any  # a JVM Expression
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
@@ -57,14 +52,15 @@ class Catalyst:
 
     def analyzed(self, query: str) -> Plan:
         """Parse and resolve a query."""
-        return self.session.sql(query)._jdf.queryExecution().analyzed()
+        return self.plan(self.session.sql(query))
 
     def optimized(self, plan: Plan) -> Plan:
-        """Spark's optimiser on a resolved plan."""
-        return self.frame(plan)._jdf.queryExecution().optimizedPlan()
+        """Return what Spark's optimiser makes of a resolved plan."""
+        optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()
+        return optimized
 
     def nodes(self, plan: Plan) -> Iterator[Plan]:
-        """All nodes of a plan, subqueries in expressions included."""
+        """Yield all nodes of a plan, those of subqueries in expressions included."""
         yield plan
         for child in items(plan.children()):
             yield from self.nodes(child)
@@ -72,35 +68,36 @@ class Catalyst:
             yield from self.nodes(subquery)
 
     def expressions(self, root: Expression) -> Iterator[Expression]:
-        """An expression and all below it."""
+        """Yield an expression and all below it."""
         yield root
         for child in items(root.children()):
             yield from self.expressions(child)
 
     def find(self, root: Expression, accept: Callable[[str], bool]) -> list[Expression]:
-        """The topmost expressions whose class name is accepted."""
+        """Return the topmost expressions whose class name is accepted."""
         if accept(kind(root)):
             return [root]
         return [hit for child in items(root.children()) for hit in self.find(child, accept)]
 
     def subqueries(self, root: Expression) -> list[Expression]:
-        """The scalar subqueries in an expression."""
+        """Return the scalar subqueries in an expression."""
         return self.find(root, lambda name: name == "ScalarSubquery")
 
     def holds_subquery(self, plan: Plan) -> bool:
-        """Whether an expression anywhere in a plan holds a plan of its own."""
+        """Return whether an expression anywhere in a plan holds a plan of its own."""
         patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         return bool(plan.containsPattern(patterns.PLAN_EXPRESSION()))
 
     def rdd_id(self, leaf: Plan) -> int:
-        """Which RDD a LogicalRDD leaf stands for."""
+        """Return the id of the RDD that a LogicalRDD leaf stands for."""
         return int(leaf.rdd().id())
 
-    def equi_join_keys(self, join: Plan) -> tuple[list[Expression], list[Expression], Expression]:
-        """Left keys, right keys, and the rest of the condition (None if there is none)."""
-        found = self._object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(
-            join
-        )
+    def equi_join_keys(
+        self, join: Join
+    ) -> tuple[list[Expression], list[Expression], Expression | None]:
+        """Return left keys, right keys, and the rest of the condition if there is any."""
+        extractor = self._object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys")
+        found = extractor.unapply(join)
         if found.isEmpty():
             condition = join.condition()
             return [], [], condition.get() if condition.isDefined() else None
@@ -109,47 +106,51 @@ class Catalyst:
         return items(parts._2()), items(parts._3()), rest.get() if rest.isDefined() else None
 
     def moment(self, expression: Expression) -> str:
-        """The text that a date or timestamp is made of when the query is compiled; empty if of none.
+        """Return the text that Spark makes a date or timestamp of when it compiles the query.
 
-        Of `TIMESTAMP 'now'` the parser leaves a value and the place in the query, of a cast of a
-        constant the optimiser leaves a value.
+        Empty for every other expression. Of `TIMESTAMP 'now'` the parser keeps the value and the
+        place in the query; a cast of a constant text is one until the optimiser evaluates it.
         """
         name = kind(expression)
         if name not in ("Literal", "Cast", *_PARSED):
             return ""
         if expression.dataType().simpleString() not in ("date", "timestamp", "timestamp_ntz"):
             return ""
-        if name != "Literal":
-            child = expression.left() if name in _PARSED else expression.child()
-            if not child.foldable() or child.dataType().simpleString() != "string":
-                return ""
-            try:
-                return str(child.eval(None) or "")
-            except Py4JJavaError:  # a function that only the optimiser makes one to evaluate
-                return ""
-        origin = expression.origin()
-        places = origin.sqlText(), origin.startIndex(), origin.stopIndex()
-        if not all(place.isDefined() for place in places):
+        if name == "Literal":
+            return self._literal_text(expression)
+        child = expression.left() if name in _PARSED else expression.child()
+        if not child.foldable() or child.dataType().simpleString() != "string":
             return ""
-        query, start, stop = (place.get() for place in places)
-        text = query[start : stop + 1].strip("\"'").replace('"', "'").rpartition("'")[2]
+        try:
+            return str(child.eval(None) or "")
+        except Py4JJavaError:  # a function that can't be evaluated before the optimiser replaces it
+            return ""
+
+    def _literal_text(self, literal: Expression) -> str:
+        """Return the text within a literal like `TIMESTAMP 'now'`, as the query has it."""
+        origin = literal.origin()
+        query, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+        if not (query.isDefined() and start.isDefined() and stop.isDefined()):
+            return ""
+        written = query.get()[start.get() : stop.get() + 1]
+        text = written.strip("\"'").replace('"', "'").rpartition("'")[2]
         parser = self._object("org.apache.spark.sql.catalyst.util.SparkParserUtils")
         return str(parser.unescapeSQLString(f"'{text}'", False))
 
     def is_session(self, key: Expression) -> bool:
-        """Whether Spark merges the values of a grouping key that overlap, as `session_window` asks."""
+        """Return whether a grouping key is a `session_window`, whose overlapping values merge."""
         return kind(key) == "AttributeReference" and bool(key.metadata().contains(_SESSION))
 
     def is_window(self, named: Expression) -> bool:
-        """Whether an alias or attribute is what `window` gives."""
+        """Return whether an alias or attribute is the result of `window`."""
         return bool(named.metadata().contains(_WINDOW))
 
     def window_marks(self, named: Expression) -> dict[str, bool]:
-        """By which Spark's `window_time` and GROUP BY know a column that holds windows."""
+        """Return the metadata by which `window_time` and GROUP BY know a column of windows."""
         return {mark: True for mark in (_WINDOW, _SESSION) if named.metadata().contains(mark)}
 
     def window_length(self, struct: Expression) -> int:
-        """Microseconds between start and end of a window as `window` computes it."""
+        """Return the microseconds between start and end of a window as `window` computes it."""
         reference = items(struct.references().toSeq())[0]
         over = self.rewrite(struct, lambda e: self._input(e) if e == reference else None)
         window = over.eval(self._row(reference, 0))
@@ -158,14 +159,18 @@ class Catalyst:
     def function_of(
         self, expression: Expression, argument: Expression
     ) -> tuple[Expression, Expression]:
-        """An expression as a function of one that occurs in it, for `least_from`."""
+        """Return an expression as a function of one that occurs in it, for `least_from`.
+
+        Returns:
+            the expression over an input, and the input.
+        """
         given = self._input(argument)
         return self.rewrite(expression, lambda e: given if e == argument else None), given
 
     def least_from(self, function: Expression, argument: Expression, value: int) -> int:
-        """The least value of a rising function from `value` on.
+        """Return the least value that a rising function has for an argument from `value` on.
 
-        What rises with local time falls back with it when summer time ends, and no more than that.
+        A function of local time falls back by an hour when summer time ends, and no more than that.
         """
         found = function.eval(self._row(argument, value))
         if argument.dataType().simpleString() == "timestamp":
@@ -179,12 +184,12 @@ class Catalyst:
 
     @cached_property
     def _zone_rules(self) -> Any:
-        """When the clocks of the session's time zone are changed."""
+        """The changes of the clock in the session's time zone."""
         zone = self.session.conf.get("spark.sql.session.timeZone")
         return self._jvm.java.time.ZoneId.of(zone).getRules()
 
     def _input(self, like: Expression) -> Expression:
-        return self._make(f"{_EXPRESSIONS}.BoundReference", 0, like.dataType(), True)
+        return self._expression("BoundReference", 0, like.dataType(), True)
 
     def _row(self, like: Expression, value: int) -> Any:
         row = self._make(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
@@ -199,42 +204,42 @@ class Catalyst:
 
     # -- building --------------------------------------------------------------------------
 
-    def alias(self, expression: Expression, name: str, attribute: Expression = None) -> Expression:
-        """`expression AS name`, with the identity of `attribute` or a new one."""
+    def alias(
+        self, expression: Expression, name: str, attribute: Expression | None = None
+    ) -> Expression:
+        """Return `expression AS name`, with the id of `attribute` or a new one."""
         new = self._jvm.org.apache.spark.sql.catalyst.expressions
         given = new.NamedExpression.newExprId() if attribute is None else attribute.exprId()
         nothing = self._jvm.scala.Option.apply(None)
-        return self._make(
-            f"{_EXPRESSIONS}.Alias", expression, name, given, self.seq([]), nothing, self.seq([])
+        return self._expression(
+            "Alias", expression, name, given, self.seq([]), nothing, self.seq([])
         )
 
     def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
-        """A Project node."""
-        return self._make(f"{_LOGICAL}.Project", self.seq(expressions), child)
+        """Return a Project node."""
+        return self._node("Project", self.seq(expressions), child)
 
     def filter(self, condition: Expression, child: Plan) -> Plan:
-        """A Filter node."""
-        return self._make(f"{_LOGICAL}.Filter", condition, child)
+        """Return a Filter node."""
+        return self._node("Filter", condition, child)
 
     def union(self, children: Sequence[Plan]) -> Plan:
-        """A Union node, by position."""
-        return self._make(f"{_LOGICAL}.Union", self.seq(children), False, False)
+        """Return a Union node, by position."""
+        return self._node("Union", self.seq(children), False, False)
 
     def left_outer_cross(self, left: Plan, right: Plan) -> Plan:
-        """Each left row with each right row, or with nulls where there is none."""
+        """Return each left row with each right row, or with nulls where there is none."""
         nothing = self._jvm.scala.Option.apply(None)
         outer = self._object("org.apache.spark.sql.catalyst.plans.LeftOuter")
         hint = self._object(f"{_LOGICAL}.JoinHint").NONE()
-        return self._make(f"{_LOGICAL}.Join", left, right, outer, nothing, hint)
+        return self._node("Join", left, right, outer, nothing, hint)
 
     def aggregate(
         self, keys: Sequence[Expression], results: Sequence[Expression], child: Plan
     ) -> Plan:
-        """An Aggregate node."""
+        """Return an Aggregate node."""
         nothing = self._jvm.scala.Option.apply(None)
-        return self._make(
-            f"{_LOGICAL}.Aggregate", self.seq(keys), self.seq(results), child, nothing
-        )
+        return self._node("Aggregate", self.seq(keys), self.seq(results), child, nothing)
 
     def window(
         self,
@@ -243,9 +248,9 @@ class Catalyst:
         partition: Sequence[Expression],
         child: Plan,
     ) -> Plan:
-        """The Window node `node` with other functions and partitions over another child."""
-        return self._make(
-            f"{_LOGICAL}.Window",
+        """Return a Window node with other functions and partitions over another child."""
+        return self._node(
+            "Window",
             self.seq(functions),
             self.seq(partition),
             node.orderSpec(),
@@ -254,54 +259,59 @@ class Catalyst:
         )
 
     def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
-        """The Expand node `node` with `extra` passed through each projection."""
+        """Return an Expand node with `extra` passed through each projection."""
         projections = [
             self.seq([*items(projection), extra]) for projection in items(node.projections())
         ]
         output = self.seq([*items(node.output()), extra])
-        return self._make(f"{_LOGICAL}.Expand", self.seq(projections), output, child)
+        return self._node("Expand", self.seq(projections), output, child)
 
     def with_child(self, node: Plan, child: Plan) -> Plan:
-        """The node over another child."""
+        """Return the node over another child."""
         return node.withNewChildren(self.seq([child]))
 
     def negative(self, number: Expression) -> Expression:
-        """number < 0, for a BIGINT."""
+        """Return `number < 0`, for a BIGINT."""
         zero = items(self.plan(self.session.range(0).selectExpr("0L")).projectList())[0].child()
-        return self._make(f"{_EXPRESSIONS}.LessThan", number, zero)
+        return self._expression("LessThan", number, zero)
 
     def negated(self, condition: Expression) -> Expression:
-        """NOT condition."""
-        return self._make(f"{_EXPRESSIONS}.Not", condition)
+        """Return `NOT condition`."""
+        return self._expression("Not", condition)
 
     def map_expressions(
         self, node: Plan, change: Callable[[Expression], Expression | None]
     ) -> Plan | None:
-        """The node with `rewrite` applied to its expressions; None for a kind not known here."""
+        """Return the node with its expressions rewritten; None for a node not known here."""
         name = kind(node)
         if name == "Project":
             return self.project(
                 [self.rewrite(e, change) for e in items(node.projectList())], node.child()
             )
         if name == "Filter":
-            return self.filter(self.rewrite(node.condition(), change), node.child())
+            return self.filter(self.rewrite(cast("Filter", node).condition(), change), node.child())
         if name == "Aggregate":
             results = [self.rewrite(e, change) for e in items(node.aggregateExpressions())]
             keys = [self.rewrite(e, change) for e in items(node.groupingExpressions())]
             return self.aggregate(keys, results, node.child())
-        if name == "Join" and node.condition().isDefined():
-            condition = self.rewrite(node.condition().get(), change)
-            some = self._jvm.scala.Option.apply(condition)
-            return self._make(
-                f"{_LOGICAL}.Join", node.left(), node.right(), node.joinType(), some, node.hint()
-            )
+        if name == "Join":
+            return self._map_condition(cast("Join", node), change)
         return None
 
+    def _map_condition(
+        self, join: Join, change: Callable[[Expression], Expression | None]
+    ) -> Plan | None:
+        if not join.condition().isDefined():
+            return None
+        condition = self._jvm.scala.Option.apply(self.rewrite(join.condition().get(), change))
+        left, right = join.left(), join.right()
+        return self._node("Join", left, right, join.joinType(), condition, join.hint())
+
     def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
-        """The aggregate call restricted to the rows where `condition` holds as well."""
+        """Return the aggregate call over the rows where `condition` holds as well."""
         present = call.filter()
         if present.isDefined():
-            condition = self._make(f"{_EXPRESSIONS}.And", present.get(), condition)
+            condition = self._expression("And", present.get(), condition)
         some = self._jvm.scala.Option.apply(condition)
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
 
@@ -309,22 +319,22 @@ class Catalyst:
         """Make the DISTINCT aggregates look like plain ones to the optimiser, and remember them.
 
         The optimiser rewrites several DISTINCT aggregates into a form whose second level is not
-        linear. `distinct_arguments` tells the hidden ones again by their result's id.
+        linear. `distinct_arguments` recognises the hidden ones by their result's id.
         """
         hidden = plan
         if kind(plan) == "Aggregate":
-            hidden = self.map_expressions(plan, self._hide_distinct)
+            hidden = self.map_expressions(plan, self._hide_distinct) or plan
         children = [self.hide_distinct(child) for child in items(hidden.children())]
         return hidden.withNewChildren(self.seq(children)) if children else hidden
 
     def distinct_arguments(self, call: Expression) -> list[Expression] | None:
-        """The arguments of a DISTINCT aggregate, hidden or not; None for any other."""
+        """Return the arguments of a DISTINCT aggregate, hidden or not; None for any other."""
         if call.isDistinct() or call.resultId().id() in self._hidden:
             return items(call.aggregateFunction().children())
         return None
 
     def shown_distinct(self, root: Expression) -> Expression:
-        """The expression with hidden DISTINCT aggregates turned back into real ones."""
+        """Return the expression with hidden DISTINCT aggregates turned back into real ones."""
 
         def change(node: Expression) -> Expression | None:
             if kind(node) != "AggregateExpression" or self.distinct_arguments(node) is None:
@@ -347,7 +357,7 @@ class Catalyst:
         return root.withNewChildren(self.seq(rewritten))
 
     def python_function(self, call: Expression) -> Callable[..., Any]:
-        """The function behind a Python UDF, as the user's program has registered it."""
+        """Return the function behind a Python UDF, as the user's program registered it."""
         command = bytes(call.func().command().unsafeArray())
         function, _ = CPickleSerializer().loads(command)
         return cast("Callable[..., Any]", function)
@@ -355,8 +365,8 @@ class Catalyst:
     def python_call(
         self, function: UserDefinedFunction, arguments: Sequence[Expression], like: Expression
     ) -> Expression:
-        """A call of a Python function; of an aggregate with the result's id of `like`."""
-        made = function._judf.builder(self.seq(arguments))
+        """Return a call of a Python function; an aggregate gets the result's id of `like`."""
+        made: Expression = function._judf.builder(self.seq(arguments))
         if kind(like) != "AggregateExpression":
             return made
         return self._call(like, made, False, like.filter())
@@ -364,45 +374,48 @@ class Catalyst:
     # -- frames ----------------------------------------------------------------------------
 
     def frame(self, plan: Plan) -> DataFrame:
-        """A DataFrame over a plan."""
+        """Return a DataFrame over a plan."""
         jdf = self._object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, plan)
         return DataFrame(jdf, self.session)
 
     def plan(self, frame: DataFrame) -> Plan:
-        """The resolved plan under a DataFrame."""
-        return frame._jdf.queryExecution().analyzed()
+        """Return the resolved plan of a DataFrame."""
+        analyzed: Plan = frame._jdf.queryExecution().analyzed()
+        return analyzed
 
     def executable(self, frame: DataFrame) -> Plan:
-        """The physical plan of a DataFrame; run it with `run`.
+        """Return the physical plan of a DataFrame; run it with `run`.
 
-        No operator may go: behind a condition that is never true it keeps its state all the same.
+        The optimiser may not remove operators below a condition that is never true: they keep state.
         """
         conf = self._jsession.conf()
         excluded = conf.get(_EXCLUDED_RULES)
         conf.set(_EXCLUDED_RULES, f"{excluded},{_PRUNING}")
         try:
-            return frame._jdf.queryExecution().executedPlan()
+            physical: Plan = frame._jdf.queryExecution().executedPlan()
         finally:
             conf.set(_EXCLUDED_RULES, excluded)
+        return physical
 
     def run(self, physical: Plan) -> None:
         """Execute a fresh copy of a physical plan for its side effects.
 
-        A copy, because a plan remembers its shuffles: run again as it is, Spark would take the
-        map outputs of the last time. Copying takes milliseconds where planning takes many.
+        A copy, because a plan keeps its shuffles: run again, it would reuse the map outputs of the
+        last time. Copying is much faster than planning again.
         """
         self._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._jsession)
         physical.clone().execute().count()
 
     # -- small things ----------------------------------------------------------------------
 
-    def seq(self, values: Sequence[Any]) -> Any:
-        """A Scala Seq."""
-        return self._jvm.PythonUtils.toSeq(list(values))
+    def seq(self, values: Sequence[Any]) -> Seq[Any]:
+        """Return a Scala Seq."""
+        made: Seq[Any] = self._jvm.PythonUtils.toSeq(list(values))
+        return made
 
     def _call(self, call: Expression, function: Any, distinct: bool, condition: Any) -> Expression:
-        return self._make(
-            f"{_EXPRESSIONS}.aggregate.AggregateExpression",
+        return self._expression(
+            "aggregate.AggregateExpression",
             function,
             call.mode(),
             distinct,
@@ -418,12 +431,13 @@ class Catalyst:
             return None
         self._hidden.add(node.resultId().id())
         # as if they could be null: for others the optimiser turns count(x) into count(1)
-        name = f"{_EXPRESSIONS}.KnownNullable"
-        arguments = [self._make(name, argument) for argument in items(function.children())]
+        arguments = [
+            self._expression("KnownNullable", argument) for argument in items(function.children())
+        ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
 
     def _object(self, name: str) -> Any:
-        """A Scala singleton object."""
+        """Return a Scala singleton object."""
         found = self._classes.get(name)
         if found is None:
             java_class = (
@@ -434,6 +448,14 @@ class Catalyst:
             found = self._classes[name] = java_class.getField("MODULE$").get(None)
         return found
 
+    def _node(self, name: str, *arguments: Any) -> Plan:
+        made: Plan = self._make(f"{_LOGICAL}.{name}", *arguments)
+        return made
+
+    def _expression(self, name: str, *arguments: Any) -> Expression:
+        made: Expression = self._make(f"{_EXPRESSIONS}.{name}", *arguments)
+        return made
+
     def _make(self, name: str, *arguments: Any) -> Any:
         found: Any = self._classes.get("new " + name)
         if found is None:
@@ -442,61 +464,3 @@ class Catalyst:
                 found = getattr(found, part)
             self._classes["new " + name] = found
         return found(*arguments)
-
-
-def items(sequence: Any) -> list[Any]:
-    """A Scala Seq as a list."""
-    return [sequence.apply(i) for i in range(sequence.size())]
-
-
-def kind(node: Any) -> str:
-    """The simple class name of a plan node or expression."""
-    name: str = node.getClass().getSimpleName()
-    return name.removesuffix("$")
-
-
-def type_of(expression: Expression) -> DataType:
-    """An expression's type."""
-    return _parse_datatype_json_string(expression.dataType().json())
-
-
-def sql_type(data_type: DataType) -> str:
-    """A type as SQL writes it, names of fields quoted."""
-    if isinstance(data_type, StructType):
-        parts = [f"{quoted(f.name)}: {sql_type(f.dataType)}" for f in data_type]
-        return f"struct<{', '.join(parts)}>"
-    if isinstance(data_type, ArrayType):
-        return f"array<{sql_type(data_type.elementType)}>"
-    if isinstance(data_type, MapType):
-        return f"map<{sql_type(data_type.keyType)}, {sql_type(data_type.valueType)}>"
-    return data_type.simpleString()
-
-
-def schema_of(attributes: Sequence[Expression]) -> StructType:
-    """The schema of a list of attributes, all nullable."""
-    schema = StructType()
-    for attribute in attributes:
-        schema.add(attribute.name(), type_of(attribute), True)
-    return schema
-
-
-def contains_type(data_type: DataType, names: Sequence[str]) -> bool:
-    """Whether a type is or contains one of the named types, as in its JSON form.
-
-    A name that ends in a space stands for all types that begin so.
-    """
-    starts = tuple(name if name.endswith(" ") else f"{name}(" for name in names)
-
-    def search(document: Any) -> bool:
-        if isinstance(document, str):
-            return document in names or document.startswith(starts)
-        if isinstance(document, dict):
-            parts = [
-                v
-                for k, v in document.items()
-                if k in ("type", "elementType", "keyType", "valueType", "fields")
-            ]
-            return any(search(part) for part in parts)
-        return any(search(part) for part in document)
-
-    return search(json.loads(data_type.json()))

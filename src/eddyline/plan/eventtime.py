@@ -9,55 +9,22 @@ PVLDB 8(12), 2015, call the bound the low watermark.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from eddyline.plan.catalyst import Catalyst, Expression, items, kind, type_of
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.logical import Expression, id_of, items, kind, type_of
 
 END = "end"  # the field of a window that is compared
 
-# Expressions that never fall when their one argument that isn't constant rises.
-_RISING = frozenset(
-    (
-        "AddMonths",
-        "Ceil",
-        "DateAdd",
-        "DateAddYMInterval",
-        "DateFromUnixDate",
-        "DateSub",
-        "Floor",
-        "KnownNotNull",
-        "KnownNullable",
-        "LastDay",
-        "MicrosToTimestamp",
-        "MillisToTimestamp",
-        "PreciseTimestampConversion",
-        "SecondsToTimestamp",
-        "TruncDate",
-        "TruncTimestamp",
-        "UnixDate",
-        "UnixMicros",
-        "UnixMillis",
-        "UnixSeconds",
-        "UnixTimestamp",
-        "Year",
-    )
-)
-_BY_INTERVAL = frozenset(("TimestampAddInterval", "DateAddInterval"))
-_SHORT_UNITS = frozenset(
-    ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY", "DAYOFYEAR", "WEEK")
-)
-_SUMS = frozenset(("Add", "Subtract"))
-_PRODUCTS = frozenset(("Multiply", "Divide", "IntegralDivide"))
 _ORDERED_TYPES = ("timestamp", "timestamp_ntz", "date", "bigint", "int", "smallint", "double")
-_WIDE = frozenset(("timestamp", "timestamp_ntz", "date", "bigint", "double"))
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A rising expression, and the place in it where its argument comes in."""
+    """An expression that never falls as its argument rises, and its argument."""
 
     expression: Expression
     argument: Expression
@@ -65,17 +32,17 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A value that follows from a stream's watermark: by shifts (microseconds) and functions, in order."""
+    """A value computed from a stream's watermark by shifts (microseconds) and functions, in order."""
 
     stream: str
     steps: tuple[int | Function, ...] = ()
 
     def then(self, *steps: int | Function) -> Term:
-        """With further steps behind."""
+        """Return the term with further steps."""
         return replace(self, steps=(*self.steps, *steps))
 
     def value(self, catalyst: Catalyst, watermark: int) -> int:
-        """The value for a watermark (microseconds since 1970), as Spark keeps values of its type."""
+        """Return the value for a watermark (microseconds since 1970), as Spark stores its type."""
         at = watermark
         for step in self.steps:
             if isinstance(step, int):
@@ -87,11 +54,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No change from now on has a value below the least of some terms; null it may be.
+    """A guarantee: every later change has a value at or above the least of some terms, or null.
 
     Attributes:
-        field: the field of a struct that the bound is about; empty for the value itself.
-        length: of a window in microseconds, where all have the same; None where not.
+        field: the field of a struct that the bound applies to; empty for the value itself.
+        length: of a window in microseconds; None where windows differ in length.
     """
 
     terms: tuple[Term, ...]
@@ -99,18 +66,18 @@ class Bound:
     length: int | None = None
 
     def then(self, *steps: int | Function) -> Bound:
-        """The bound of what the steps make of a plain value."""
+        """Return the bound of a plain value after further steps."""
         return Bound(tuple(term.then(*steps) for term in self.terms))
 
     def least(self, catalyst: Catalyst, watermarks: Mapping[str, int]) -> int | None:
-        """The bound for given watermarks by stream; None while one of them has none yet."""
+        """Return the bound for watermarks by stream; None while one of the streams has none."""
         if any(term.stream not in watermarks for term in self.terms):
             return None
         return min(term.value(catalyst, watermarks[term.stream]) for term in self.terms)
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams whose watermarks it follows."""
+        """The streams on whose watermarks the bound depends."""
         return tuple(dict.fromkeys(term.stream for term in self.terms))
 
 
@@ -123,7 +90,7 @@ class Expiry:
     """Rows of an arrangement whose `column` is below a bound are never looked up again.
 
     Attributes:
-        sessions: rows leave with their whole session only: a chain of overlapping structs.
+        sessions: the rows of a session, a chain of overlapping structs, leave together.
     """
 
     slot: str
@@ -133,12 +100,12 @@ class Expiry:
 
 
 def stream_bound(stream: str) -> Bound:
-    """The bound of a stream's event-time column."""
+    """Return the bound of a stream's event-time column."""
     return Bound((Term(stream),))
 
 
 def lowest(*bounds: Bound | None) -> Bound | None:
-    """What holds of a value that follows one of the bounds, not known which; None if one is missing."""
+    """Return the bound of a value that has one of several bounds; None if one is missing."""
     known = [bound for bound in bounds if bound is not None]
     if len(known) < len(bounds) or len({bound.field for bound in known}) != 1:
         return None
@@ -148,10 +115,10 @@ def lowest(*bounds: Bound | None) -> Bound | None:
 
 
 def bound_of(catalyst: Catalyst, expression: Expression, bounds: Bounds) -> Bound | None:
-    """The bound of an expression, given those of the attributes it is made of; None if there is none."""
+    """Return the bound of an expression over attributes with bounds; None if it has none."""
     name = kind(expression)
     if name == "AttributeReference":
-        return bounds.get(expression.exprId().id())
+        return bounds.get(id_of(expression))
     if name == "Alias":
         if kind(expression.child()) == "CreateNamedStruct":
             return _window(catalyst, expression.child(), expression, bounds)
@@ -168,31 +135,89 @@ def bound_of(catalyst: Catalyst, expression: Expression, bounds: Bounds) -> Boun
 
 
 def _argument(name: str, expression: Expression) -> Expression | None:
-    """The one argument with which a rising expression rises; None for any other expression."""
+    """Return the one argument with which a rising expression rises; None for any other expression."""
     children = items(expression.children())
     varying = [child for child in children if not child.foldable()]
     if name == "Subtract" and _is_remainder(children[1], children[0]):
         return children[0]
     if len(varying) != 1:
         return None
-    if name == "Cast":
-        rises = type_of(expression).simpleString() in _WIDE
-    elif name in _SUMS:
-        rises = name == "Add" or varying[0] is children[0]
-    elif name in _PRODUCTS:
-        constant = children[1].eval(None) if varying[0] is children[0] else None
-        rises = isinstance(constant, int | float) and constant > 0
-    elif name in _BY_INTERVAL:  # by months it doesn't rise: their days are cut off, their hours not
-        rises = any(type_of(child).typeName() == "daytimeinterval" for child in children)
-    elif name == "TimestampAdd":
-        rises = str(expression.unit()).upper() in _SHORT_UNITS
-    else:
-        rises = name in _RISING
-    return varying[0] if rises else None
+    rises = _RISING.get(name)
+    return varying[0] if rises is not None and rises(expression, children, varying[0]) else None
+
+
+Rises = Callable[[Expression, Sequence[Expression], Expression], bool]
+
+_WIDE_TYPES = frozenset(("timestamp", "timestamp_ntz", "date", "bigint", "double"))
+_SHORT_UNITS = frozenset(
+    ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY", "DAYOFYEAR", "WEEK")
+)
+
+
+def _always(_: Expression, __: Sequence[Expression], ___: Expression) -> bool:
+    return True
+
+
+def _to_wide_type(expression: Expression, _: Sequence[Expression], __: Expression) -> bool:
+    return type_of(expression).simpleString() in _WIDE_TYPES
+
+
+def _as_first(_: Expression, children: Sequence[Expression], varying: Expression) -> bool:
+    return varying is children[0]
+
+
+def _by_positive(_: Expression, children: Sequence[Expression], varying: Expression) -> bool:
+    constant = children[1].eval(None) if varying is children[0] else None
+    return isinstance(constant, int | float) and constant > 0
+
+
+def _by_days(_: Expression, children: Sequence[Expression], __: Expression) -> bool:
+    """Months are excluded: Jan 30 20:00 is before Jan 31 10:00, but a month later it is after it."""
+    return any(type_of(child).typeName() == "daytimeinterval" for child in children)
+
+
+def _by_short_unit(expression: Expression, _: Sequence[Expression], __: Expression) -> bool:
+    return str(expression.unit()).upper() in _SHORT_UNITS
+
+
+# By class name in Catalyst: when an expression never falls as its one varying argument rises.
+_RISING: dict[str, Rises] = {
+    "Cast": _to_wide_type,
+    "Add": _always,
+    "Subtract": _as_first,
+    "Multiply": _by_positive,
+    "Divide": _by_positive,
+    "IntegralDivide": _by_positive,
+    "TimestampAddInterval": _by_days,
+    "DateAddInterval": _by_days,
+    "TimestampAdd": _by_short_unit,
+    "AddMonths": _always,
+    "Ceil": _always,
+    "DateAdd": _always,
+    "DateAddYMInterval": _always,
+    "DateFromUnixDate": _always,
+    "DateSub": _always,
+    "Floor": _always,
+    "KnownNotNull": _always,
+    "KnownNullable": _always,
+    "LastDay": _always,
+    "MicrosToTimestamp": _always,
+    "MillisToTimestamp": _always,
+    "PreciseTimestampConversion": _always,
+    "SecondsToTimestamp": _always,
+    "TruncDate": _always,
+    "TruncTimestamp": _always,
+    "UnixDate": _always,
+    "UnixMicros": _always,
+    "UnixMillis": _always,
+    "UnixSeconds": _always,
+    "UnixTimestamp": _always,
+    "Year": _always,
+}
 
 
 def _is_remainder(expression: Expression, value: Expression) -> bool:
-    """Whether an expression is `value - c` modulo m, as Spark's `window` writes it."""
+    """Return whether an expression is `value - c` modulo m, as Spark's `window` writes it."""
     if kind(expression) != "CaseWhen" or not expression.elseValue().isDefined():
         return False
     rest = expression.elseValue().get()
@@ -210,7 +235,7 @@ def _is_remainder(expression: Expression, value: Expression) -> bool:
 
 
 def _field(bound: Bound | None, expression: Expression) -> Bound | None:
-    """The bound of a window's start or end."""
+    """Return the bound of a window's start or end."""
     if bound is None or bound.field != END:
         return None
     if expression.ordinal() == 1:
@@ -221,7 +246,7 @@ def _field(bound: Bound | None, expression: Expression) -> Bound | None:
 def _window(
     catalyst: Catalyst, struct: Expression, shown: Expression, bounds: Bounds
 ) -> Bound | None:
-    """The bound of what Spark's `window` or `session_window` has become."""
+    """Return the bound of the struct that Spark's `window` or `session_window` makes."""
     tumbling, session = catalyst.is_window(shown), catalyst.is_session(shown.toAttribute())
     if not (tumbling or session):
         return None
@@ -241,14 +266,14 @@ def _window(
 
 
 def projected(catalyst: Catalyst, outputs: Iterable[Expression], bounds: Bounds) -> Bounds:
-    """The bounds of a projection's outputs."""
+    """Return the bounds of a projection's outputs."""
     if not bounds:
         return NO_BOUNDS
     found = {}
     for output in outputs:
         bound = bound_of(catalyst, output, bounds)
         if bound is not None:
-            found[output.exprId().id()] = bound
+            found[id_of(output)] = bound
     return found
 
 
@@ -258,7 +283,7 @@ def expanded(
     outputs: Sequence[Expression],
     bounds: Bounds,
 ) -> Bounds:
-    """The bounds of the outputs of several projections of each row."""
+    """Return the bounds of the outputs of several projections of each row."""
     if not bounds:
         return NO_BOUNDS
     found = {}
@@ -272,29 +297,26 @@ def expanded(
                 given.append(bound_of(catalyst, value, bounds))
         bound = lowest(*given) if given else None
         if bound is not None:
-            found[output.exprId().id()] = bound
+            found[id_of(output)] = bound
     return found
 
 
 def same_places(
     outputs: Sequence[Expression], inputs: Sequence[Sequence[Expression]], bounds: Sequence[Bounds]
 ) -> Bounds:
-    """The bounds of a union's outputs."""
+    """Return the bounds of a union's outputs."""
     found = {}
     for place, output in enumerate(outputs):
         bound = lowest(
-            *(
-                known.get(one[place].exprId().id())
-                for one, known in zip(inputs, bounds, strict=True)
-            )
+            *(known.get(id_of(one[place])) for one, known in zip(inputs, bounds, strict=True))
         )
         if bound is not None:
-            found[output.exprId().id()] = bound
+            found[id_of(output)] = bound
     return found
 
 
 def key_bounds(catalyst: Catalyst, keys: Sequence[Expression], bounds: Bounds) -> dict[int, Bound]:
-    """The bounds of grouping keys, by their places."""
+    """Return the bounds of grouping keys, by their places."""
     found = (
         {place: bound_of(catalyst, key, bounds) for place, key in enumerate(keys)} if bounds else {}
     )
@@ -302,9 +324,9 @@ def key_bounds(catalyst: Catalyst, keys: Sequence[Expression], bounds: Bounds) -
 
 
 def attribute_bounds(attributes: Sequence[Expression], kept: Mapping[int, Bound]) -> Bounds:
-    """The bounds of those keys that are attributes, by their ids."""
+    """Return the bounds of those keys that are attributes, by their ids."""
     return {
-        attributes[place].exprId().id(): bound
+        id_of(attributes[place]): bound
         for place, bound in kept.items()
         if kind(attributes[place]) in ("AttributeReference", "Alias")
     }

@@ -1,4 +1,4 @@
-"""A compiled view as text: the same for the command line, the console and the golden tests."""
+"""A compiled view as text, the same for the command line, the console and tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DETAIL_MAX = 96
 
 
 def explain_text(compiled: Compiled, stage: str) -> str:
-    """The stage `dag`, `logical` or `physical` of a compiled view."""
+    """Return the stage `dag`, `logical` or `physical` of a compiled view as text."""
     if stage == "dag":
         return dag_text(compiled)
     if stage == "logical":
@@ -27,9 +27,9 @@ def explain_text(compiled: Compiled, stage: str) -> str:
 
 
 def dag_text(compiled: Compiled) -> str:
-    """Parts and levels, and for each operator its class, rule, keys and state.
+    """Return the parts and levels, and for each operator its class, rule, keys and state.
 
-    A part is what lies between two shuffles; its level is the number of shuffles below it, plus one.
+    A part is the operators between two shuffles; its level is the number of shuffles below it, plus one.
     """
     lines: list[str] = []
     parts = list(_parts(compiled.node))
@@ -61,7 +61,7 @@ def _line(depth: int, node: Node) -> str:
 
 
 def _parts(root: Node) -> Iterator[tuple[Node, list[tuple[int, Node]]]]:
-    """The parts from the result downwards, each with its operators and their depth in it."""
+    """Yield the parts from the result downwards, each with its operators and their depth in it."""
     members: list[tuple[int, Node]] = []
     below: list[Node] = []
 

@@ -1,8 +1,9 @@
-"""Lowering of joins: bilinear pairs, rows without a match, existence."""
+"""Lowering of joins of every type and condition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -10,10 +11,15 @@ from pyspark.sql.types import BooleanType, StructField
 
 from eddyline.operators.base import numbered
 from eddyline.operators.join import LEFT, RIGHT, Join, JoinKind
-from eddyline.plan.build import Build, Delta, column_type, condition_text, text, texts, until
-from eddyline.plan.catalyst import Catalyst, Expression, Plan, items, kind, sql_type, type_of
+from eddyline.plan.build import Build, Delta, until
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry, bound_of, lowest
+from eddyline.plan.logical import Expression, id_of, items, kind, type_of
+from eddyline.plan.logical import Join as JoinNode
 from eddyline.plan.nodes import Node
+from eddyline.plan.refusals import JOIN_TYPE
+from eddyline.plan.render import condition_text, join_text, texts
+from eddyline.plan.types import column_type, sql_type
 
 _KINDS = {
     "Inner": JoinKind.INNER,
@@ -29,22 +35,22 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One input of a join: its delta, the columns wanted of it, its keys."""
+    """One input of a join: its delta, the columns that are needed, its keys."""
 
     delta: Delta
     columns: list[Expression]
     keys: list[Expression]
 
     def place(self, expression: Expression) -> int | None:
-        """Which of the columns an expression is; None if it is none."""
+        """Return the place of an expression among the columns; None if it is no column."""
         if kind(expression) != "AttributeReference":
             return None
-        ids = [column.exprId().id() for column in self.columns]
-        wanted = expression.exprId().id()
+        ids = [id_of(column) for column in self.columns]
+        wanted = id_of(expression)
         return ids.index(wanted) if wanted in ids else None
 
     def bound(self, catalyst: Catalyst, expression: Expression) -> Bound | None:
-        """The bound of an expression over this side."""
+        """Return the bound of an expression over this side."""
         return bound_of(catalyst, expression, self.delta.bounds)
 
 
@@ -54,18 +60,18 @@ _TIME_OF_BOTH = (
 )
 
 
-def join(build: Build, node: Plan, left: Delta, right: Delta) -> Delta:
-    """A join of any type and condition."""
+def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
+    """Lower a join of any type and condition."""
     name = kind(node.joinType())
     how = _KINDS.get(name)
     if how is None:
-        raise build.refused(f"join type {name} is not known", "use another join", fragment=node)
+        raise build.refused(JOIN_TYPE.about(name=name), join_text(node))
     left_keys, right_keys, rest = build.catalyst.equi_join_keys(node)
     most = node.right().maxRows()
     if not left_keys and not (most.isDefined() and int(most.get()) <= 1):
         build.warnings.append(
             "a join without an equality compares every row of one side with every row of the "
-            f"other, in one task: {text(node)}"
+            f"other, in one task: {join_text(node)}"
         )
     one = _Side(left, items(node.left().output()), left_keys)
     two = _Side(right, items(node.right().output()), right_keys)
@@ -79,8 +85,8 @@ def join(build: Build, node: Plan, left: Delta, right: Delta) -> Delta:
     return _with_rest(build, node, how, one, two)
 
 
-def _pairs(build: Build, node: Plan, left: _Side, right: _Side) -> Delta:
-    """The inner join: the kernel pairs by hash, the condition decides."""
+def _pairs(build: Build, node: JoinNode, left: _Side, right: _Side) -> Delta:
+    """Lower the inner join: the operator pairs rows by hash, the condition filters the pairs."""
     pairs = _matched(build, node, JoinKind.INNER, left, right)
     if not node.condition().isDefined():
         return pairs
@@ -88,12 +94,12 @@ def _pairs(build: Build, node: Plan, left: _Side, right: _Side) -> Delta:
     return replace(pairs, plan=plan)
 
 
-def _matched(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Side) -> Delta:
-    """Pairs, and with an outer join the rows without a match, padded with nulls."""
+def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _Side) -> Delta:
+    """Return the pairs, and with an outer join the rows without a match, padded with nulls."""
     condition = node.condition().get() if node.condition().isDefined() else None
-    met = _meetings(build, how, left, right, condition)
+    met = _time_of_pairs(build.catalyst, how, left, right, condition)
     _warn_of_growth(build, node, left, right, met.expiry)
-    frame = _kernel(build, how, left, right, met.expiry)
+    frame = _operator(build, how, left, right, met.expiry)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "bilinear" if how is JoinKind.INNER else "bilinear, match counts",
@@ -118,57 +124,83 @@ def _matched(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Side)
 
 
 @dataclass(frozen=True, slots=True)
-class _Meetings:
-    """What a join's condition says of time: whose rows can meet no later one, and the output's bounds."""
+class _TimeOfPairs:
+    """What a join's condition implies about event time.
+
+    Attributes:
+        expiry: which rows can pair with no later row and may leave; a retraction must still find its
+            row.
+        bounds: of the output's columns.
+    """
 
     expiry: list[Expiry]
-    bounds: Bounds
+    bounds: dict[int, Bound]
 
 
-def _meetings(
-    build: Build, how: JoinKind, left: _Side, right: _Side, condition: Expression | None
-) -> _Meetings:
-    """Rows whose partners are all behind the watermark can leave; a retraction must still find its row."""
-    catalyst = build.catalyst
-    expiry: list[Expiry] = []
-    bounds: dict[int, Bound] = {}
+def _time_of_pairs(
+    catalyst: Catalyst, how: JoinKind, left: _Side, right: _Side, condition: Expression | None
+) -> _TimeOfPairs:
+    found = _TimeOfPairs([], {})
+    if how is not JoinKind.INNER:
+        _by_common_keys(catalyst, found, left, right)
+        return found
+    for one, two in zip(left.keys, right.keys, strict=True):
+        _by_partner(catalyst, found, LEFT, left, one, right.bound(catalyst, two))
+        _by_partner(catalyst, found, RIGHT, right, two, left.bound(catalyst, one))
+    if condition is not None:
+        _by_comparisons(catalyst, found, left, right, condition)
+    return found
 
-    def met(slot: str, side: _Side, column: Expression, partner: Bound | None) -> None:
-        """Rows of a side meet only partners that keep `column` at or above a bound."""
-        place, own = side.place(column), side.bound(catalyst, column)
-        either = lowest(own, partner)
-        kept = partner if side.delta.append_only else either
-        if place is not None and kept is not None:
-            expiry.append(Expiry(slot, f"{slot[0]}{place}", kept))
-        if place is not None and either is not None:
-            bounds[column.exprId().id()] = either
 
+def _by_common_keys(catalyst: Catalyst, found: _TimeOfPairs, left: _Side, right: _Side) -> None:
+    """Add the rows of both sides whose key is at or above a bound on both."""
     for number, (one, two) in enumerate(zip(left.keys, right.keys, strict=True)):
-        of_left, of_right = left.bound(catalyst, one), right.bound(catalyst, two)
-        if how is JoinKind.INNER:
-            met(LEFT, left, one, of_right)
-            met(RIGHT, right, two, of_left)
+        both = lowest(left.bound(catalyst, one), right.bound(catalyst, two))
+        if both is None:
             continue
-        both = lowest(of_left, of_right)
-        if both is not None:
-            expiry += [Expiry(slot, f"k{number}", both) for slot in (LEFT, RIGHT)]
-            for side, key in ((left, one), (right, two)):
-                if side.place(key) is not None:
-                    bounds[key.exprId().id()] = both
-    if how is JoinKind.INNER and condition is not None:
-        for larger, smaller in _orders(condition):
-            column, shift = _shifted(larger)
-            for slot, mine, other in ((LEFT, left, right), (RIGHT, right, left)):
-                if mine.place(column) is None or not _is_over(smaller, other):
-                    continue
-                least = other.bound(catalyst, smaller)
-                if least is not None and not least.field:
-                    met(slot, mine, column, least.then(-shift) if shift else least)
-    return _Meetings(expiry, bounds)
+        found.expiry.extend(Expiry(slot, f"k{number}", both) for slot in (LEFT, RIGHT))
+        for side, key in ((left, one), (right, two)):
+            if side.place(key) is not None:
+                found.bounds[id_of(key)] = both
+
+
+def _by_partner(
+    catalyst: Catalyst,
+    found: _TimeOfPairs,
+    slot: str,
+    side: _Side,
+    column: Expression,
+    partner: Bound | None,
+) -> None:
+    """Add the rows of a side whose `column` must be at or above a bound of the partner's rows."""
+    place = side.place(column)
+    if place is None:
+        return
+    either = lowest(side.bound(catalyst, column), partner)
+    kept = partner if side.delta.append_only else either
+    if kept is not None:
+        found.expiry.append(Expiry(slot, f"{slot[0]}{place}", kept))
+    if either is not None:
+        found.bounds[id_of(column)] = either
+
+
+def _by_comparisons(
+    catalyst: Catalyst, found: _TimeOfPairs, left: _Side, right: _Side, condition: Expression
+) -> None:
+    """Add the rows whose time the condition compares with the time of the other side."""
+    for larger, smaller in _orders(condition):
+        column, shift = _shifted(larger)
+        for slot, mine, other in ((LEFT, left, right), (RIGHT, right, left)):
+            if mine.place(column) is None or not _is_over(smaller, other):
+                continue
+            least = other.bound(catalyst, smaller)
+            if least is not None and not least.field:
+                partner = least.then(-shift) if shift else least
+                _by_partner(catalyst, found, slot, mine, column, partner)
 
 
 def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
-    """The comparisons that must all hold, as (larger or equal, smaller)."""
+    """Yield the comparisons that must all hold, as (larger or equal, smaller)."""
     name = kind(condition)
     if name == "And":
         yield from _orders(condition.left())
@@ -180,7 +212,7 @@ def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
 
 
 def _shifted(expression: Expression) -> tuple[Expression, int]:
-    """`column + interval` as the column and microseconds; any other expression by itself."""
+    """Return `column + interval` as the column and microseconds; any other expression and 0."""
     if kind(expression) == "TimestampAddInterval":
         column, interval = items(expression.children())
         shift = interval.eval(None) if interval.foldable() else None
@@ -190,27 +222,27 @@ def _shifted(expression: Expression) -> tuple[Expression, int]:
 
 
 def _is_over(expression: Expression, side: _Side) -> bool:
-    ids = {column.exprId().id() for column in side.columns}
-    return all(e.exprId().id() in ids for e in items(expression.references().toSeq()))
+    ids = {id_of(column) for column in side.columns}
+    return all(id_of(e) in ids for e in items(expression.references().toSeq()))
 
 
 def _warn_of_growth(
-    build: Build, node: Plan, left: _Side, right: _Side, expiry: list[Expiry]
+    build: Build, node: JoinNode, left: _Side, right: _Side, expiry: list[Expiry]
 ) -> None:
     kept = {one.slot for one in expiry}
     for slot, side in ((LEFT, left), (RIGHT, right)):
         if side.delta.endless and slot not in kept:
-            build.grows(f"the {slot} side of {text(node)}", _TIME_OF_BOTH)
+            build.grows(f"the {slot} side of the {join_text(node)}", _TIME_OF_BOTH)
 
 
 def _flagged(
-    build: Build, node: Plan, left: _Side, right: _Side, detail: str, *, null_safe: bool = False
+    build: Build, node: JoinNode, left: _Side, right: _Side, detail: str, *, null_safe: bool = False
 ) -> tuple[Delta, Expression]:
-    """The left rows and an attribute that says whether the right side has their key."""
+    """Return the left rows and an attribute that says whether the right side has their key."""
     right = _Side(right.delta, [], right.keys)
-    met = _meetings(build, JoinKind.EXISTS, left, right, None)
+    met = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
     _warn_of_growth(build, node, left, right, met.expiry)
-    frame = _kernel(build, JoinKind.EXISTS, left, right, met.expiry, null_safe=null_safe)
+    frame = _operator(build, JoinKind.EXISTS, left, right, met.expiry, null_safe=null_safe)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "match counts",
@@ -233,8 +265,8 @@ def _flagged(
     return flagged, flag
 
 
-def _by_flag(build: Build, node: Plan, flagged: Delta, flag: Expression) -> Delta:
-    """What a semi, anti or existence join makes of flagged left rows."""
+def _by_flag(build: Build, node: JoinNode, flagged: Delta, flag: Expression) -> Delta:
+    """Return the result of a semi, anti or existence join over flagged left rows."""
     catalyst = build.catalyst
     name = kind(node.joinType())
     columns = items(node.left().output())
@@ -248,63 +280,68 @@ def _by_flag(build: Build, node: Plan, flagged: Delta, flag: Expression) -> Delt
     return replace(flagged, plan=plan)
 
 
-def _with_rest(build: Build, node: Plan, how: JoinKind, left: _Side, right: _Side) -> Delta:
-    """Outer, semi and anti joins with more than equalities in the condition.
+def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _Side) -> Delta:
+    """Lower outer, semi and anti joins with more than equalities in the condition.
 
-    The inner join is kept as usual; which rows of a side have a match is then an equality join
-    again: of the side with the pairs, by the whole row.
+    The inner join gives the pairs. A second join, of a side with the pairs by the whole row, tells
+    which rows of the side have a match.
     """
     pairs = _pairs(build, node, left, right)
-
-    def by_row(side: _Side) -> tuple[Delta, Expression]:
-        whole = _Side(side.delta, side.columns, side.columns)
-        matches = _Side(pairs, [], side.columns)
-        return _flagged(build, node, whole, matches, "rows with a pair", null_safe=True)
-
     if how is JoinKind.EXISTS:
-        return _by_flag(build, node, *by_row(left))
+        return _by_flag(build, node, *_flagged_by_row(build, node, left, pairs))
     branches = [pairs]
     for wanted, side in ((how.keeps_left, left), (how.keeps_right, right)):
         if wanted:
-            flagged, flag = by_row(side)
+            flagged, flag = _flagged_by_row(build, node, side, pairs)
             plan = build.catalyst.filter(build.catalyst.negated(flag), flagged.plan)
             branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
-    united = None
-    for branch in branches:
-        frame = _padded(build, branch, columns)
-        united = frame if united is None else united.unionAll(frame)
-    assert united is not None
+    padded = [_padded(build, branch, columns) for branch in branches]
+    plan, others = build.rebound(functools.reduce(DataFrame.unionAll, padded), columns)
     shown = Node(
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
-    plan, others = build.rebound(united, columns)
-    having = [(branch.bounds, _ids(branch)) for branch in branches] if pairs.bounds else []
-    bounds = {
-        column: lowest(*(known.get(column) for known, ids in having if column in ids))
-        for column in pairs.bounds
-    }
     return Delta(
         plan,
         others[0],
         shown,
         endless=any(branch.endless for branch in branches),
-        bounds={column: bound for column, bound in bounds.items() if bound is not None},
+        bounds=_common_bounds(branches),
     )
 
 
+def _flagged_by_row(
+    build: Build, node: JoinNode, side: _Side, pairs: Delta
+) -> tuple[Delta, Expression]:
+    """Return the rows of a side and an attribute that says whether they are in a pair."""
+    whole = _Side(side.delta, side.columns, side.columns)
+    matches = _Side(pairs, [], side.columns)
+    return _flagged(build, node, whole, matches, "rows with a pair", null_safe=True)
+
+
+def _common_bounds(branches: list[Delta]) -> Bounds:
+    """Return the bounds of the union of pairs and rows without one; these lack some columns."""
+    pairs = branches[0]
+    if not pairs.bounds:
+        return {}
+    known = [(branch.bounds, _ids(branch)) for branch in branches]
+    bounds = {
+        column: lowest(*(bounds.get(column) for bounds, ids in known if column in ids))
+        for column in pairs.bounds
+    }
+    return {column: bound for column, bound in bounds.items() if bound is not None}
+
+
 def _ids(delta: Delta) -> set[int]:
-    return {attribute.exprId().id() for attribute in items(delta.plan.output())}
+    return {id_of(attribute) for attribute in items(delta.plan.output())}
 
 
 def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
-    """The columns that a delta has, and nulls for the others."""
+    """Return the columns that a delta has, and nulls for the others."""
     have = _ids(delta)
     names = numbered("c", len(columns))
     present = [
-        (column, name)
-        for column, name in zip(columns, names, strict=True)
-        if column.exprId().id() in have
+        (column, name) for column, name in zip(columns, names, strict=True) if id_of(column) in have
     ]
     frame = build.named(delta, present)
     return frame.selectExpr(
@@ -318,7 +355,7 @@ def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
     )
 
 
-def _kernel(
+def _operator(
     build: Build,
     how: JoinKind,
     left: _Side,
@@ -327,14 +364,16 @@ def _kernel(
     *,
     null_safe: bool = False,
 ) -> DataFrame:
-    """Both sides in one frame, shuffled by key, through the join kernel."""
+    """Bring both sides into one frame, shuffled by key, and run the join operator over it."""
     keys = numbered("k", len(left.keys))
     names = (numbered("l", len(left.columns)), numbered("r", len(right.columns)))
     kept_keys = [] if how is JoinKind.INNER else list(keys)
     sides = []
     for number, side in enumerate((left, right)):
-        inputs = [*zip(side.keys, keys, strict=True)]
-        inputs += zip(side.columns, names[number], strict=True)
+        inputs = [
+            *zip(side.keys, keys, strict=True),
+            *zip(side.columns, names[number], strict=True),
+        ]
         frame = build.named(side.delta, inputs)
         present = " and ".join(f"{key} is not null" for key in keys) or "true"
         matchable = "true" if null_safe else present
@@ -343,14 +382,10 @@ def _kernel(
             frame = frame.where("matchable")
         rest = ["matchable", *kept_keys, *names[number]]
         sides.append(build.hashed(frame, keys, rest).selectExpr("*", f"{number} as side"))
-    wires = []
-    for mine, other in ((sides[0], sides[1]), (sides[1], sides[0])):
-        columns = [
-            name if name in mine.columns else f"cast(null as {column_type(other, name)}) as {name}"
-            for name in ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
-        ]
-        wires.append(mine.selectExpr(*columns))
-    rows = build.shuffled(wires[0].unionAll(wires[1]), single=not keys)
+    columns = ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
+    first, second = sides
+    united = _completed(first, second, columns).unionAll(_completed(second, first, columns))
+    rows = build.shuffled(united, single=not keys)
     out = [rows.schema[name] for name in names[0]]
     if how is JoinKind.EXISTS:
         out.append(StructField("x", BooleanType()))
@@ -358,3 +393,13 @@ def _kernel(
         out += [rows.schema[name] for name in names[1]]
     operator = Join(how, len(kept_keys), len(left.columns), len(right.columns))
     return build.run(rows, operator, out, single=not keys, expiry=expiry)
+
+
+def _completed(frame: DataFrame, other: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return the columns, null where only the other frame has them."""
+    return frame.selectExpr(
+        *(
+            name if name in frame.columns else f"cast(null as {column_type(other, name)}) as {name}"
+            for name in columns
+        )
+    )

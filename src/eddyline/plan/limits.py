@@ -9,10 +9,14 @@ from pyspark.sql import DataFrame
 
 from eddyline.operators.base import numbered
 from eddyline.operators.top import SLOT, Top
-from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, text, texts, until
-from eddyline.plan.catalyst import Catalyst, Expression, Plan, contains_type, items, kind, type_of
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, identities, until
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
+from eddyline.plan.logical import Expression, Plan, items, kind, type_of
 from eddyline.plan.nodes import Node
+from eddyline.plan.refusals import SORT_KEY
+from eddyline.plan.render import node_text, texts
+from eddyline.plan.types import contains_type
 from eddyline.state.front import Ties
 
 NO_LIMIT = 2**61
@@ -29,14 +33,14 @@ class Order:
 
 
 def direction(order: Expression) -> Order:
-    """How a SortOrder expression sorts."""
+    """Return how a SortOrder expression sorts."""
     last = kind(order.nullOrdering()) == "NullsLast"
     return Order(kind(order.direction()) == "Descending", last)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """ORDER BY, LIMIT and OFFSET as they lie on top of a plan.
+    """ORDER BY, LIMIT and OFFSET on top of a plan.
 
     Attributes:
         below: the plan that they are applied to.
@@ -90,32 +94,32 @@ def chain(catalyst: Catalyst, node: Plan) -> Chain:
 
 
 def _leads_to_sort(catalyst: Catalyst, node: Plan) -> bool:
-    """Whether only limits and projections of a row's own values lie above a sort."""
+    """Return whether only limits and projections without subqueries are above a sort."""
     while kind(node) in ("Project", "GlobalLimit", "LocalLimit", "Offset"):
-        if _asks(catalyst, node):
+        if _has_subquery(catalyst, node):
             return False
         node = node.child()
     return kind(node) == "Sort"
 
 
-def _asks(catalyst: Catalyst, node: Plan) -> bool:
-    """Whether it is a projection with scalar subqueries."""
+def _has_subquery(catalyst: Catalyst, node: Plan) -> bool:
+    """Return whether a node is a projection with scalar subqueries."""
     return kind(node) == "Project" and any(map(catalyst.subqueries, items(node.projectList())))
 
 
 def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
-    """Limits over projections with scalar subqueries as the projections over the limits.
+    """Move projections with scalar subqueries from below limits to above them.
 
-    Which rows are left doesn't depend on these, and they would hide the sort below them.
+    They don't decide which rows are left, and they would hide the sort below them.
     """
     if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
         return node
     below = node.child()
     child = _subqueries_above(catalyst, below)
-    asking = child
-    while kind(asking) == "Project" and not _asks(catalyst, asking):
-        asking = asking.child()
-    if _asks(catalyst, asking):
+    computing = child
+    while kind(computing) == "Project" and not _has_subquery(catalyst, computing):
+        computing = computing.child()
+    if _has_subquery(catalyst, computing):
         lower = catalyst.with_child(node, child.child())
         return catalyst.with_child(child, _subqueries_above(catalyst, lower))
     return catalyst.with_child(node, child) if child is not below else node
@@ -124,7 +128,7 @@ def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
 def ordered(
     build: Build, node: Plan, lower: Callable[[Plan], Delta]
 ) -> tuple[Delta, list[Expression], tuple[Order, ...]]:
-    """A plan with ORDER BY on top: its rows with their sort keys as further columns.
+    """Lower a plan with ORDER BY on top: its rows, with their sort keys as further columns.
 
     Returns:
         the delta, the attributes of the sort keys in it, and how they sort.
@@ -136,7 +140,7 @@ def ordered(
 
 
 def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
-    """LIMIT somewhere within a query."""
+    """Lower a LIMIT within a query."""
     above = _subqueries_above(build.catalyst, node)
     if above is not node:
         return lower(above)
@@ -146,7 +150,7 @@ def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
 def _applied(
     build: Build, found: Chain, lower: Callable[[Plan], Delta]
 ) -> tuple[Delta, list[Expression]]:
-    """What a chain makes of the rows below it, with their sort keys as further columns."""
+    """Lower a chain over the rows below it, with their sort keys as further columns."""
     delta, keys = _with_keys(build, found, lower)
     if found.limited:
         delta, keys = _top(build, delta, found, keys)
@@ -154,7 +158,7 @@ def _applied(
         columns = [*items(project.projectList()), *keys, delta.weight]
         bounds = projected(build.catalyst, items(project.projectList()), delta.bounds)
         plan = build.catalyst.project(columns, delta.plan)
-        delta = delta.through(plan, "Project", text(project), bounds)
+        delta = delta.through(plan, "Project", node_text(project), bounds)
     return delta, keys
 
 
@@ -175,21 +179,16 @@ def _with_keys(
 def _top(
     build: Build, child: Delta, found: Chain, keys: Sequence[Expression]
 ) -> tuple[Delta, list[Expression]]:
-    """The best rows of each bucket, and of these the best of all."""
+    """Keep the best rows of each bucket, and of these the best of all."""
     for key in keys:
         if contains_type(type_of(key), UNSORTABLE):
-            raise build.refused(
-                f"LIMIT after ORDER BY a {type_of(key).simpleString()} is not known",
-                "order by the parts of the value",
-            )
+            raise build.refused(SORT_KEY.about(type=type_of(key).simpleString()))
     columns = items(found.below.output())
     names, sorts = numbered("c", len(columns)), numbered("s", len(keys))
     frame = build.named(child, [*zip(keys, sorts, strict=True), *zip(columns, names, strict=True)])
     out = [frame.schema[name] for name in (*sorts, *names)]
     descending, nulls_last = _directions(found.order())
     wanted = found.limit + found.offset
-    detail = f"{found.limit} rows" if found.limit < NO_LIMIT else "all rows"
-    detail += f" from place {found.offset}" if found.offset else ""
     order = ", ".join(texts(found.orders)) or "any order"
     shown = child.node
     rows = build.hashed(frame, names, [*sorts, *names])
@@ -198,18 +197,22 @@ def _top(
         local = Top(wanted, 0, len(columns), descending, nulls_last, append_only=only)
         spread = build.shuffled(rows, single=False)
         rows = build.run(_one_group(spread), local, out, single=False)
-        shown = Node(
-            "Top", "top of each bucket", f"{wanted} rows by {order}", (), "rows in order",
-            shuffle=True, children=(shown,),
-        )  # fmt: skip
+        shown = _top_node("top of each bucket", f"{wanted} rows by {order}", shown)
     final = Top(found.limit, found.offset, len(columns), descending, nulls_last)
     result = build.run(build.shuffled(_one_group(rows), single=True), final, out, single=True)
-    shown = Node(
-        "Top", "top of all", f"{detail} by {order}", (), "rows in order",
-        shuffle=True, children=(shown,),
-    )  # fmt: skip
+    shown = _top_node("top of all", f"{_places(found)} by {order}", shown)
     plan, others = build.rebound(result, [*keys, *columns])
     return Delta(plan, others[0], shown, in_place=True, single=True), list(keys)
+
+
+def _top_node(rule: str, detail: str, child: Node) -> Node:
+    return Node("Top", rule, detail, (), "rows in order", shuffle=True, children=(child,))
+
+
+def _places(found: Chain) -> str:
+    """Return which rows a limit and an offset keep, for people."""
+    rows = f"{found.limit} rows" if found.limit < NO_LIMIT else "all rows"
+    return f"{rows} from place {found.offset}" if found.offset else rows
 
 
 def _one_group(rows: DataFrame) -> DataFrame:
@@ -220,14 +223,15 @@ def _directions(orders: Sequence[Order]) -> tuple[tuple[bool, ...], tuple[bool, 
     return tuple(one.descending for one in orders), tuple(one.nulls_last for one in orders)
 
 
+_RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DENSE_RANK}
+
+
 def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
-    """The rows that a filter on row_number, rank or dense_rank can let through, of each partition."""
+    """Keep the rows that a filter on row_number, rank or dense_rank can let through."""
     child = lower(node.child())
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     sort_keys = [order.child() for order in orders]
-    unknown = any(contains_type(type_of(key), UNSORTABLE) for key in sort_keys)
-    nested = any(contains_type(type_of(key), NESTED) for key in partition)
-    if unknown or nested or not build.native:
+    if not (build.native and _is_sortable(sort_keys, partition)):
         return child  # the rows that it would leave out are left out by the filter as well
     columns = items(node.child().output())
     keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
@@ -248,25 +252,32 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     shuffled = build.shuffled(rows, single=single)
     result = build.run(shuffled, operator, out, single=single, expiry=expiry)
     plan, others = build.rebound(result.selectExpr(*names, "w"), columns)
-    shown = Node(
-        "Top",
-        "top of each group, append-only" if only else "top of each group",
-        f"{ties.value} <= {node.limit()} by {', '.join(texts(orders))}",
-        texts(partition),
-        until("rows at these places" if only else "rows in order", expiry),
-        shuffle=True,
-        children=(child.node,),
-    )
     return Delta(
         plan,
         others[0],
-        shown,
+        _group_top_node(node, child, ties, expiry),
         in_place=True,
         single=single,
-        keys=texts(partition),
+        keys=identities(partition),
         endless=child.endless,
         bounds=attribute_bounds(partition, kept),
     )
 
 
-_RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DENSE_RANK}
+def _is_sortable(sort_keys: Sequence[Expression], partition: Sequence[Expression]) -> bool:
+    """Return whether the operator can sort by the keys and compare the partitions."""
+    unknown = any(contains_type(type_of(key), UNSORTABLE) for key in sort_keys)
+    return not unknown and not any(contains_type(type_of(key), NESTED) for key in partition)
+
+
+def _group_top_node(node: Plan, child: Delta, ties: Ties, expiry: Sequence[Expiry]) -> Node:
+    only = child.append_only
+    return Node(
+        "Top",
+        "top of each group, append-only" if only else "top of each group",
+        f"{ties.value} <= {node.limit()} by {', '.join(texts(items(node.orderSpec())))}",
+        texts(items(node.partitionSpec())),
+        until("rows at these places" if only else "rows in order", expiry),
+        shuffle=True,
+        children=(child.node,),
+    )

@@ -2,13 +2,14 @@
 
 Each logical node is lowered to Catalyst nodes that work on deltas: the node's own columns, under
 their own ids, and one more column, the weight. A stateful node becomes a shuffle by key hash and
-one kernel. What comes out is again an ordinary Spark plan, which is planned once and run each epoch.
+one operator. The result is an ordinary Spark plan, which is planned once and run each epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
@@ -18,15 +19,27 @@ from eddyline.operators.base import numbered
 from eddyline.operators.hold import SLOT as PENDING
 from eddyline.operators.hold import Hold
 from eddyline.operators.result import Apply, Materialize
-from eddyline.plan.aggregates import aggregate, versions, window
-from eddyline.plan.build import Build, Delta, text, texts, until
-from eddyline.plan.catalyst import Expression, Plan, items, kind, type_of
+from eddyline.plan.aggregate import aggregate
+from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
+from eddyline.plan.logical import Expression, Join, Plan, id_of, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
-from eddyline.plan.rules import MOVING_MOMENTS, REFUSED_EXPRESSIONS, REFUSED_NODES
+from eddyline.plan.recompute import versions
+from eddyline.plan.refusals import (
+    DUPLICATE_COLUMN,
+    MISPLACED_SUBQUERY,
+    NO_FINAL_ROWS,
+    NODES,
+    UNKNOWN_NODE,
+    UNKNOWN_RELATION,
+    refused_part,
+)
+from eddyline.plan.render import node_text, texts
+from eddyline.plan.subqueries import without_scalar_subqueries
+from eddyline.plan.window import window
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,7 @@ class Compiled:
         frame: runs an epoch when it is executed.
         node: the DAG, for `explain`.
         schema: the columns that users see.
-        order: how the rows are sorted for users; the sort keys lie behind the columns.
+        order: how the rows are sorted for users; the sort keys come after the columns.
         append_only: no row is ever retracted.
         build: leaves, stateful parts, constants and warnings.
         order_types: types of the sort keys.
@@ -45,7 +58,7 @@ class Compiled:
         logical: Spark's optimised plan, as text.
         endless: its rows grow without end.
         bounds: the least event times that changes can still have, by places of columns.
-        final: of EMIT FINAL the column that tells when a row is final, and below which bound.
+        final: with EMIT FINAL the column whose value makes a row final, and below which bound.
     """
 
     frame: DataFrame
@@ -63,80 +76,89 @@ class Compiled:
 
 
 def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
-    """Compile a query; QueryError if it is wrong or no live view can keep it.
+    """Compile a query; QueryError if it is wrong or can't be kept live.
 
     Args:
         final: give each row once, when a watermark has passed it.
     """
     catalyst = build.catalyst
     analyzed = catalyst.analyzed(query)
-    _refuse(build, analyzed)
-    names = [attribute.name() for attribute in items(analyzed.output())]
-    folded = [name.lower() for name in names]
-    doubled = sorted({name for name in names if folded.count(name.lower()) > 1})
-    if doubled:
-        raise build.refused(
-            f"the result has several columns named {', '.join(doubled)}",
-            "give them different names with AS",
-            condition="DUPLICATE_COLUMN",
-        )
+    refused = refused_part(catalyst, analyzed)
+    if refused is not None:
+        raise build.refused(*refused)
+    names = _column_names(build, analyzed)
     optimized = catalyst.optimized(catalyst.hide_distinct(analyzed))
     build.need(optimized)
     output = items(optimized.output())
     delta, keys, order = ordered(build, optimized, lambda node: lower(build, node))
     columns = numbered("c", len(output) + len(keys))
     frame = build.named(delta, list(zip([*output, *keys], columns, strict=True)))
-    ids = [attribute.exprId().id() for attribute in output]
-    bounds = {place: delta.bounds[one] for place, one in enumerate(ids) if one in delta.bounds}
+    bounds = {
+        place: delta.bounds[id_of(attribute)]
+        for place, attribute in enumerate(output)
+        if id_of(attribute) in delta.bounds
+    }
     closes: tuple[int, Bound] | None = None
     if final:
         closes = _closing(build, bounds)
         frame, delta = _held(build, frame, delta, columns, names, closes)
-    rows = build.hashed(frame, columns, columns)
-    in_place = delta.in_place
-    if not in_place:
-        rows = build.shuffled(rows, single=False)
-    if catalyst.holds_subquery(catalyst.plan(rows)):  # it would see the changes, not the rows
-        raise build.refused(
-            "a subquery stands where no live view can keep it",
-            "join it, or put it into the SELECT or WHERE of a subquery",
-        )
-    done = build.run(rows, Materialize(len(columns)), [], single=in_place and delta.single)
-    schema = StructType(
-        [
-            StructField(name, type_of(a), True, catalyst.window_marks(a))
-            for name, a in zip(names, output, strict=True)
-        ]
-    )
-    node = Node(
-        "View", "collect", build.view, tuple(names), "result rows",
-        shuffle=not in_place, children=(delta.node,),
-    )  # fmt: skip
     return Compiled(
-        done,
-        node,
-        schema,
+        _collected(build, frame, delta, columns),
+        _view_node(build, delta, names),
+        _user_schema(build, names, output),
         order,
         delta.append_only,
         build,
         tuple(type_of(key) for key in keys),
         _row_key(optimized),
-        str(optimized.toString()),
+        optimized.toString(),
         delta.endless,
         {} if final else bounds,
         closes,
     )
 
 
+def _view_node(build: Build, delta: Delta, names: Sequence[str]) -> Node:
+    return Node(
+        "View", "collect", build.view, tuple(names), "result rows",
+        shuffle=not delta.in_place, children=(delta.node,),
+    )  # fmt: skip
+
+
+def _column_names(build: Build, analyzed: Plan) -> list[str]:
+    names = [attribute.name() for attribute in items(analyzed.output())]
+    folded = [name.lower() for name in names]
+    doubled = sorted({name for name in names if folded.count(name.lower()) > 1})
+    if doubled:
+        raise build.refused(DUPLICATE_COLUMN.about(names=", ".join(doubled)))
+    return names
+
+
+def _user_schema(build: Build, names: Sequence[str], output: Sequence[Expression]) -> StructType:
+    return StructType(
+        [
+            StructField(name, type_of(a), True, build.catalyst.window_marks(a))
+            for name, a in zip(names, output, strict=True)
+        ]
+    )
+
+
+def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[str]) -> DataFrame:
+    """Store the rows of the result, in the buckets where they are already or by their hash."""
+    rows = build.hashed(frame, columns, columns)
+    if not delta.in_place:
+        rows = build.shuffled(rows, single=False)
+    # such a subquery would see the changes, not the rows
+    if build.catalyst.holds_subquery(build.catalyst.plan(rows)):
+        raise build.refused(MISPLACED_SUBQUERY)
+    single = delta.in_place and delta.single
+    return build.run(rows, Materialize(len(columns)), [], single=single)
+
+
 def _closing(build: Build, bounds: Mapping[int, Bound]) -> tuple[int, Bound]:
-    """The column that tells when a row is final: a window, if there is one."""
+    """Return the place and bound of the column that makes a row final: a window if there is one."""
     if not bounds:
-        raise build.refused(
-            "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
-            "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "
-            "select that",
-            condition="NO_WATERMARK",
-        )
+        raise build.refused(NO_FINAL_ROWS)
     return min(bounds.items(), key=lambda item: (not item[1].field, item[0]))
 
 
@@ -148,7 +170,7 @@ def _held(
     names: Sequence[str],
     closes: tuple[int, Bound],
 ) -> tuple[DataFrame, Delta]:
-    """The rows of a result once they are final, and what is known of them."""
+    """Hold the rows of a result back until they are final."""
     place, bound = closes
     rows = build.shuffled(build.hashed(frame, columns, columns), single=False)
     out = [frame.schema[column] for column in columns]
@@ -163,15 +185,15 @@ def _held(
 
 
 def _row_key(plan: Plan) -> tuple[int, ...] | None:
-    """Places of the grouping columns in the output of an aggregate query; None for any other."""
-    output = [attribute.exprId().id() for attribute in items(plan.output())]
+    """Return the places of an aggregate's grouping columns in the output; None if it is no aggregate."""
+    output = [id_of(attribute) for attribute in items(plan.output())]
     below = plan
     while kind(below) in ("Project", "Filter", "Sort"):
         below = below.child()
     if kind(below) != "Aggregate":
         return None
     keys = [
-        key.exprId().id()
+        id_of(key)
         for key in items(below.groupingExpressions())
         if kind(key) == "AttributeReference"
     ]
@@ -179,7 +201,7 @@ def _row_key(plan: Plan) -> tuple[int, ...] | None:
 
 
 def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Compiled:
-    """The plan that applies a table's operations to its rows."""
+    """Return the plan that applies a table's operations to its rows."""
     columns = numbered("c", len(schema))
     frame = build.leaf(build.view, range(len(schema)), operations_schema(schema))
     keys = [columns[place] for place in key] or list(columns)
@@ -194,7 +216,7 @@ def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Com
 
 
 def operations_schema(schema: StructType) -> StructType:
-    """Operations on rows of a schema, as they travel: `seq, op, c0.., w`."""
+    """Return the schema of operations on rows of a schema: `seq, op, c0.., w`."""
     wire = StructType([StructField(SEQUENCE, LongType()), StructField(OPERATION, StringType())])
     for i, item in enumerate(schema):
         wire.add(f"c{i}", item.dataType)
@@ -206,31 +228,24 @@ def lower(build: Build, node: Plan) -> Delta:
     name = kind(node)
     method = LOWERINGS.get(name)
     if method is None:
-        why, way_out = REFUSED_NODES.get(
-            name, (f"operator {name} has no incremental rule", "write the query without it")
-        )
-        raise build.refused(why, way_out, fragment=node)
-    plain = _without_scalar_subqueries(build, node)
+        raise build.refused(NODES.get(name) or UNKNOWN_NODE.about(name=name), node_text(node))
+    plain = without_scalar_subqueries(build, node)
     return method(build, node) if plain is node else lower(build, plain)
 
 
 def _relation(build: Build, node: Plan) -> Delta:
     relation = build.relations.get(build.catalyst.rdd_id(node))
     if relation is None:
-        raise build.refused(
-            "the query reads a DataFrame that this engine doesn't know",
-            "register it with engine.table or engine.stream",
-            fragment=node,
-        )
+        raise build.refused(UNKNOWN_RELATION, node_text(node))
     output = items(node.output())
-    places = [i for i, a in enumerate(output) if a.exprId().id() in build.needed]
+    places = [i for i, a in enumerate(output) if id_of(a) in build.needed]
     wanted = [output[place] for place in places]
     schema = _wire([type_of(attribute) for attribute in wanted])
     frame = build.leaf(relation.name, places, schema, relation.time, relation.late)
     plan, others = build.rebound(frame, wanted)
     shown = Node("Scan", "stateless", relation.name)
     bounds = {
-        wanted[i].exprId().id(): relation.bounds[place]
+        id_of(wanted[i]): relation.bounds[place]
         for i, place in enumerate(places)
         if place in relation.bounds
     }
@@ -244,7 +259,7 @@ def _constant(build: Build, node: Plan) -> Delta:
     named = [build.catalyst.alias(a, f"c{i}") for i, a in enumerate(output)]
     frame = build.constant(build.catalyst.frame(build.catalyst.project(named, node)))
     plan, others = build.rebound(frame, output)
-    return Delta(plan, others[0], Node("Constant", "stateless", text(node)), append_only=True)
+    return Delta(plan, others[0], Node("Constant", "stateless", node_text(node)), append_only=True)
 
 
 def _wire(types: list[DataType]) -> StructType:
@@ -259,19 +274,21 @@ def _project(build: Build, node: Plan) -> Delta:
     columns = items(node.projectList())
     plan = build.catalyst.project([*columns, child.weight], child.plan)
     bounds = projected(build.catalyst, columns, child.bounds)
-    return child.through(plan, "Project", text(node), bounds)
+    return child.through(plan, "Project", node_text(node), bounds)
 
 
 def _filter(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
-    return child.through(build.catalyst.with_child(node, child.plan), "Filter", text(node))
+    return child.through(build.catalyst.with_child(node, child.plan), "Filter", node_text(node))
 
 
 def _python_function(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
     catalyst = build.catalyst
     if child.append_only:  # nothing is ever taken back
-        return child.through(catalyst.with_child(node, child.plan), "Python function", text(node))
+        return child.through(
+            catalyst.with_child(node, child.plan), "Python function", node_text(node)
+        )
     columns = items(node.child().output())
     rows = versions(build, child, columns, columns)
     skip = catalyst.negative(rows.version)
@@ -285,7 +302,7 @@ def _python_function(build: Build, node: Plan) -> Delta:
     shown = Node(
         "Python function",
         OUTPUTS_KEPT,
-        text(node),
+        node_text(node),
         texts(columns),
         until("rows, outputs", rows.expiry),
         shuffle=True,
@@ -296,10 +313,10 @@ def _python_function(build: Build, node: Plan) -> Delta:
 
 def _generate(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
-    # the node names unneeded columns by their place: the weight goes behind them all
+    # the node names unneeded columns by their place: the weight comes after them all
     columns = [*items(node.child().output()), child.weight]
     plan = build.catalyst.with_child(node, build.catalyst.project(columns, child.plan))
-    return child.through(plan, "Generate", text(node))
+    return child.through(plan, "Generate", node_text(node))
 
 
 def _expand(build: Build, node: Plan) -> Delta:
@@ -307,7 +324,7 @@ def _expand(build: Build, node: Plan) -> Delta:
     plan = build.catalyst.expand(node, child.weight, child.plan)
     projections = [items(projection) for projection in items(node.projections())]
     bounds = expanded(build.catalyst, projections, items(node.output()), child.bounds)
-    return child.through(plan, "Expand", text(node), bounds)
+    return child.through(plan, "Expand", node_text(node), bounds)
 
 
 def _union(build: Build, node: Plan) -> Delta:
@@ -342,7 +359,8 @@ def _window(build: Build, node: Plan) -> Delta:
 
 
 def _join(build: Build, node: Plan) -> Delta:
-    return join(build, node, lower(build, node.left()), lower(build, node.right()))
+    left, right = lower(build, node.left()), lower(build, node.right())
+    return join(build, cast("Join", node), left, right)
 
 
 def _limit(build: Build, node: Plan) -> Delta:
@@ -353,8 +371,8 @@ def _group_top(build: Build, node: Plan) -> Delta:
     return group_top(build, node, lambda below: lower(build, below))
 
 
-def _passed(build: Build, node: Plan) -> Delta:
-    """Hints and layouts that don't change the rows."""
+def _skipped(build: Build, node: Plan) -> Delta:
+    """Skip hints and layouts, which don't change the rows."""
     return lower(build, node.child())
 
 
@@ -378,107 +396,10 @@ LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {
     "LocalLimit": _limit,
     "Offset": _limit,
     "Sort": _limit,
-    "Repartition": _passed,
-    "RepartitionByExpression": _passed,
-    "RebalancePartitions": _passed,
-    "ResolvedHint": _passed,
-    "SubqueryAlias": _passed,
-    "View": _passed,
+    "Repartition": _skipped,
+    "RepartitionByExpression": _skipped,
+    "RebalancePartitions": _skipped,
+    "ResolvedHint": _skipped,
+    "SubqueryAlias": _skipped,
+    "View": _skipped,
 }
-
-
-def _without_scalar_subqueries(build: Build, node: Plan) -> Plan:
-    """Join the one row of each uncorrelated scalar subquery to the node's input."""
-    catalyst = build.catalyst
-    found = [
-        hit for expression in items(node.expressions()) for hit in catalyst.subqueries(expression)
-    ]
-    if not found:
-        return node
-    if kind(node) == "Aggregate" and (above := _finished_above(build, node)) is not None:
-        return above
-    replaced: dict[int, Expression] = {}
-    child = items(node.children())[0]
-    for subquery in found:
-        plan = subquery.plan()
-        most = plan.maxRows()
-        if not most.isDefined() or int(most.get()) > 1:
-            raise build.refused(
-                "a scalar subquery can give more than one row",
-                "make it one row with an aggregate or LIMIT 1",
-                fragment=plan,
-            )
-        identity = subquery.exprId().id()
-        if identity not in replaced:
-            replaced[identity] = items(plan.output())[0]
-            child = catalyst.left_outer_cross(child, plan)
-    output = items(node.output())
-    over = node.withNewChildren(catalyst.seq([child, *items(node.children())[1:]]))
-    rewritten = catalyst.map_expressions(
-        over, lambda e: replaced.get(e.exprId().id()) if kind(e) == "ScalarSubquery" else None
-    )
-    if rewritten is None:
-        raise build.refused(
-            f"a scalar subquery within {kind(node)} is not known",
-            "put it into the SELECT or WHERE of a subquery",
-            fragment=node,
-        )
-    build.need(child)
-    if kind(node) in ("Filter", "Join"):  # its output has grown by the subquery's column
-        rewritten = catalyst.project(output, rewritten)
-    return rewritten
-
-
-def _finished_above(build: Build, node: Plan) -> Plan | None:
-    """An aggregate whose results hold scalar subqueries, as a projection over one without.
-
-    None where all subqueries are in what it groups by or calls.
-    """
-    catalyst = build.catalyst
-    keys = items(node.groupingExpressions())
-    below: list[Expression] = []
-
-    def pull(expression: Expression) -> Expression | None:
-        grouped = any(expression.semanticEquals(key) for key in keys)
-        if not grouped and kind(expression) != "AggregateExpression":
-            return None
-        known = next((one for one in below if one.child().semanticEquals(expression)), None)
-        if known is None:
-            below.append(known := catalyst.alias(expression, f"p{len(below)}"))
-        return known.toAttribute()
-
-    results = [catalyst.rewrite(result, pull) for result in items(node.aggregateExpressions())]
-    if not any(map(catalyst.subqueries, results)):
-        return None
-    named = [
-        result if kind(result) == "Alias" else catalyst.alias(result, old.name(), old)
-        for result, old in zip(results, items(node.aggregateExpressions()), strict=True)
-    ]
-    return catalyst.project(named, catalyst.aggregate(keys, below, items(node.children())[0]))
-
-
-def _refuse(build: Build, analyzed: Plan) -> None:
-    """Refuse what is not deterministic or depends on the clock."""
-    for node in build.catalyst.nodes(analyzed):
-        if kind(node) in REFUSED_NODES:
-            why, way_out = REFUSED_NODES[kind(node)]
-            raise build.refused(why, way_out, fragment=node)
-        for root in items(node.expressions()):
-            for expression in build.catalyst.expressions(root):
-                name = kind(expression)
-                if name in REFUSED_EXPRESSIONS:
-                    why, way_out = REFUSED_EXPRESSIONS[name]
-                    raise build.refused(f"{expression.sql()}: {why}", way_out, fragment=root)
-                moment = build.catalyst.moment(expression)
-                if MOVING_MOMENTS.fullmatch(moment):
-                    why, way_out = REFUSED_EXPRESSIONS["Now"]
-                    raise build.refused(
-                        f"{moment.strip()!r} as a moment: {why}", way_out, fragment=root
-                    )
-                functions = ("PythonUDF", "ScalaUDF", "PythonUDAF")
-                if name in functions and not expression.udfDeterministic():
-                    raise build.refused(
-                        f"{expression.sql()} is not marked deterministic",
-                        "mark it so if it is, or compute it before the row enters the stream",
-                        fragment=root,
-                    )

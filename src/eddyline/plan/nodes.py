@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from eddyline.operators.base import Operator
 from eddyline.plan.eventtime import Expiry
@@ -13,13 +13,13 @@ class Node:
     """One operator of a view's DAG, as `explain` shows it.
 
     Attributes:
-        name: what it does, in the words of SQL.
-        rule: the incremental rule (DESIGN: stateless, linear, recompute, bilinear, ...).
-        detail: expressions, shortened.
-        keys: what its state is keyed by.
-        state: what it keeps; empty for a stateless operator.
-        shuffle: its input is shuffled by its keys: a new part begins here.
-        children: where its input comes from.
+        name: what the operator does, as SQL calls it.
+        rule: the incremental rule: stateless, linear, recompute, bilinear, ...
+        detail: its expressions, shortened.
+        keys: the keys of its state.
+        state: which rows it keeps; empty for a stateless operator.
+        shuffle: its input is shuffled by its keys, and a new part begins.
+        children: its inputs.
     """
 
     name: str
@@ -36,18 +36,14 @@ class Node:
 
     @property
     def stateful(self) -> bool:
-        """Class 2 (keeps logical state) rather than class 1."""
+        """Whether the operator keeps state (class 2) or not (class 1)."""
         return bool(self.state)
 
     @property
     def level(self) -> int:
-        """How many shuffles lie below, this one's included."""
+        """The number of shuffles from the leaves up to here, plus one."""
         below = max((child.level for child in self.children), default=1)
         return below + self.shuffle
-
-    def over(self, *children: Node) -> Node:
-        """The same operator over other inputs."""
-        return replace(self, children=children)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class StatefulPart:
     """A stateful operator as the epoch runs it.
 
     Attributes:
-        name: within the view.
+        name: unique within the view; part of file names.
         buckets: how many tasks keep its state.
         expiry: which rows of its state a watermark makes useless.
     """
@@ -74,8 +70,8 @@ class Leaf:
         name: within the view, unique.
         relation: table, stream or view that it reads; empty for constant rows.
         columns: places of the columns that are needed.
-        time: of a stream with a watermark the place of its event time.
-        late: it reads the late rows, not those in time.
+        time: place of the event time of a stream with a watermark; None for others.
+        late: whether it reads the late rows instead of those in time.
     """
 
     name: str

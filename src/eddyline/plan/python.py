@@ -1,8 +1,8 @@
-"""Python functions in views: an output that was given is taken back as it was given.
+"""Python functions in views: an output is retracted exactly as it was emitted.
 
 A function may change between two runs of a program, or fail where it once worked. So where rows can
 be retracted the outputs are kept (`operators/replace.py`), and the function is called for the new
-version of the touched rows only: for the rows of the old version a wrapper gives null without a call.
+version of the touched rows only: for rows of the old version a wrapper returns null.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from pyspark.util import PythonEvalType
 from eddyline.operators.base import numbered
 from eddyline.operators.replace import SLOT, Replace
 from eddyline.plan.build import Build, Delta
-from eddyline.plan.catalyst import Catalyst, Expression, Plan, items, kind, type_of
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds
+from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
 from eddyline.plan.nodes import Node
+from eddyline.plan.refusals import PYTHON_FORM
+from eddyline.plan.render import text
 
 OUTPUTS_KEPT = "Python called for new versions, outputs kept"
 FUNCTIONS = ("PythonUDF", "PythonUDAF")
@@ -36,14 +39,14 @@ _AGGREGATES = (
 
 
 def by_row(function: Callable[..., Any], skip: Any, *values: Any) -> Any:
-    """A function of one row at a time."""
+    """Call a function of one row."""
     return None if skip else function(*values)
 
 
 def by_series(
     function: Callable[..., Any], fields: Sequence[str], skip: pd.Series, *values: Any
 ) -> Any:
-    """A function of pandas Series (or DataFrames for structs)."""
+    """Call a function of pandas Series (or DataFrames for structs)."""
     if not skip.any():
         return function(*values)
     if skip.all():
@@ -53,7 +56,7 @@ def by_series(
 
 
 def _without(skip: Any, values: Sequence[Any]) -> list[Any]:
-    """Series, DataFrames or Arrow arrays without the rows that are skipped."""
+    """Return Series, DataFrames or Arrow arrays without the rows that are skipped."""
     if isinstance(skip, pd.Series):
         return [value[~skip].reset_index(drop=True) for value in values]
     kept = pc.invert(skip)
@@ -67,7 +70,7 @@ def _spread_series(given: Any, skip: pd.Series) -> Any:
 
 
 def by_arrays(function: Callable[..., Any], skip: pa.Array, *values: pa.Array) -> pa.Array:
-    """A function of Arrow arrays."""
+    """Call a function of Arrow arrays."""
     return _spread_array(function(*_without(skip, values)), skip)
 
 
@@ -79,7 +82,7 @@ def _spread_array(given: pa.Array, skip: pa.Array) -> pa.Array:
 def by_batches(
     function: Callable[..., Any], batches: Iterator[Any], spread: Callable[[Any, Any], Any]
 ) -> Iterator[Any]:
-    """A function of an iterator of batches: one output batch for each."""
+    """Call a function of an iterator of batches; yield one output batch for each."""
     skips: deque[Any] = deque()
 
     def kept() -> Iterator[Any]:
@@ -93,17 +96,17 @@ def by_batches(
 
 
 def of_group(function: Callable[..., Any], skip: Any, *values: Any) -> Any:
-    """An aggregate of a group, whose rows are all of one version: the first one tells."""
+    """Call an aggregate of a group, whose rows are all skipped or none is."""
     return None if any(skip[:1].tolist()) else function(*values)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipping:
-    """A user's function with one more argument in front: the rows for which it is not called.
+    """A user's function with a first argument that marks the rows for which it is not called.
 
     Attributes:
         kind: a PythonEvalType.
-        fields: of the struct that it gives; none where it gives a plain value.
+        fields: of the struct that it returns; none if it returns a plain value.
     """
 
     function: Callable[..., Any]
@@ -111,7 +114,7 @@ class Skipping:
     fields: tuple[str, ...]
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function gives, and null for the rows that are skipped."""
+        """Return the function's output, and null for the rows that are skipped."""
         if self.kind in _BY_ROW:
             return by_row(self.function, *arguments)
         if self.kind == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
@@ -138,12 +141,12 @@ KNOWN = frozenset(
 
 
 def calls_python(catalyst: Catalyst, expressions: Sequence[Expression]) -> bool:
-    """Whether one of the expressions calls a Python function."""
+    """Return whether one of the expressions calls a Python function."""
     return any(catalyst.find(e, lambda name: name in FUNCTIONS) for e in expressions)
 
 
 def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
-    """The expression with its Python functions not called for the rows where `skip` holds."""
+    """Return the expression with no Python function called for the rows where `skip` holds."""
     catalyst = build.catalyst
 
     def change(call: Expression) -> Expression | None:
@@ -153,11 +156,7 @@ def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
         if kind(inner) not in FUNCTIONS:
             return None
         if inner.evalType() not in KNOWN:
-            raise build.refused(
-                f"{inner.name()} is a Python function of a form that isn't known here",
-                "write it over rows, Series or Arrow arrays",
-                fragment=root,
-            )
+            raise build.refused(PYTHON_FORM.about(name=inner.name()), text(root))
         result, form = type_of(inner), inner.evalType()
         fields = tuple(result.names) if isinstance(result, StructType) else ()
         wrapped = Skipping(catalyst.python_function(inner), form, fields)
@@ -175,7 +174,7 @@ def keep_outputs(
     keys: Sequence[Expression],
     bounds: Mapping[int, Bound],
 ) -> tuple[Plan, Expression]:
-    """The change of outputs by group: what was given for a touched group goes, what it gives now comes.
+    """Retract the stored outputs of each touched group and append its new ones.
 
     Args:
         plan: the columns of a node for both versions of the touched groups, and the version.
@@ -191,7 +190,7 @@ def keep_outputs(
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
     frame = build.normalised(build.named(delta, inputs), key_names)
     rows = build.shuffled(build.hashed(frame, key_names, names), single=not keys)
-    places = {column.exprId().id(): name for column, name in zip(columns, names, strict=True)}
+    places = {id_of(column): name for column, name in zip(columns, names, strict=True)}
     kept = attribute_bounds(keys, bounds)
     expiry = [Expiry(SLOT, places[key], bound) for key, bound in kept.items() if key in places]
     out = [rows.schema[name] for name in names]

@@ -1,15 +1,22 @@
-"""Which incremental rule an operator gets, and what no live view can keep. Pure decisions, no JVM."""
+"""How each aggregate function is kept: `RULES`, one row a rule. Pure decisions, no JVM.
+
+The first row that accepts a call decides. A row without a way to keep the call says why Spark has
+to recompute the groups that changed, which is exact for every function; so does the last row, for
+functions that no other row names.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from eddyline.state.kernels import Measure
 
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-FLOATS = ("float", "double")
-_VARIANCES = ("VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
+INTEGERS = frozenset(("tinyint", "smallint", "int", "bigint"))
+FLOATS = frozenset(("float", "double"))
+# Types whose order is the same in Spark and in Polars; decimals are too.
+_ORDERED = INTEGERS | {"string", "date", "timestamp", "timestamp_ntz", "boolean"}
+_SUMMED_PRECISION_MAX = 27  # of more digits the product with a weight would lose some
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +26,42 @@ class Call:
     Attributes:
         function: class name of the function in Catalyst.
         types: simple names of the argument types, such as `decimal(10,2)`.
-        distinct: whether it aggregates distinct arguments.
+        distinct: it aggregates distinct arguments.
+        append_only: no row of its input is ever retracted.
     """
 
     function: str
     types: tuple[str, ...]
     distinct: bool = False
+    append_only: bool = False
+
+    @property
+    def argument(self) -> str:
+        """The type of the only argument; empty if there are none or several."""
+        return self.types[0] if len(self.types) == 1 else ""
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether the only argument is a decimal."""
+        return self.argument.startswith("decimal(")
+
+    @property
+    def precision_and_scale(self) -> tuple[int, int]:
+        """The digits of a decimal argument, and those of them after the point."""
+        precision, scale = self.argument.removeprefix("decimal(").removesuffix(")").split(",")
+        return int(precision), int(scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulators:
-    """How a linear aggregate is kept: contributions of a row, and the buffers Spark finishes.
+    """How a linear aggregate is kept: contributions of a row, and the buffers that Spark finishes.
 
     `{v}` stands for the argument's column, `{on}` for "this row counts", `{m}` for the accumulators
     in their order; contributions are summed over the delta with the weight `w` in them.
 
     Attributes:
-        largest: of a minimum or maximum over rows that can go, which of the two: all its values
-            are kept in order, and `{x}` stands for the wanted one. None for everything else.
+        largest: of a minimum or maximum over rows that can be retracted, which of the two: all
+            values are kept in order, and `{x}` stands for the wanted one. None for all others.
     """
 
     measures: tuple[Measure, ...]
@@ -45,60 +70,66 @@ class Accumulators:
     largest: bool | None = None
 
 
-def linear(call: Call, append_only: bool) -> Accumulators | None:
-    """How an aggregate is kept whose value follows from sums over its input, or from order; else None.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of `RULES`.
 
-    Minimum and maximum follow from the old value and the delta only while nothing is deleted;
-    otherwise all values are kept.
+    Attributes:
+        name: what the rule does, for people.
+        functions: class names in Catalyst; empty for every function.
+        accepts: which calls of these functions the rule takes.
+        keep: gives the accumulators; None if Spark recomputes the groups that changed.
     """
-    count = "if({on}, w, 0L)"
-    if call.function == "Count":
-        return Accumulators((Measure.SUM,), (count,), ("{m0}",))
-    if len(call.types) != 1:
-        return None
-    argument = call.types[0]
-    if call.function in ("Sum", "Average"):
-        finish: tuple[str, ...] = ("if({m1} = 0, null, {m0})",)
-        if call.function == "Average":
-            finish = ("{m0}", "{m1}")
-        if argument in INTEGERS:
-            wide = argument == "bigint" and call.function == "Average"
-            value = "cast({v} as decimal(20,0)) * cast(w as decimal(10,0))" if wide else "{v} * w"
-            zero = "cast(0 as decimal(38,0))" if wide else "0L"
-            value = f"cast({value} as decimal(38,0))" if wide else value
-            measures = (Measure.SUM, Measure.SUM)
-            return Accumulators(measures, (f"if({{on}}, {value}, {zero})", count), finish)
-        if argument.startswith("decimal("):
-            precision, scale = (int(part) for part in argument[8:-1].split(","))
-            if precision > 27:  # the product with a weight would lose digits
-                return None
-            kept = f"decimal(38,{scale})"
-            value = (
-                f"if({{on}}, cast({{v}} * cast(w as decimal(10,0)) as {kept}), cast(0 as {kept}))"
-            )
-            if call.function == "Sum":
-                finish = ("{m0}", "{m1} = 0")
-            return Accumulators((Measure.SUM, Measure.SUM), (value, count), finish)
-        if argument in FLOATS:
-            return _double(call.function)
-        return None
-    if call.function in _VARIANCES and argument == "double":
-        return _variance()
-    if call.function == "BitXorAgg":
-        odd = "if({on} and w % 2 <> 0, {v}, cast(0 as " + argument + "))"
-        return Accumulators((Measure.XOR, Measure.SUM), (odd, count), ("if({m1} = 0, null, {m0})",))
-    if call.function in ("Min", "Max") and not call.distinct:
-        largest = call.function == "Max"
-        if append_only and _ordered_in_polars(argument):
-            measure = Measure.MAX if largest else Measure.MIN
-            return Accumulators((measure,), ("if({on}, {v}, null)",), ("{m0}",))
-        if _ordered_in_polars(argument) or argument in FLOATS:
-            return Accumulators((), (), ("{x}",), largest)
-    return None
+
+    name: str
+    functions: tuple[str, ...]
+    accepts: Callable[[Call], bool]
+    keep: Callable[[Call], Accumulators] | None = None
 
 
-def _double(function: str) -> Accumulators:
-    """Doubles: an exact pair for the finite values, and counts of NaN and the infinities."""
+def rule_of(call: Call) -> Rule:
+    """Return the row of `RULES` that decides about a call."""
+    return next(
+        rule
+        for rule in RULES
+        if (not rule.functions or call.function in rule.functions) and rule.accepts(call)
+    )
+
+
+def linear(call: Call) -> Accumulators | None:
+    """Return how a call is kept in accumulators; None if Spark recomputes its groups."""
+    keep = rule_of(call).keep
+    return None if keep is None else keep(call)
+
+
+_COUNT = "if({on}, w, 0L)"
+_NULL_OR_FIRST = "if({m1} = 0, null, {m0})"  # the accumulator, null without any value
+
+
+def _count(_: Call) -> Accumulators:
+    return Accumulators((Measure.SUM,), (_COUNT,), ("{m0}",))
+
+
+def _integers(call: Call) -> Accumulators:
+    average = call.function == "Average"
+    value, zero = "{v} * w", "0L"
+    if average and call.argument == "bigint":
+        value = "cast(cast({v} as decimal(20,0)) * cast(w as decimal(10,0)) as decimal(38,0))"
+        zero = "cast(0 as decimal(38,0))"
+    buffers = ("{m0}", "{m1}") if average else (_NULL_OR_FIRST,)
+    contributions = (f"if({{on}}, {value}, {zero})", _COUNT)
+    return Accumulators((Measure.SUM, Measure.SUM), contributions, buffers)
+
+
+def _decimals(call: Call) -> Accumulators:
+    kept = f"decimal(38,{call.precision_and_scale[1]})"
+    value = f"if({{on}}, cast({{v}} * cast(w as decimal(10,0)) as {kept}), cast(0 as {kept}))"
+    buffers = ("{m0}", "{m1}") if call.function == "Average" else ("{m0}", "{m1} = 0")
+    return Accumulators((Measure.SUM, Measure.SUM), (value, _COUNT), buffers)
+
+
+def _doubles(call: Call) -> Accumulators:
+    """An exact pair for the finite values, and counts of NaN and the infinities."""
     value = "cast({v} as double)"
     infinite = "double('Infinity')"
     finite = f"{{on}} and not isnan({value}) and abs({value}) <> {infinite}"
@@ -107,19 +138,19 @@ def _double(function: str) -> Accumulators:
         f"if({{on}} and isnan({value}), w, 0L)",
         f"if({{on}} and {value} = {infinite}, w, 0L)",
         f"if({{on}} and {value} = -{infinite}, w, 0L)",
-        "if({on}, w, 0L)",
+        _COUNT,
     )
     total = (
         "case when {m1} > 0 or ({m2} > 0 and {m3} > 0) then double('NaN')"
         f" when {{m2}} > 0 then {infinite} when {{m3}} > 0 then -{infinite} else {{m0}}.hi end"
     )
     buffers: tuple[str, ...] = (f"if({{m4}} = 0, null, {total})",)
-    if function == "Average":
+    if call.function == "Average":
         buffers = (total, "{m4}")
     return Accumulators((Measure.EXACT, *(Measure.SUM,) * 4), contributions, buffers)
 
 
-def _variance() -> Accumulators:
+def _variance(_: Call) -> Accumulators:
     """Sums of values and squares, exact; n * m2 = n * sum of squares - square of the sum.
 
     The difference loses nothing to cancellation, because both products come with their rounding
@@ -142,13 +173,13 @@ def _variance() -> Accumulators:
     mean = f"if({odd} > 0, double('NaN'), if({count} = 0, 0D, {sums}.hi / {n}))"
     return Accumulators(
         (Measure.EXACT, Measure.EXACT, Measure.EXACT, Measure.SUM, Measure.SUM),
-        (*contributions, f"if({{on}} and not ({finite}), w, 0L)", "if({on}, w, 0L)"),
+        (*contributions, f"if({{on}} and not ({finite}), w, 0L)", _COUNT),
         (n, mean, moment),
     )
 
 
 def _product_error(a: str, b: str) -> str:
-    """SQL: what a * b loses to rounding."""
+    """Return SQL for what a * b loses to rounding."""
 
     def high(x: str) -> str:
         return f"(134217729D * {x} - (134217729D * {x} - {x}))"
@@ -162,73 +193,61 @@ def _product_error(a: str, b: str) -> str:
     )
 
 
-def _ordered_in_polars(name: str) -> bool:
-    return name in (*INTEGERS, "string", "date", "timestamp", "timestamp_ntz", "boolean") or (
-        name.startswith("decimal(")
-    )
+def _parity(call: Call) -> Accumulators:
+    """Values that occur an even number of times cancel out."""
+    odd = "if({on} and w % 2 <> 0, {v}, cast(0 as " + call.argument + "))"
+    return Accumulators((Measure.XOR, Measure.SUM), (odd, _COUNT), (_NULL_OR_FIRST,))
 
 
-# Leaf expressions whose value changes with the moment or the machine, and the way out.
-_CLOCK = "write the moment as a literal, or give it as a column of a table that you update"
-_RANDOM = "compute it before the row enters the stream, or hash a key of the row instead"
-_QUANTILES = "use approx_percentile or percentile"
-REFUSED_EXPRESSIONS: dict[str, tuple[str, str]] = {
-    "CurrentTimestamp": ("a live view would have to change without any new row", _CLOCK),
-    "CurrentTimestampLike": ("a live view would have to change without any new row", _CLOCK),
-    "Now": ("a live view would have to change without any new row", _CLOCK),
-    "LocalTimestamp": ("a live view would have to change without any new row", _CLOCK),
-    "CurrentDate": ("a live view would have to change without any new row", _CLOCK),
-    "CurDateExpressionBuilder": ("a live view would have to change without any new row", _CLOCK),
-    "CurrentTime": ("a live view would have to change without any new row", _CLOCK),
-    "Rand": ("it isn't deterministic", _RANDOM),
-    "Randn": ("it isn't deterministic", _RANDOM),
-    "RandStr": ("it isn't deterministic", _RANDOM),
-    "Uniform": ("it isn't deterministic", _RANDOM),
-    "Uuid": ("it isn't deterministic", _RANDOM),
-    "Shuffle": ("it isn't deterministic", _RANDOM),
-    "MonotonicallyIncreasingID": ("it isn't deterministic", _RANDOM),
-    "SparkPartitionID": ("it depends on where the row is processed", _RANDOM),
-    "InputFileName": ("it depends on where the row is read", _RANDOM),
-    "Measure": ("it is known in metric views only", "write the aggregate out"),
-    "InputFileBlockStart": ("it depends on where the row is read", _RANDOM),
-    "InputFileBlockLength": ("it depends on where the row is read", _RANDOM),
-    **dict.fromkeys(
-        ("CurrentUser", "CurrentDatabase", "CurrentCatalog", "CurrentPath", "SparkVersion"),
-        ("it depends on who runs the engine, and where", "write the value as a literal"),
+def _running_extreme(call: Call) -> Accumulators:
+    measure = Measure.MAX if call.function == "Max" else Measure.MIN
+    return Accumulators((measure,), ("if({on}, {v}, null)",), ("{m0}",))
+
+
+def _sorted_extreme(call: Call) -> Accumulators:
+    return Accumulators((), (), ("{x}",), largest=call.function == "Max")
+
+
+def _any_call(_: Call) -> bool:
+    return True
+
+
+def _is_ordered(call: Call) -> bool:
+    return call.argument in _ORDERED or call.is_decimal
+
+
+_SUMS = ("Sum", "Average")
+_EXTREMES = ("Min", "Max")
+
+RULES: tuple[Rule, ...] = (
+    Rule("sum of weights", ("Count",), _any_call, _count),
+    Rule("sum of integers", _SUMS, lambda call: call.argument in INTEGERS, _integers),
+    Rule(
+        "recompute: the product with a weight would lose digits",
+        _SUMS,
+        lambda call: call.is_decimal and call.precision_and_scale[0] > _SUMMED_PRECISION_MAX,
     ),
-    **{
-        f"Kll{what}{kind}": ("the sketch draws random numbers when it is merged", _QUANTILES)
-        for what in ("SketchAgg", "MergeAgg", "SketchMerge")
-        for kind in ("Bigint", "Double", "Float")
-    },
-}
-
-# What Spark takes for the time of the day on which a text becomes a date or timestamp.
-MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
-
-REFUSED_NODES: dict[str, tuple[str, str]] = {
-    "Sample": (
-        "TABLESAMPLE isn't deterministic",
-        "filter by a hash of a key: WHERE xxhash64(k) % 10 = 0",
+    Rule("sum of decimals", _SUMS, lambda call: call.is_decimal, _decimals),
+    Rule("exact sum of doubles", _SUMS, lambda call: call.argument in FLOATS, _doubles),
+    Rule(
+        "exact sums of doubles and their squares",
+        ("VariancePop", "VarianceSamp", "StddevPop", "StddevSamp"),
+        lambda call: call.argument == "double",
+        _variance,
     ),
-    "Tail": (
-        "the last rows of a table without order aren't defined",
-        "use ORDER BY ... DESC LIMIT",
+    Rule("parity of each bit", ("BitXorAgg",), lambda call: bool(call.argument), _parity),
+    Rule("recompute: extremes of DISTINCT values", _EXTREMES, lambda call: call.distinct),
+    Rule(
+        "extreme so far",
+        _EXTREMES,
+        lambda call: call.append_only and _is_ordered(call),
+        _running_extreme,
     ),
-    "UnionLoop": (
-        "recursive queries can't be kept live yet",
-        "unroll the recursion to a fixed depth with joins",
+    Rule(
+        "extreme of sorted values",
+        _EXTREMES,
+        lambda call: _is_ordered(call) or call.argument in FLOATS,
+        _sorted_extreme,
     ),
-    "EventTimeWatermark": ("watermarks are not known here yet", "leave withWatermark away"),
-    "DeduplicateWithinWatermark": ("watermarks are not known here yet", "use SELECT DISTINCT"),
-}
-
-# Types that can't travel between Spark and the kernels, with the way out.
-REFUSED_TYPES: dict[str, str] = {
-    "interval": "cast it, for example to days or to a string",
-    "interval year": "cast it to a number of months",
-    "interval month": "cast it to a number of months",
-    "interval year to month": "cast it to a number of months",
-    # kernels compare bytes, a collation doesn't
-    "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
-}
+    Rule("recompute: the result doesn't follow from sums", (), _any_call),
+)

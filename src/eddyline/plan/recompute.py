@@ -1,0 +1,213 @@
+"""The rule that is exact for every aggregate: Spark evaluates the groups that changed, twice.
+
+The rows of each group are kept. Spark evaluates the groups that an epoch touches over the rows before
+and over the rows after it; what the first gives is retracted, what the second gives is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+
+from eddyline.operators.base import numbered
+from eddyline.operators.recompute import SLOT, Regroup
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, identities, until
+from eddyline.plan.eventtime import (
+    NO_BOUNDS,
+    Bound,
+    Bounds,
+    Expiry,
+    attribute_bounds,
+    bound_of,
+    key_bounds,
+    projected,
+)
+from eddyline.plan.logical import Expression, Plan, id_of, items, kind
+from eddyline.plan.nodes import Node
+from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
+from eddyline.plan.render import texts
+from eddyline.plan.types import column_type
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """All rows of the touched groups, before and after the epoch.
+
+    Attributes:
+        plan: the columns under their own ids.
+        version: the attribute that is -1 before and +1 after.
+        real: false for the first row, from which a global aggregate starts; None if there is none.
+        expiry: which rows of the state a watermark makes useless.
+    """
+
+    plan: Plan
+    version: Expression
+    real: Expression | None
+    expiry: list[Expiry]
+
+
+def versions(
+    build: Build,
+    child: Delta,
+    keys: list[Expression],
+    columns: list[Expression],
+    *,
+    with_first_row: bool = False,
+    sessions: Bounds = NO_BOUNDS,
+) -> Versions:
+    """Keep the rows of a child by keys, and give those of the touched groups twice.
+
+    Args:
+        sessions: bounds of columns that are sessions.
+    """
+    names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
+    inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
+    frame = build.named(child, inputs)
+    if with_first_row:
+        names = numbered("c", len(columns) + 1)
+        real = f"c{len(columns)}"
+        once = first_row(build, frame).selectExpr("*", f"false as {real}")
+        frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
+    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
+    if child.keys != identities(keys):
+        rows = build.shuffled(rows, single=not keys)
+    out = [rows.schema[name] for name in names]
+    places = {id_of(column): name for column, name in zip(columns, names, strict=False)}
+    kept = attribute_bounds(keys, key_bounds(build.catalyst, keys, child.bounds))
+    expiry = [Expiry(SLOT, places[key], bound) for key, bound in kept.items() if key in places]
+    expiry += [Expiry(SLOT, places[key], bound, sessions=True) for key, bound in sessions.items()]
+    versioned = build.run(rows, Regroup(len(names)), out, single=not keys, expiry=expiry)
+    plan, others = build.rebound(versioned, columns)
+    return Versions(plan, others[-1], others[0] if with_first_row else None, expiry)
+
+
+def first_row(build: Build, like: DataFrame) -> DataFrame:
+    """Return one row of nulls in the first epoch: a global aggregate has a row even over no input."""
+    once = build.constant(build.catalyst.session.range(1).selectExpr())
+    nulls = [
+        f"cast(null as {column_type(like, name)}) as {name}" for name in like.columns if name != "w"
+    ]
+    return once.selectExpr(*nulls, "w")
+
+
+@dataclass(frozen=True, slots=True)
+class _Recomputed:
+    """A recomputed aggregate while it is lowered.
+
+    Attributes:
+        keys: the grouping keys.
+        results: what it gives, DISTINCT aggregates as the user wrote them.
+        touched: the keys without sessions: as these grow, merge and split, all those of the other
+            keys are touched together.
+        sessions: bounds of the keys that are sessions, by attribute.
+    """
+
+    keys: list[Expression]
+    results: list[Expression]
+    touched: list[Expression]
+    sessions: Bounds
+
+
+def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
+    """Aggregate the old and the new rows of the touched groups; the difference is the delta."""
+    aggregation = _read(build, node, child)
+    keys, touched, results = aggregation.keys, aggregation.touched, texts(aggregation.results)
+    rows = versions(
+        build,
+        child,
+        touched,
+        _used_columns(node, aggregation),
+        with_first_row=not keys,
+        sessions=aggregation.sessions,
+    )
+    if child.endless and not rows.expiry:
+        build.grows(f"the rows by {', '.join(texts(touched)) or 'nothing'}", PARTITION_BY_TIME)
+    if rows.real is not None:
+        real_only = _over_real_rows(build, aggregation.results, rows.real)
+        aggregation = replace(aggregation, results=real_only)
+    kept_keys = key_bounds(build.catalyst, touched, child.bounds)
+    shown = Node(
+        "Aggregate",
+        "recompute touched groups",
+        ", ".join(results),
+        texts(touched),
+        until("input rows by group", rows.expiry),
+        shuffle=True,
+        children=(child.node,),
+    )
+    weight = build.catalyst.alias(rows.version, "w")
+    if calls_python(build.catalyst, aggregation.results):
+        plan, change = _called_once(build, aggregation, rows, weight, kept_keys)
+        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
+    else:
+        plan = build.catalyst.aggregate(
+            [*keys, rows.version], [*aggregation.results, weight], rows.plan
+        )
+        change = weight.toAttribute()
+    bounds = {**attribute_bounds(touched, kept_keys), **aggregation.sessions}
+    return Delta(
+        plan,
+        change,
+        shown,
+        single=not touched,
+        endless=child.endless and bool(keys),
+        bounds=projected(build.catalyst, aggregation.results, bounds),
+    )
+
+
+def _read(build: Build, node: Plan, child: Delta) -> _Recomputed:
+    catalyst = build.catalyst
+    keys = items(node.groupingExpressions())
+    touched = [key for key in keys if not catalyst.is_session(key)]
+    results = [catalyst.shown_distinct(result) for result in items(node.aggregateExpressions())]
+    sessions = {}
+    for key in keys:
+        if catalyst.is_session(key):
+            bound = bound_of(catalyst, key, child.bounds)
+            if bound is not None:
+                sessions[id_of(key)] = bound
+    return _Recomputed(keys, results, touched, sessions)
+
+
+def _used_columns(node: Plan, aggregation: _Recomputed) -> list[Expression]:
+    used = {
+        id_of(reference)
+        for expression in [*aggregation.keys, *aggregation.results]
+        for reference in items(expression.references().toSeq())
+    }
+    return [column for column in items(node.child().output()) if id_of(column) in used]
+
+
+def _over_real_rows(build: Build, results: list[Expression], real: Expression) -> list[Expression]:
+    """Return the results with their aggregates over real rows only, not over the first row."""
+
+    def filtered(expression: Expression) -> Expression | None:
+        if kind(expression) != "AggregateExpression":
+            return None
+        return build.catalyst.filtered_aggregate(expression, real)
+
+    return [build.catalyst.rewrite(result, filtered) for result in results]
+
+
+def _called_once(
+    build: Build,
+    aggregation: _Recomputed,
+    rows: Versions,
+    weight: Expression,
+    bounds: Mapping[int, Bound],
+) -> tuple[Plan, Expression]:
+    """Aggregate with Python functions that are called for the rows after the epoch only.
+
+    Returns:
+        the plan of the results' change, and its weight.
+    """
+    catalyst = build.catalyst
+    skip = catalyst.negative(rows.version)
+    named = [catalyst.alias(key, f"k{i}") for i, key in enumerate(aggregation.touched)]
+    called = [skipping(build, result, skip) for result in aggregation.results]
+    grouping = [*aggregation.keys, rows.version]
+    grouped = catalyst.aggregate(grouping, [*called, *named, weight], rows.plan)
+    groups = [name.toAttribute() for name in named]
+    return keep_outputs(build, grouped, weight.toAttribute(), groups, bounds)

@@ -1,0 +1,193 @@
+"""What no live view can keep: for each case why, and the way out. One place for all refusals.
+
+`refused_part` looks through a whole query before it is compiled; the other refusals are raised
+where the compiler comes to the case.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from eddyline.errors import QueryError
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.logical import Expression, Plan, items, kind
+from eddyline.plan.render import node_text, text
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a query is refused, and how to write it instead.
+
+    Attributes:
+        why, way_out: the message and the hint of the error; `why` may hold fields for `about`.
+        condition: the error's condition.
+    """
+
+    why: str
+    way_out: str
+    condition: str = "NOT_LIVE"
+
+    def about(self, **fields: object) -> Refusal:
+        """Return the refusal with the fields of its message filled in."""
+        return replace(self, why=self.why.format(**fields))
+
+    def error(self, view: str, fragment: str | None = None) -> QueryError:
+        """Return the error for a view, with the part of its query that is refused."""
+        return QueryError(
+            self.why, condition=self.condition, hint=self.way_out, view=view, fragment=fragment
+        )
+
+
+_CLOCK = Refusal(
+    "{what}: a live view would have to change without any new row",
+    "write the moment as a literal, or give it as a column of a table that you update",
+)
+_RANDOM_WAY_OUT = "compute it before the row enters the stream, or hash a key of the row instead"
+_RANDOM = Refusal("{what}: it isn't deterministic", _RANDOM_WAY_OUT)
+_WHERE_READ = Refusal("{what}: it depends on where the row is read", _RANDOM_WAY_OUT)
+_WHO_RUNS = Refusal(
+    "{what}: it depends on who runs the engine, and where", "write the value as a literal"
+)
+_SKETCH = Refusal(
+    "{what}: the sketch draws random numbers when it is merged",
+    "use approx_percentile or percentile",
+)
+
+# By class name in Catalyst: expressions whose value changes with the moment or the machine.
+EXPRESSIONS: dict[str, Refusal] = {
+    "CurrentTimestamp": _CLOCK,
+    "CurrentTimestampLike": _CLOCK,
+    "Now": _CLOCK,
+    "LocalTimestamp": _CLOCK,
+    "CurrentDate": _CLOCK,
+    "CurDateExpressionBuilder": _CLOCK,
+    "CurrentTime": _CLOCK,
+    "Rand": _RANDOM,
+    "Randn": _RANDOM,
+    "RandStr": _RANDOM,
+    "Uniform": _RANDOM,
+    "Uuid": _RANDOM,
+    "Shuffle": _RANDOM,
+    "MonotonicallyIncreasingID": _RANDOM,
+    "SparkPartitionID": Refusal(
+        "{what}: it depends on where the row is processed", _RANDOM_WAY_OUT
+    ),
+    "InputFileName": _WHERE_READ,
+    "InputFileBlockStart": _WHERE_READ,
+    "InputFileBlockLength": _WHERE_READ,
+    "Measure": Refusal("{what}: it is known in metric views only", "write the aggregate out"),
+    "CurrentUser": _WHO_RUNS,
+    "CurrentDatabase": _WHO_RUNS,
+    "CurrentCatalog": _WHO_RUNS,
+    "CurrentPath": _WHO_RUNS,
+    "SparkVersion": _WHO_RUNS,
+    **{
+        f"Kll{step}{number}": _SKETCH
+        for step in ("SketchAgg", "MergeAgg", "SketchMerge")
+        for number in ("Bigint", "Double", "Float")
+    },
+}
+
+NOT_DETERMINISTIC = Refusal(
+    "{what} is not marked deterministic",
+    "mark it so if it is, or compute it before the row enters the stream",
+)
+_USER_FUNCTIONS = ("PythonUDF", "ScalaUDF", "PythonUDAF")
+
+# Texts that Spark reads as the time of the day when it makes a date or timestamp of them.
+_MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
+
+_NO_WATERMARK_CALLS = "watermarks are not known here yet"
+
+# By class name in Catalyst: plan nodes.
+NODES: dict[str, Refusal] = {
+    "Sample": Refusal(
+        "TABLESAMPLE isn't deterministic",
+        "filter by a hash of a key: WHERE xxhash64(k) % 10 = 0",
+    ),
+    "Tail": Refusal(
+        "the last rows of a table without order aren't defined", "use ORDER BY ... DESC LIMIT"
+    ),
+    "UnionLoop": Refusal(
+        "recursive queries can't be kept live yet",
+        "unroll the recursion to a fixed depth with joins",
+    ),
+    "EventTimeWatermark": Refusal(_NO_WATERMARK_CALLS, "leave withWatermark away"),
+    "DeduplicateWithinWatermark": Refusal(_NO_WATERMARK_CALLS, "use SELECT DISTINCT"),
+}
+UNKNOWN_NODE = Refusal("operator {name} has no incremental rule", "write the query without it")
+
+_A_TYPE = "a column of type {type} can't be kept"
+
+# Types that can't travel between Spark and the operators, as `contains_type` knows them.
+TYPES: dict[str, Refusal] = {
+    name: Refusal(_A_TYPE, way_out, "UNSUPPORTED_TYPE")
+    for name, way_out in {
+        "interval": "cast it, for example to days or to a string",
+        "interval year": "cast it to a number of months",
+        "interval month": "cast it to a number of months",
+        "interval year to month": "cast it to a number of months",
+        # operators compare bytes, a collation doesn't
+        "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
+    }.items()
+}
+
+DUPLICATE_COLUMN = Refusal(
+    "the result has several columns named {names}",
+    "give them different names with AS",
+    "DUPLICATE_COLUMN",
+)
+UNKNOWN_RELATION = Refusal(
+    "the query reads a DataFrame that this engine doesn't know",
+    "register it with engine.table or engine.stream",
+)
+MISPLACED_SUBQUERY = Refusal(
+    "a subquery stands where no live view can keep it",
+    "join it, or put it into the SELECT or WHERE of a subquery",
+)
+MISPLACED_SCALAR_SUBQUERY = Refusal(
+    "a scalar subquery within {name} is not known",
+    "put it into the SELECT or WHERE of a subquery",
+)
+MANY_ROWS_AS_SCALAR = Refusal(
+    "a scalar subquery can give more than one row",
+    "make it one row with an aggregate or LIMIT 1",
+)
+NO_FINAL_ROWS = Refusal(
+    "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
+    "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "
+    "select that",
+    "NO_WATERMARK",
+)
+JOIN_TYPE = Refusal("join type {name} is not known", "use another join")
+SORT_KEY = Refusal("LIMIT after ORDER BY a {type} is not known", "order by the parts of the value")
+PYTHON_FORM = Refusal(
+    "{name} is a Python function of a form that isn't known here",
+    "write it over rows, Series or Arrow arrays",
+)
+
+
+def refused_part(catalyst: Catalyst, analyzed: Plan) -> tuple[Refusal, str] | None:
+    """Return why a resolved query can't be live, with the part refused; None if nothing is found."""
+    for node in catalyst.nodes(analyzed):
+        if kind(node) in NODES:
+            return NODES[kind(node)], node_text(node)
+        for root in items(node.expressions()):
+            for expression in catalyst.expressions(root):
+                refusal = _expression_refusal(catalyst, expression)
+                if refusal is not None:
+                    return refusal, text(root)
+    return None
+
+
+def _expression_refusal(catalyst: Catalyst, expression: Expression) -> Refusal | None:
+    name = kind(expression)
+    if name in EXPRESSIONS:
+        return EXPRESSIONS[name].about(what=expression.sql())
+    moment = catalyst.moment(expression)
+    if _MOVING_MOMENTS.fullmatch(moment):
+        return _CLOCK.about(what=f"{moment.strip()!r} as a moment")
+    if name in _USER_FUNCTIONS and not expression.udfDeterministic():
+        return NOT_DETERMINISTIC.about(what=expression.sql())
+    return None

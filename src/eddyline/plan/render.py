@@ -1,0 +1,82 @@
+"""Expressions and plan nodes as text for people: SQL, without Spark's ids and internal wrappers.
+
+Everything that `explain`, warnings and errors show of a query is made here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from eddyline.plan.logical import Expression, Filter, Join, Option, Plan, items, kind
+
+TEXT_MAX = 200
+
+# Functions that the optimiser wraps around an expression and that no query can call.
+_WRAPPERS = frozenset(
+    ("KnownFloatingPointNormalized", "KnownNotNull", "KnownNullable", "NormalizeNaNAndZero")
+)
+_WRAPPED = re.compile("|".join(f"{name.lower()}\\(" for name in sorted(_WRAPPERS)))
+_ID = re.compile(r"#\d+L?")
+
+
+def text(expression: Expression) -> str:
+    """Return an expression as SQL, cut to `TEXT_MAX` characters."""
+    return _shortened(_sql(expression))
+
+
+def texts(expressions: Sequence[Expression]) -> tuple[str, ...]:
+    """Return several expressions as SQL."""
+    return tuple(text(expression) for expression in expressions)
+
+
+def condition_text(condition: Option[Expression]) -> str:
+    """Return the condition of a join as SQL; empty if it has none."""
+    return text(condition.get()) if condition.isDefined() else ""
+
+
+def node_text(node: Plan) -> str:
+    """Return what a plan node computes, cut to `TEXT_MAX` characters."""
+    listed = _LISTED.get(kind(node))
+    if listed is not None:
+        return _shortened(", ".join(map(_sql, listed(node))))
+    return _shortened(_ID.sub("", node.simpleString(TEXT_MAX)))
+
+
+def join_text(join: Join) -> str:
+    """Return a join with its type and condition."""
+    condition = condition_text(join.condition())
+    return f"{kind(join.joinType())} join" + (f" on {condition}" if condition else "")
+
+
+def _condition(node: Filter) -> list[Expression]:
+    return [node.condition()]
+
+
+# The expressions that say what a node computes; other nodes are shown as Spark shows them.
+_LISTED: dict[str, Callable[..., list[Expression]]] = {
+    "Project": lambda node: items(node.projectList()),
+    "Filter": _condition,
+    "Generate": lambda node: [node.generator()],
+    "Window": lambda node: items(node.windowExpressions()),
+    "ArrowEvalPython": lambda node: items(node.udfs()),
+    "BatchEvalPython": lambda node: items(node.udfs()),
+}
+
+
+def _sql(expression: Expression) -> str:
+    """Return Spark's SQL of an expression with each wrapper replaced by what it wraps."""
+    shown = expression.sql()
+    if not _WRAPPED.search(shown):
+        return shown
+    children = items(expression.children())
+    if kind(expression) in _WRAPPERS:
+        return _sql(children[0])
+    for child in children:
+        shown = shown.replace(child.sql(), _sql(child))
+    return shown
+
+
+def _shortened(shown: str) -> str:
+    line = " ".join(shown.split())
+    return line if len(line) <= TEXT_MAX else f"{line[: TEXT_MAX - 3]}..."

@@ -1,0 +1,84 @@
+"""Uncorrelated scalar subqueries: the one row of each joins the input of the node that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eddyline.plan.build import Build
+from eddyline.plan.logical import Expression, Plan, id_of, items, kind
+from eddyline.plan.refusals import MANY_ROWS_AS_SCALAR, MISPLACED_SCALAR_SUBQUERY
+from eddyline.plan.render import node_text
+
+
+def without_scalar_subqueries(build: Build, node: Plan) -> Plan:
+    """Return the node over an input that has the subqueries' values as columns.
+
+    The node itself if it has no scalar subqueries.
+    """
+    catalyst = build.catalyst
+    found = [
+        hit for expression in items(node.expressions()) for hit in catalyst.subqueries(expression)
+    ]
+    if not found:
+        return node
+    if kind(node) == "Aggregate" and (above := _finished_above(build, node)) is not None:
+        return above
+    child, values = _joined(build, items(node.children())[0], found)
+    over = node.withNewChildren(catalyst.seq([child, *items(node.children())[1:]]))
+    rewritten = catalyst.map_expressions(
+        over, lambda e: values.get(id_of(e)) if kind(e) == "ScalarSubquery" else None
+    )
+    if rewritten is None:
+        raise build.refused(MISPLACED_SCALAR_SUBQUERY.about(name=kind(node)), node_text(node))
+    build.need(child)
+    if kind(node) in ("Filter", "Join"):  # its output has grown by the subquery's column
+        rewritten = catalyst.project(items(node.output()), rewritten)
+    return rewritten
+
+
+def _joined(
+    build: Build, child: Plan, subqueries: Sequence[Expression]
+) -> tuple[Plan, dict[int, Expression]]:
+    """Join the row of each subquery to a plan.
+
+    Returns:
+        the plan, and for the id of each subquery the attribute of its value.
+    """
+    values: dict[int, Expression] = {}
+    for subquery in subqueries:
+        plan = subquery.plan()
+        most = plan.maxRows()
+        if not most.isDefined() or int(most.get()) > 1:
+            raise build.refused(MANY_ROWS_AS_SCALAR, node_text(plan))
+        if id_of(subquery) not in values:
+            values[id_of(subquery)] = items(plan.output())[0]
+            child = build.catalyst.left_outer_cross(child, plan)
+    return child, values
+
+
+def _finished_above(build: Build, node: Plan) -> Plan | None:
+    """Split an aggregate whose results hold scalar subqueries: a projection over one without them.
+
+    None if all subqueries are in its keys or aggregate calls.
+    """
+    catalyst = build.catalyst
+    keys = items(node.groupingExpressions())
+    below: list[Expression] = []
+
+    def pull(expression: Expression) -> Expression | None:
+        grouped = any(expression.semanticEquals(key) for key in keys)
+        if not grouped and kind(expression) != "AggregateExpression":
+            return None
+        known = next((one for one in below if one.child().semanticEquals(expression)), None)
+        if known is None:
+            below.append(known := catalyst.alias(expression, f"p{len(below)}"))
+        return known.toAttribute()
+
+    results = [catalyst.rewrite(result, pull) for result in items(node.aggregateExpressions())]
+    if not any(map(catalyst.subqueries, results)):
+        return None
+    named = [
+        result if kind(result) == "Alias" else catalyst.alias(result, old.name(), old)
+        for result, old in zip(results, items(node.aggregateExpressions()), strict=True)
+    ]
+    return catalyst.project(named, catalyst.aggregate(keys, below, items(node.children())[0]))

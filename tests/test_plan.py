@@ -1,0 +1,215 @@
+"""The rules of aggregates as a table, refusals, and what people see of a plan."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+import functions
+from eddyline.errors import StateGrowthWarning
+from eddyline.plan import refusals
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.logical import items, kind, type_of
+from eddyline.plan.rules import RULES, Call, rule_of
+from eddyline.spark.session import local_session
+
+# What the optimiser makes of each aggregate function that needs no recomputing.
+CLAIMED = {
+    "any": Call("Max", ("boolean",)),
+    "avg": Call("Average", ("double",)),
+    "bit_xor": Call("BitXorAgg", ("int",)),
+    "bool_and": Call("Min", ("boolean",)),
+    "bool_or": Call("Max", ("boolean",)),
+    "count": Call("Count", ("double",)),
+    "count_if": Call("Count", ("boolean",)),
+    "every": Call("Min", ("boolean",)),
+    "max": Call("Max", ("string",)),
+    "mean": Call("Average", ("int",)),
+    "min": Call("Min", ("double",)),
+    "regr_avgx": Call("Average", ("double",)),
+    "regr_avgy": Call("Average", ("double",)),
+    "regr_count": Call("Count", ("boolean",)),
+    "some": Call("Max", ("boolean",)),
+    "std": Call("StddevSamp", ("double",)),
+    "stddev": Call("StddevSamp", ("double",)),
+    "stddev_pop": Call("StddevPop", ("double",)),
+    "stddev_samp": Call("StddevSamp", ("double",)),
+    "sum": Call("Sum", ("decimal(12,3)",)),
+    "try_avg": Call("Average", ("double",)),
+    "try_sum": Call("Sum", ("double",)),
+    "var_pop": Call("VariancePop", ("double",)),
+    "var_samp": Call("VarianceSamp", ("double",)),
+    "variance": Call("VarianceSamp", ("double",)),
+}
+AGGREGATES = [function for function in functions.read() if function.rule]
+
+
+def test_each_aggregate_that_is_claimed_to_be_linear_has_a_row() -> None:
+    claimed = {one.name for one in AGGREGATES if one.rule.startswith("linear")}
+    assert claimed == set(CLAIMED)
+    for name, call in CLAIMED.items():
+        rule = rule_of(call)
+        assert call.function in rule.functions, name
+        assert rule.keep is not None, name
+        assert rule.keep(call).buffers, name
+
+
+def test_each_row_decides_about_some_call() -> None:
+    types = ("int", "bigint", "decimal(10,2)", "decimal(38,2)", "double", "string", "binary")
+    calls = [
+        Call(function, (one,), distinct, append_only)
+        for function in {name for rule in RULES for name in rule.functions} | {"CollectList"}
+        for one in types
+        for distinct in (False, True)
+        for append_only in (False, True)
+    ]
+    assert {rule_of(call).name for call in calls} == {rule.name for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (Call("Count", ()), "sum of weights"),
+        (Call("Count", ("string", "int"), distinct=True), "sum of weights"),
+        (Call("Sum", ("decimal(27,2)",)), "sum of decimals"),
+        (Call("Sum", ("decimal(28,2)",)), "recompute: the product with a weight would lose digits"),
+        (Call("Sum", ("interval day to second",)), RULES[-1].name),
+        (Call("Max", ("date",), append_only=True), "extreme so far"),
+        (Call("Max", ("date",)), "extreme of sorted values"),
+        (Call("Max", ("double",), append_only=True), "extreme of sorted values"),
+        (Call("Max", ("struct<p:int>",)), RULES[-1].name),
+        (Call("StddevPop", ("decimal(10,2)",)), RULES[-1].name),
+        (Call("CollectList", ("int",)), RULES[-1].name),
+    ],
+)
+def test_a_call_gets_its_row(call: Call, name: str) -> None:
+    assert rule_of(call).name == name
+
+
+def test_each_refusal_says_why_and_the_way_out() -> None:
+    tables = (refusals.EXPRESSIONS, refusals.NODES, refusals.TYPES)
+    named = [one for one in vars(refusals).values() if isinstance(one, refusals.Refusal)]
+    for refusal in [*named, *(one for table in tables for one in table.values())]:
+        assert refusal.why
+        assert refusal.way_out
+        filled = refusal.about(what="x", name="x", names="x", type="x")
+        assert "{" not in filled.error("v").args[0]
+
+
+# -- with Spark ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[el.Engine]:
+    folder: Path = tmp_path_factory.mktemp("plan")
+    (folder / "in").mkdir()
+    with el.Engine(str(folder / "storage"), spark=spark) as made:
+        made.table("t", "id BIGINT, k STRING, x DOUBLE, ts TIMESTAMP")
+        made.table("u", "id BIGINT, k STRING, x DOUBLE")
+        columns = "ts TIMESTAMP, k STRING, sip STRING, x DOUBLE"
+        made.create_stream("s", columns, "json", {"path": str(folder / "in")})
+        yield made
+
+
+@pytest.mark.spark
+def test_each_aggregate_gets_the_rule_that_is_written_down(spark: SparkSession) -> None:
+    """The class names and types in `CLAIMED` are those that Spark's optimiser leaves."""
+    session = functions.session(spark)
+    session.createDataFrame([], functions.COLUMNS).createOrReplaceTempView("t")
+    catalyst = Catalyst(session)
+    for function in AGGREGATES:
+        if function.name not in CLAIMED:
+            continue
+        plan = catalyst.optimized(
+            catalyst.analyzed(f"SELECT g, {function.call} AS r FROM t GROUP BY g")
+        )
+        found = [
+            call.aggregateFunction()
+            for node in catalyst.nodes(plan)
+            if kind(node) == "Aggregate"
+            for result in items(node.aggregateExpressions())
+            for call in catalyst.find(result, lambda name: name == "AggregateExpression")
+        ]
+        assert [kind(one) for one in found] == [CLAIMED[function.name].function], function.name
+        types = tuple(type_of(one).simpleString() for one in items(found[0].children()))
+        if kind(found[0]) != "Count":
+            assert types == CLAIMED[function.name].types, function.name
+
+
+SHOWN = {
+    "grouped": (
+        "SELECT k, x, sum(x) AS total, count(DISTINCT id) AS ids FROM t WHERE x > 1 GROUP BY k, x",
+        ["sum(x) AS total", "count(DISTINCT id) AS ids", "keys: k, x", "(x > 1.0D)"],
+    ),
+    "recomputed": (
+        "SELECT x, collect_list(k) AS ks FROM t GROUP BY x",
+        ["collect_list(k) AS ks", "keys: x"],
+    ),
+    "joined": (
+        "SELECT t.id, u.k FROM t LEFT JOIN u ON t.x = u.x AND t.id < u.id",
+        ["((t.x = u.x) AND (t.id < u.id))"],
+    ),
+    "ranked": (
+        "SELECT k, x, rank() OVER (PARTITION BY x ORDER BY id DESC) AS r FROM t",
+        ["RANK() OVER (PARTITION BY t.x ORDER BY t.id DESC NULLS LAST"],
+    ),
+    "best": ("SELECT * FROM t ORDER BY x DESC, id LIMIT 3", ["3 rows by t.x DESC NULLS LAST"]),
+    "paired": (
+        "SELECT t.id, u.id AS other FROM t JOIN u ON t.x < u.x",
+        ["Inner join on (t.x < u.x)"],
+    ),
+}
+# ids, and functions that only the optimiser writes
+INTERNAL = re.compile(
+    r"#\d|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero", re.I
+)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", SHOWN)
+def test_explain_shows_sql(engine: el.Engine, name: str) -> None:
+    query, fragments = SHOWN[name]
+    shown = engine.explain(query)
+    assert INTERNAL.search(shown) is None, shown
+    for fragment in fragments:
+        assert fragment in shown, shown
+
+
+@pytest.mark.spark
+def test_a_view_warns_once_of_growing_state(engine: el.Engine) -> None:
+    queries = {
+        "by_time": ("SELECT ts, count(*) AS n FROM s GROUP BY ts", "the groups by s.ts"),
+        "by_double": ("SELECT x, collect_list(sip) AS l FROM s GROUP BY x", "the rows by x"),
+        "both": (
+            "SELECT a.k, b.x FROM s a JOIN s b ON a.x = b.x AND a.sip = b.sip",
+            "the left side of the Inner join on",
+        ),
+        "twice": (
+            "SELECT w, max(n) AS n FROM (SELECT ts AS w, k, count(*) AS n FROM s GROUP BY ts, k)"
+            " GROUP BY w",
+            "the groups by",
+        ),
+    }
+    for name, (query, fragment) in queries.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.view(name, query)
+        texts = [str(one.message) for one in caught if one.category is StateGrowthWarning]
+        assert len(texts) == 1, texts
+        assert fragment in texts[0]
+        assert texts[0].startswith(f"view {name}: the state of ")
+        assert INTERNAL.search(texts[0]) is None, texts
+        assert len(texts[0]) < 400
+        engine.drop("view", name)
