@@ -20,8 +20,9 @@ from pyspark.sql import SparkSession
 from cluster_child import SETTINGS
 from eddyline import Engine
 from eddyline.errors import EngineError
+from eddyline.relay.backend import Backend
 from eddyline.relay.embedded import LogBackend
-from eddyline.relay.queue import Backend, DataQueue
+from eddyline.relay.queue import DataQueue
 
 APP = "kills"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+from eddyline.relay.backflow import Backflow
 from eddyline.relay.embedded import LogBackend
-from eddyline.relay.queue import Backflow, DataQueue, Producer
+from eddyline.relay.queue import DataQueue, Producer
 
 SEGMENT_BYTES = 4000
 

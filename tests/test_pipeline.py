@@ -26,10 +26,11 @@ from eddyline.api.pipeline import Pipeline
 from eddyline.cli import main
 from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
 from eddyline.options import Options
+from eddyline.relay.account import Account
 from eddyline.relay.bolts import Emitted
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.kafka import KafkaBackend
-from eddyline.relay.queue import Account, DataQueue, Producer
+from eddyline.relay.queue import DataQueue, Producer
 from eddyline.spark.session import local_session
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles

@@ -16,7 +16,8 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from eddyline.relay.kafka import BUNDLE_BYTES, KafkaBackend
+from eddyline.relay.kafka import KafkaBackend
+from eddyline.relay.kafka_messages import BUNDLE_BYTES
 
 pytestmark = pytest.mark.kafka
 

@@ -17,8 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eddyline.errors import QueueError, QueueFullError
+from eddyline.relay.backend import EDEN, FROM, TO, Backend
+from eddyline.relay.backflow import Backflow
+from eddyline.relay.batch import Batch
 from eddyline.relay.embedded import LogBackend
-from eddyline.relay.queue import EDEN, FROM, TO, Backend, Backflow, Batch, DataQueue, Producer
+from eddyline.relay.queue import DataQueue, Producer
 from eddyline.relay.records import RECORDS, failed_records
 
 Open = Callable[[], Backend]

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eddyline.errors import StorageError
+from eddyline.relay.account import Account
 from eddyline.relay.embedded import LogBackend
-from eddyline.relay.queue import Account, DataQueue
+from eddyline.relay.queue import DataQueue
 from eddyline_apps import script, views
 from eddyline_apps.demo import count, layout, read_log
 from eddyline_apps.enrichment import FLAKY_SHARE, OUTCOMES, Service

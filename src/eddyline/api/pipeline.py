@@ -16,8 +16,9 @@ from eddyline.api.writing import Writing
 from eddyline.catalog.entries import PIPELINE
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import Settings
+from eddyline.relay.account import Account
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
-from eddyline.relay.queue import Account, DataQueue
+from eddyline.relay.queue import DataQueue
 
 FREE, BY_KEY = "free", "key"
 

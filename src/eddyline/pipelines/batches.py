@@ -32,12 +32,14 @@ from eddyline.options import check_number
 from eddyline.pipelines.outcomes import BACK, Outcome, Place
 from eddyline.pipelines.waves import Waves
 from eddyline.relay.acker import new_ids
+from eddyline.relay.backend import EDEN
+from eddyline.relay.batch import Batch
 from eddyline.relay.bolts import FIT, Bolt, Chain
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.flow import FlowControl
-from eddyline.relay.keys import WaitingKeys, codes, spread, too_early
+from eddyline.relay.keys import WaitingKeys, codes, key_slots, too_early
 from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
-from eddyline.relay.queue import EDEN, Batch, DataQueue
+from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import (
     ATTEMPTS,
     KEY,
@@ -326,7 +328,7 @@ class PipelineStream:
         held = waiting.behind(records)
         held[: len(early)] |= early
         count = max(1, -(-records.num_rows // self.settings.tuple_rows))
-        slots = np.where(held, -1, spread(records[KEY], count))
+        slots = np.where(held, -1, key_slots(records[KEY], count))
         by = [records[POSITION].to_numpy(), slots]
         if self.waves.chain.joins:  # a key's records one behind the other
             by.insert(1, codes(records[KEY]))

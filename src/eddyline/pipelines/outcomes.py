@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Catalog, Entry
-from eddyline.relay.queue import Batch
+from eddyline.relay.batch import Batch
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.storage.files import Files

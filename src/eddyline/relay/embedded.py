@@ -1,4 +1,4 @@
-"""A data queue in a folder: three logs of checksummed frames, and one document that is the state."""
+"""A data queue in a folder: three logs of checksummed frames, and a document with the state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.errors import QueueError
-from eddyline.relay.queue import EDEN, FROM, QUEUES, TO, Position, Span, State, taken
+from eddyline.relay.backend import (
+    EDEN,
+    FROM,
+    QUEUES,
+    TO,
+    Position,
+    QueueState,
+    Span,
+    queue_taken_over,
+)
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.frames import SEGMENT_BYTES, Frame, FrameLog
@@ -20,14 +29,15 @@ STATE = "state.json"
 
 
 class LogBackend:
-    """The queue of one folder. Any number of processes may put; one reads.
+    """The queue of one folder. Any number of processes may put; one process reads.
 
     Args:
-        folder: path of the folder, or its files.
-        fsync: whether `put` and `commit` wait for the disk. Without, a power cut can take the last
-            seconds away; a killed process still loses nothing.
-        segment_bytes: size from which on a new file is begun; what is read is removed by the file.
-        clock: milliseconds since 1970.
+        folder: path of the folder, or its `Files`.
+        fsync: whether `put` and `commit` wait for the disk. Without, a power cut can lose the last
+            seconds; a killed process still loses nothing.
+        segment_bytes: size at which a new segment file is begun. Read rows are removed a whole
+            segment at a time.
+        clock: returns milliseconds since 1970.
     """
 
     def __init__(
@@ -46,7 +56,7 @@ class LogBackend:
             queue: FrameLog(self.files, queue, segment_bytes=segment_bytes) for queue in QUEUES
         }
         self._lock: StorageLock | None = None
-        self._ends = {FROM: 0, TO: 0}  # of what is committed
+        self._ends = {FROM: 0, TO: 0}  # after the last committed row
 
     def put(self, records: pa.Table) -> int:
         log = self._logs[EDEN]
@@ -55,7 +65,7 @@ class LogBackend:
             log.sync()
         return int(records.num_rows)
 
-    def claim(self) -> State:
+    def claim(self) -> QueueState:
         self._lock = StorageLock(self.files)
         if not self._lock.held:
             raise QueueError(
@@ -76,7 +86,7 @@ class LogBackend:
         return state
 
     def unread(self) -> int:
-        """Rows of eden behind the last commit."""
+        """Return the number of rows of eden after the last commit."""
         (read,) = self._committed()[0].read[EDEN]
         return self._logs[EDEN].end() - read
 
@@ -90,7 +100,7 @@ class LogBackend:
         if queue == EDEN:
             end = log.end()
             if self.fsync and end > start[0]:
-                log.sync()  # another process may have appended what isn't on the disk yet
+                log.sync()  # another process may have appended rows that aren't on the disk yet
         else:
             end = self._ends[queue]
         if before_ms is not None:
@@ -101,26 +111,27 @@ class LogBackend:
     def read(self, span: Span) -> pa.Table:
         (start,), (end,) = span.start, span.end
         log = self._logs[span.queue]
-        tables = [_records(frame, span.queue, log.folder) for frame in log.frames(start, end)]
+        tables = [_frame_records(frame, span.queue, log.folder) for frame in log.frames(start, end)]
         if not tables:
             return no_records()
         first = tables[0][0]
         return pa.concat_tables([table for _, table in tables]).slice(start - first, end - start)
 
-    def commit(self, state: State, back: pa.Table) -> None:
-        if self._lock is None or not self._lock.held:  # this process has opened it again
-            raise taken(folder=self.files.root)
+    def commit(self, state: QueueState, failed: pa.Table) -> None:
+        if self._lock is None or not self._lock.held:  # claimed again in this process
+            raise queue_taken_over(folder=self.files.root)
         durable, ends = self._committed()
         if durable.number >= state.number:
-            self.files.sync("")  # an earlier try has failed behind its last write
+            self.files.sync("")  # an earlier attempt failed after its last write
             self._ends = ends
             return
-        if back.num_rows:
-            log, at = self._logs[state.back], ends[state.back]
-            log.append(encode(back), back.num_rows, self.clock(), at=at)
+        if failed.num_rows:
+            queue = state.failure_queue
+            log = self._logs[queue]
+            log.append(encode(failed), failed.num_rows, self.clock(), at=ends[queue])
             if self.fsync:
                 log.sync()
-            ends[state.back] += back.num_rows
+            ends[queue] += failed.num_rows
         document = {"format": FORMAT_VERSION, "ends": ends, **state.as_dict()}
         self.files.write_json(STATE, document, durable=self.fsync)
         self._ends = ends
@@ -131,24 +142,24 @@ class LogBackend:
         if self._lock is not None:
             self._lock.release()
 
-    def _committed(self) -> tuple[State, dict[str, int]]:
-        """The state on the disk, and the ends of `from` and `to` that go with it."""
+    def _committed(self) -> tuple[QueueState, dict[str, int]]:
+        """Return the stored state, and the ends of `from` and `to` at that commit."""
         if not self.files.exists(STATE):
-            return State(read=dict.fromkeys(QUEUES, (0,))), {FROM: 0, TO: 0}
-        found = self.files.read_json(STATE)
-        if found.pop("format") > FORMAT_VERSION:
+            return QueueState(read=dict.fromkeys(QUEUES, (0,))), {FROM: 0, TO: 0}
+        document = self.files.read_json(STATE)
+        if document.pop("format") > FORMAT_VERSION:
             raise QueueError(
                 "a newer version of Eddyline has written this queue",
                 condition="NEWER_FORMAT",
                 folder=self.files.root,
                 hint="use that version",
             )
-        ends = found.pop("ends")
-        return State.from_dict(found), ends
+        ends = document.pop("ends")
+        return QueueState.from_dict(document), ends
 
 
-def _records(frame: Frame, queue: str, folder: str) -> tuple[int, pa.Table]:
-    """The first row of a frame, and its records."""
+def _frame_records(frame: Frame, queue: str, folder: str) -> tuple[int, pa.Table]:
+    """Return the number of the first row of a frame, and its records."""
     try:
         table = decode(frame.body, NEW if queue == EDEN else RECORDS)
     except pa.ArrowInvalid as error:

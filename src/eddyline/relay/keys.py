@@ -50,7 +50,7 @@ def groups(keys: pa.ChunkedArray, owners: Places) -> list[Places]:
     return np.split(order, np.flatnonzero(np.diff(mine[order])) + 1)
 
 
-def spread(keys: pa.ChunkedArray, count: int) -> npt.NDArray[np.int64]:
+def key_slots(keys: pa.ChunkedArray, count: int) -> npt.NDArray[np.int64]:
     """One of `count` places for each row: by its key's hash; in turns where there is no key."""
     hashes = pd.util.hash_array(keys.fill_null(b"").to_numpy(), categorize=False)
     places: npt.NDArray[np.int64] = (hashes % np.uint64(count)).astype(np.int64)

@@ -1,0 +1,96 @@
+"""The Kafka client: its names, its errors as ours, and retries of failures that pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from eddyline.errors import EngineError, StorageError
+from eddyline.relay.backend import queue_taken_over
+
+try:
+    from confluent_kafka import (
+        Consumer,
+        KafkaError,
+        KafkaException,
+        Message,
+        Producer,
+        TopicPartition,
+    )
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+except ImportError as error:
+    raise EngineError(
+        "a queue on Kafka needs the package confluent-kafka, which is not installed",
+        condition="MISSING_PACKAGE",
+        hint="pip install 'eddyline[kafka]'",
+    ) from error
+
+__all__ = [
+    "AdminClient",
+    "Consumer",
+    "KafkaError",
+    "KafkaException",
+    "Message",
+    "NewTopic",
+    "Producer",
+    "TopicPartition",
+]
+
+TIMEOUT_S = 30.0
+RETRY_EVERY_S = 0.05
+
+FENCED = (
+    KafkaError._FENCED,  # noqa: SLF001
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+)
+TRANSIENT = (
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._WAIT_COORD,  # noqa: SLF001
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,  # just created, and not known to every broker
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+)
+
+
+@contextmanager
+def kafka_errors(app: str) -> Iterator[None]:
+    """Translate KafkaException into StorageError, or into QueueError where a reader is fenced."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0]
+        if cause.code() in FENCED:
+            raise queue_taken_over(app=app) from error
+        raise StorageError(
+            f"Kafka can't be used: {cause.str()}",
+            condition="KAFKA_FAILED",
+            app=app,
+            hint="see that the brokers run and can be reached, and make the same call again",
+        ) from error
+
+
+def retried(request: Callable[[Any, float], Any], argument: Any) -> Any:
+    """Return `request(argument, timeout)`; retry transient failures until `TIMEOUT_S` is over."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return request(argument, TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_EVERY_S)
+
+
+def timed_out() -> KafkaException:
+    """Return the client's own error for a time-out."""
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001

@@ -1,0 +1,135 @@
+"""Reading one topic of a data queue on Kafka by ranges of rows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from eddyline.relay.backend import Position, Span
+from eddyline.relay.kafka_client import (
+    TIMEOUT_S,
+    TRANSIENT,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+    timed_out,
+)
+from eddyline.relay.kafka_messages import QueueMessage, first_row, offset_of
+
+
+@dataclass(slots=True)
+class TopicReader:
+    """Reads the messages of one topic, and keeps those that were measured until they are read.
+
+    Attributes:
+        consumer: a consumer that nobody else uses.
+        topic: the topic's name.
+        next_offsets: for each partition, the offset to fetch next.
+        fetched: messages from the last start position on.
+        measured: the messages of the span that was measured last.
+    """
+
+    consumer: Consumer
+    topic: str
+    next_offsets: list[int] = field(default_factory=list)
+    fetched: list[QueueMessage] = field(default_factory=list)
+    measured: dict[tuple[Position, Position], list[QueueMessage]] = field(default_factory=dict)
+
+    def measure(
+        self, start: Position, ends: Position, rows_max: int, before_ms: int | None
+    ) -> tuple[Position, int]:
+        """Return the end and the number of the next rows from `start`; see `Backend.measure`.
+
+        Args:
+            start: position of the first row.
+            ends: the position after the last committed row.
+            rows_max: maximum number of rows.
+            before_ms: only count rows that were written up to that time; None counts all.
+        """
+        self._seek(start)
+        position, rows, used = list(start), 0, 0
+        while rows < rows_max:
+            if used == len(self.fetched) and not self._fetch_more(ends):
+                # Only markers of transactions may follow: skip them.
+                position = [
+                    max(*both)
+                    for both in zip(position, map(first_row, self.next_offsets), strict=True)
+                ]
+                break
+            message = self.fetched[used]
+            if before_ms is not None and message.time_ms > before_ms:
+                break
+            partition, offset = message.partition, message.offset
+            skipped = max(position[partition] - first_row(offset), 0)
+            left = (message.bundled or 1) - skipped
+            count = min(left, rows_max - rows)
+            position[partition] = (
+                first_row(offset + 1) if count == left else first_row(offset) + skipped + count
+            )
+            rows, used = rows + count, used + 1
+        end = tuple(position)
+        if rows:
+            # A batch reads the last measured span; earlier ones were only looked at.
+            self.measured = {(start, end): self.fetched[:used]}
+        return end, rows
+
+    def fetch(self, start: Position, end: Position) -> list[QueueMessage]:
+        """Return the messages from `start` up to `end`."""
+        self._seek(start)
+        while self._fetch_more(end):
+            pass
+        return [m for m in self.fetched if first_row(m.offset) < end[m.partition]]
+
+    def pop_measured(self, span: Span) -> list[QueueMessage] | None:
+        """Return the messages of a span if it was measured last; otherwise None."""
+        return self.measured.pop((span.start, span.end), None)
+
+    def _seek(self, start: Position) -> None:
+        """Make `fetched` begin at `start`."""
+        wanted = [offset_of(row) for row in start]
+        begins = self.next_offsets.copy()
+        for message in reversed(self.fetched):
+            begins[message.partition] = message.offset
+        if self.next_offsets and all(
+            begin <= offset <= end
+            for begin, offset, end in zip(begins, wanted, self.next_offsets, strict=True)
+        ):
+            self.fetched = [m for m in self.fetched if m.offset >= wanted[m.partition]]
+            return
+        self.fetched, self.next_offsets = [], wanted
+        self.consumer.assign(
+            [
+                TopicPartition(self.topic, partition, offset)
+                for partition, offset in enumerate(wanted)
+            ]
+        )
+
+    def _fetch_more(self, ends: Position) -> bool:
+        """Fetch at least one message before `ends`; False if there is none."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(
+            first_row(offset) < end for offset, end in zip(self.next_offsets, ends, strict=True)
+        ):
+            received = [self._accept(message) for message in self.consumer.consume(500, 0.2)]
+            if any(received):
+                return True
+            if time.monotonic() > deadline:
+                raise timed_out()
+        return False
+
+    def _accept(self, message: Message) -> bool:
+        """Keep a message of the consumer; False if it is only a notice of the client."""
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        if error is None:
+            self.fetched.append(QueueMessage.of(message))
+            self.next_offsets[partition] = offset + 1
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            self.next_offsets[partition] = max(self.next_offsets[partition], offset)
+        elif error.code() not in TRANSIENT:
+            raise KafkaException(error)
+        return False

@@ -1,0 +1,46 @@
+"""Producers put records into a data queue, from any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eddyline.errors import QueueFullError
+from eddyline.relay.backend import Backend
+from eddyline.relay.records import new_records
+
+UNREAD_ROWS_MAX = 10_000_000
+
+
+class Producer:
+    """Puts records into a queue, from any process.
+
+    Args:
+        backend: the storage of the queue.
+        unread_rows_max: back-pressure limit: `put` is refused if it would leave more unread rows.
+    """
+
+    def __init__(self, backend: Backend, *, unread_rows_max: int = UNREAD_ROWS_MAX) -> None:
+        self.backend = backend
+        self.unread_rows_max = unread_rows_max
+
+    def put(self, payloads: Any, keys: Any = None) -> int:
+        """Put records and return their number; they are durable on return.
+
+        Args:
+            payloads: bytes or text, one item a record; or an Arrow table with the column
+                `payload`, and `key` if records have keys.
+            keys: a key for each record, if `payloads` is not a table.
+
+        Raises:
+            QueueFullError: too many rows are unread. Nothing was put; retry the call later.
+            StorageError: the records may or may not have been put; a retry may duplicate them.
+        """
+        records = new_records(payloads, keys)
+        unread = self.backend.unread()
+        if unread + records.num_rows > self.unread_rows_max:
+            raise QueueFullError(
+                f"{unread} records of the queue are unread",
+                condition="QUEUE_FULL",
+                hint="put them again in a while, or read faster",
+            )
+        return self.backend.put(records) if records.num_rows else 0
