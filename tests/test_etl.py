@@ -14,7 +14,7 @@ import pytest
 import postgres
 from eddyline.cli import main
 from eddyline.errors import EngineError, StorageError
-from eddyline.relay.bolts import Bolt, Chain
+from eddyline.relay.bolts import Bolt, BoltChain
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import as_read, new_records
@@ -112,7 +112,7 @@ def test_a_call_that_stalls_fails_alone(monkeypatch):
     records = as_read(new_records([GOOD] * 4), range(4), 0)
     with Stalling() as service:
         enrich = Bolt.of(etl_bolts.Enrich(service.url), "enrich", ttl=2)
-        worked = Chain([Bolt.of(etl_bolts.parse, None, vectorised=True), enrich]).run(records)
+        worked = BoltChain([Bolt.of(etl_bolts.parse, None, vectorised=True), enrich]).run(records)
     assert worked.done.tolist() == [True, False, True, True]
     assert worked.reasons == {1: "TimeoutError: no answer within 2 s"}
     assert {(row["region"], row["carrier"]) for row in worked.rows} == {place("h")}

@@ -18,7 +18,7 @@ from eddyline.relay.acker import (
     Acker,
     Ackers,
     Anchors,
-    Told,
+    EndedRoots,
     acker_of,
     new_ids,
     xor_by_root,
@@ -37,7 +37,7 @@ class Message:
     task: int = 0
 
 
-def fold(acker: Acker | Ackers, messages: list[Message]) -> Told:
+def fold(acker: Acker | Ackers, messages: list[Message]) -> EndedRoots:
     by = {kind: [m for m in messages if m.kind == kind] for kind in (INIT, ACK, FAIL)}
     return acker.fold(
         ([m.root for m in by[INIT]], [m.value for m in by[INIT]], [m.task for m in by[INIT]]),
@@ -46,13 +46,13 @@ def fold(acker: Acker | Ackers, messages: list[Message]) -> Told:
     )
 
 
-def outcomes(told: Told) -> dict[int, tuple[int, int]]:
-    found = zip(told.roots.tolist(), told.tasks.tolist(), told.outcomes.tolist(), strict=True)
+def outcomes(ended: EndedRoots) -> dict[int, tuple[int, int]]:
+    found = zip(ended.roots.tolist(), ended.tasks.tolist(), ended.outcomes.tolist(), strict=True)
     return {root: (task, outcome) for root, task, outcome in found}
 
 
 def balanced(acker: Acker) -> bool:
-    a = acker.account
+    a = acker.counts
     return a.started == a.done + a.failed + a.timed_out + a.in_flight
 
 
@@ -122,7 +122,7 @@ def test_the_worked_example():
     ]
     assert 8 ^ 4 ^ 7 == 11
     assert [outcomes(one) for one in told] == [{}, {}, {}, {66: (11, DONE)}]
-    assert acker.account.in_flight == acker.account.unknown == 0
+    assert acker.counts.in_flight == acker.counts.unknown == 0
 
 
 def test_the_values_of_the_worked_example():
@@ -149,7 +149,7 @@ def test_an_entry_is_20_bytes_whatever_the_size_of_the_tree():
         acker.ack(*messages)
         sizes.append(acker.nbytes / count)
     assert sizes == [20.0] * 4
-    assert len(acker.ack(*xor_by_root(anchors.roots, anchors.edges)).of(DONE)) == count
+    assert len(acker.ack(*xor_by_root(anchors.roots, anchors.edges)).with_outcome(DONE)) == count
 
 
 def test_memory_is_bounded_while_roots_come_and_go():
@@ -163,7 +163,7 @@ def test_memory_is_bounded_while_roots_come_and_go():
             done = waiting.pop(0)
             acker.ack(done.roots, done.edges)
         if step > 20:
-            most = max(most, acker.nbytes / acker.account.in_flight)
+            most = max(most, acker.nbytes / acker.counts.in_flight)
     assert most <= 50  # 20, and as much again for what is over, and a batch
 
 
@@ -261,7 +261,7 @@ def test_batches_equal_a_message_at_a_time(shapes, random, batch, losses, double
     for _ in range(2):
         hear(outcomes(one.rotate()), outcomes(many.rotate()), plain.rotate())
     assert found[0] == found[1]
-    assert one.account.in_flight == one.account.unknown == 0
+    assert one.counts.in_flight == one.counts.unknown == 0
     if batch == 1 or not (doubles or fails):
         assert found[0] == found[2]
     elif not fails:
@@ -286,7 +286,7 @@ def test_tuples_of_several_inputs_are_parts_of_all_their_trees(records, outputs,
         mine = made.tuples == tuple_
         done |= set(acker.ack(*xor_by_root(made.roots[mine], made.edges[mine])).tasks.tolist())
     assert done == set(range(records))
-    assert acker.account.done == records
+    assert acker.counts.done == records
 
 
 def test_what_has_failed_is_told_once_and_before_its_init_waits_for_it():
@@ -307,8 +307,8 @@ def test_what_is_over_leaves_nothing_to_a_root_of_the_same_id():
     acker.fail([8])
     acker.init([8], [2], [6])
     assert outcomes(acker.ack([8], [2])) == {8: (6, DONE)}
-    assert acker.account.in_flight == 1
-    assert acker.account.unknown == 0
+    assert acker.counts.in_flight == 1
+    assert acker.counts.unknown == 0
 
 
 def test_a_root_times_out_between_one_and_two_rotations_however_busy_it_is():
@@ -319,17 +319,17 @@ def test_a_root_times_out_between_one_and_two_rotations_however_busy_it_is():
     acker.ack([1], [2])
     assert outcomes(acker.rotate()) == {1: (0, TIMED_OUT)}
     assert outcomes(acker.rotate()) == {2: (0, TIMED_OUT)}
-    assert acker.account.timed_out == 2
+    assert acker.counts.timed_out == 2
 
 
 def test_messages_behind_the_end_are_held_for_a_while_and_told_to_no_one():
     acker = Acker()
     acker.fold(([1], [6], [0]), ([1], [6]))
     acker.ack([1], [6])
-    assert acker.account.unknown == 1
+    assert acker.counts.unknown == 1
     acker.rotate()
     assert not outcomes(acker.rotate())
-    assert (acker.account.unknown, acker.account.late) == (0, 1)
+    assert (acker.counts.unknown, acker.counts.late) == (0, 1)
 
 
 def test_a_root_without_tuples_is_done_at_once():
@@ -339,7 +339,7 @@ def test_a_root_without_tuples_is_done_at_once():
 def test_signed_ids_of_spark_and_arrow_arrays():
     roots = pa.array([-1, 5], pa.int64())
     told = Acker().fold((roots, [3, 4], [1, 2]), (pa.chunked_array([roots]), [3, 4]))
-    assert told.of(DONE).tolist() == [5, (1 << 64) - 1]
+    assert told.with_outcome(DONE).tolist() == [5, (1 << 64) - 1]
     assert acker_of(roots, 4).tolist() == [3, 1]
 
 
@@ -349,7 +349,7 @@ def test_ackers_share_the_roots(ackers):
     anchors = Anchors.of_records(10_000, random)
     many = Ackers(ackers)
     many.fold((anchors.roots, anchors.edges, anchors.tuples))
-    held = [acker.account.in_flight for acker in many.ackers]
+    held = [acker.counts.in_flight for acker in many.ackers]
     assert sum(held) == 10_000
     assert min(held) > 0.9 * 10_000 / ackers
     told = many.fold(ack=(anchors.roots, anchors.edges))

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eddyline.errors import EngineError
-from eddyline.relay.bolts import Bolt, Chain, Emitted
+from eddyline.relay.bolts import Bolt, BoltChain, Emitted
 from eddyline.relay.keys import rounds
 from eddyline.relay.records import as_read, new_records
 
@@ -29,8 +29,8 @@ def text(record: dict[str, Any]) -> str:
     return record["payload"].decode()
 
 
-def chain(*functions: Any, acks: bool = True, **settings: Any) -> Chain:
-    return Chain([Bolt.of(function, None, **settings) for function in functions], acks=acks)
+def chain(*functions: Any, acks: bool = True, **settings: Any) -> BoltChain:
+    return BoltChain([Bolt.of(function, None, **settings) for function in functions], acks=acks)
 
 
 def test_none_one_or_many_rows_come_of_each_row() -> None:
@@ -129,7 +129,7 @@ def test_coroutine_functions_wait_side_by_side_up_to_a_limit() -> None:
         return row
 
     bolts = [Bolt.of(text, None), Bolt.of(wait, None, concurrency=4, ttl=1.0)]
-    worked = Chain(bolts).run(records("60", *"abcdefgh", "bad"))
+    worked = BoltChain(bolts).run(records("60", *"abcdefgh", "bad"))
     assert most == 4
     assert worked.rows == list("abcdefgh")
     assert worked.reasons == {0: "TimeoutError: no answer within 1 s", 9: "ValueError: bad"}
@@ -233,7 +233,7 @@ class TestVectorised:
             Bolt.of(double, None, vectorised=True),
             Bolt.of(lambda row: row["v"], "plain"),
         ]
-        assert Chain(bolts).run(records("1", "x", "3")).rows == [2, 6]
+        assert BoltChain(bolts).run(records("1", "x", "3")).rows == [2, 6]
 
 
 def test_rows_of_one_key_are_joined_and_fail_together() -> None:
@@ -258,7 +258,7 @@ def test_a_key_of_which_a_record_has_failed_is_not_joined() -> None:
         Bolt.of(check, None),
         Bolt.of(lambda rows: len(rows), "join", by_key=True),
     ]
-    worked = Chain(bolts).run(records("a", "bad", "b", "c", keys=["k", "k", "l", "l"]))
+    worked = BoltChain(bolts).run(records("a", "bad", "b", "c", keys=["k", "k", "l", "l"]))
     assert worked.rows == [2]
     assert worked.done.tolist() == [False, False, True, True]
     assert worked.held.tolist() == [True, False, False, False]
@@ -323,6 +323,7 @@ def test_rounds_keep_the_order_of_a_key(keys: list[str | None]) -> None:
     assert all(keys[p] is not None for part in found[1:] for p in part)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_chain_does_what_plain_python_does(data: st.DataObject) -> None:
     """Random fan-out and failures: done, outputs and calls are those of a loop over records."""
@@ -376,7 +377,7 @@ def test_any_chain_does_what_plain_python_does(data: st.DataObject) -> None:
         else:
             each = lambda row, f=function: [{"v": value} for value in f(row["v"])]  # noqa: E731
             bolts.append(Bolt.of(each, "r"))
-    worked = Chain(bolts).run(records(*map(str, range(count))))
+    worked = BoltChain(bolts).run(records(*map(str, range(count))))
     found = worked.rows if isinstance(worked.rows, list) else worked.rows.to_pylist()
     assert worked.done.tolist() == done
     assert sorted(row["v"] for row in found) == sorted(rows)

@@ -128,7 +128,7 @@ def test_the_checkpoint_passes_tuples_that_were_let_go():
     flow = adaptive(2)
     (first, _) = sent(flow, 0, 1, 2)
     flow.ack(first, 1)
-    flow.forget()
+    flow.reset()
     assert flow.checkpoint.position == 2
     (third,) = sent(flow, 2, 3)
     flow.ack(third, 3)
@@ -163,7 +163,7 @@ def test_every_tuple_is_in_one_place(lanes, steps):
             put += 1
             flow.put(put)
         elif what == "send":
-            room = [lane.window - len(lane.under_way) for lane in flow.lanes]
+            room = [lane.window - len(lane.in_flight) for lane in flow.lanes]
             new = list(flow.sendings(now))
             for lane in range(lanes):
                 count = sum(s.lane == lane for s in new)

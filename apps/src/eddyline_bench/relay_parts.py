@@ -112,7 +112,7 @@ def acker_rate(roots: int, seed: int) -> tuple[float, float, float, bool]:
     acker, done, most, started = Acker(), 0, 0.0, time.perf_counter()
     for init, (ack_roots, values) in batches:
         done += len(acker.fold(init, (ack_roots, values)).roots)
-        most = max(most, acker.nbytes / max(acker.account.in_flight, 1))
+        most = max(most, acker.nbytes / max(acker.counts.in_flight, 1))
     seconds = time.perf_counter() - started
     messages = sum(len(init[0]) + len(acks[0]) for init, acks in batches)
     if rest:

@@ -19,7 +19,7 @@ from eddyline.catalog.entries import DEAD, PIPELINE, QUEUE, REJECTS, STREAM, Ent
 from eddyline.errors import CatalogError, DataError, EngineError
 from eddyline.pipelines.batches import PipelineStream, Settings, open_queue
 from eddyline.pipelines.decode import Decode
-from eddyline.pipelines.outcomes import place_of, stored_status
+from eddyline.pipelines.outcomes import pipeline_files, stored_status
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
 from eddyline.source.dead_letters import DECODE
@@ -122,7 +122,7 @@ class Streams:
                     )
             pipeline = PipelineStream(
                 name,
-                place_of(workspace.files, letters, fed, workspace.sources.log),
+                pipeline_files(workspace.files, letters, fed, workspace.sources.log),
                 queue,
                 bolts,
                 None if fed is None else fed.columns,

@@ -1,13 +1,13 @@
-"""Pipelines: batches of a data queue, worked on in Spark, and committed with what was made of them.
+"""Pipelines: batches of a data queue are processed in Spark and committed with their outputs.
 
-A batch is dealt to lanes, one Spark task each, as many tuples as each lane's window allows (flow
-control); what a lane doesn't get to in time goes to another one in the next wave. Then one document,
-the *outcome*, says all at once: which records were read, which failed, which are dead letters, and
-the files that hold the outputs. Its appearance is the commit. What follows from it (entries of redo
-logs, the queue's own commit) carries the batch's number, and is done again after a crash.
+A batch is grouped into tuples. Flow control sends them to lanes, one Spark task each, as many as
+each lane's window allows; a tuple that a lane doesn't begin in time goes to another lane in the next
+wave. Then one document, the *outcome*, commits the batch: it names the records that were read, those
+that failed, the dead letters, and the files with the outputs. Entries of redo logs and the queue's
+own commit follow from it; they carry the batch's number and are repeated after a crash.
 
-Sums of the windows admit: a batch has no more tuples than the lanes have room for, besides rows that
-wait to be joined by key, which must meet.
+Back-pressure: a batch has no more tuples than the windows of the lanes have room for, except records
+that are joined by key, which must be in one batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
@@ -29,29 +27,18 @@ from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError, QueueError
 from eddyline.options import check_number
-from eddyline.pipelines.outcomes import BACK, Outcome, Place
+from eddyline.pipelines.failures import retries_and_letters, revived_records
+from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
+from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
-from eddyline.relay.acker import new_ids
 from eddyline.relay.backend import EDEN
 from eddyline.relay.batch import Batch
-from eddyline.relay.bolts import FIT, Bolt, Chain
+from eddyline.relay.bolts import FIT, Bolt, BoltChain
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.flow import FlowControl
-from eddyline.relay.keys import WaitingKeys, codes, key_slots, too_early
-from eddyline.relay.lane import DEAD, HELD, REPORTS, RETRY, Tuple
+from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
-from eddyline.relay.records import (
-    ATTEMPTS,
-    KEY,
-    PAYLOAD,
-    POSITION,
-    RECORDS,
-    TIME,
-    TYPE_OF_TIME,
-    failed_records,
-    no_records,
-)
-from eddyline.source.dead_letters import new_letters
+from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.redo_log import as_operations, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
@@ -60,22 +47,20 @@ from eddyline.spark.schema import arrow_schema
 TUPLE_ROWS = 1000
 SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
-PAUSE_SHARE = 0.1  # of the longest retry delay, where bolts differ: how often one looks what is due
-PATIENCE = 2  # times `slow` a tuple waits for its lane
-
-Flags: TypeAlias = npt.NDArray[np.bool_]
+PAUSE_SHARE = 0.1  # of the longest retry delay: how often to look for due records if bolts differ
+PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a pipeline runs.
+    """The settings of a pipeline.
 
     Attributes:
-        lanes: tasks that work side by side; 0: as many as Spark has cores.
-        tuple_rows: records that go to a lane together.
-        slow_s: a lane that takes longer for its window gets less.
-        ordered: records of a key come one after the other.
-        acks: whether what fails is kept and tried again.
+        lanes: number of concurrent tasks; 0 for Spark's default parallelism.
+        tuple_rows: number of records that are sent to a lane together.
+        slow_s: the window of a lane shrinks if it takes longer than this, in seconds.
+        ordered: whether to process the records of a key in order.
+        acks: whether failed records are kept and retried.
     """
 
     lanes: int = 0
@@ -91,25 +76,25 @@ class Settings:
 
 
 class PipelineStream:
-    """A pipeline that runs: the source of a stream, as `SparkStream` is.
+    """A running pipeline: the source of a stream, as `SparkStream` is.
 
     Args:
-        name: the pipeline's.
-        place: where it keeps what it knows.
-        queue: what it reads.
-        bolts: what is done with each record.
-        columns: of the stream that it feeds; None if it feeds none.
-        spark: the session of the user.
+        name: name of the pipeline.
+        files: its files in the storage.
+        queue: the queue to read.
+        bolts: the bolts to run for each record.
+        columns: columns of the stream that it writes; None if it writes none.
+        spark: the user's session.
         zone: time zone of the storage.
-        settings: how it runs.
-        keyed: of rows of one key the stream keeps the last, so their order counts.
-        own_queue: whether the queue is closed when the pipeline stops.
+        settings: how to run it.
+        keyed: the stream keeps the last row of each key, so the order of outputs matters.
+        own_queue: whether to close the queue when the pipeline stops.
     """
 
     def __init__(
         self,
         name: str,
-        place: Place,
+        files: PipelineFiles,
         queue: DataQueue,
         bolts: Sequence[Bolt],
         columns: StructType | None,
@@ -122,7 +107,7 @@ class PipelineStream:
     ) -> None:
         self._own_queue = own_queue
         self.name = name
-        self.place = place
+        self.files = files
         self.queue = queue
         self.settings = settings
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
@@ -135,7 +120,7 @@ class PipelineStream:
                 fit, "into", FIT, max_attempts=last.max_attempts, retry_delay=last.retry_delay
             )
             bolts = [*bolts, into]
-        chain = Chain(bolts, acks=settings.acks)
+        chain = BoltChain(bolts, acks=settings.acks)
         delays = [bolt.retry_delay for bolt in chain.bolts]
         pause_s = max(delays) * (1 if len(set(delays)) == 1 else PAUSE_SHARE)
         queue.retry_delay_ms = round(pause_s * 1000)
@@ -143,7 +128,7 @@ class PipelineStream:
         slow_ms = settings.slow_s * 1000
         self.waves = Waves(
             name,
-            place,
+            files,
             chain,
             schema,
             FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW),
@@ -151,26 +136,30 @@ class PipelineStream:
             ordered=settings.ordered,
             keyed=keyed,
         )
-        self._random = np.random.default_rng()
-        self._tuples = 0
+        self._tuples = TupleBuilder(
+            settings.tuple_rows, lanes, ordered=settings.ordered, joins=chain.joins
+        )
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        place.files.make_folder(place.folder)
+        files.storage.make_folder(files.folder)
         self._recover()
         self._check_queue()
-        self._keys: WaitingKeys | None = None  # of records to be read again; None: not known
 
     def pull(self) -> None:
-        """Work on all that is there now, and on what has failed and is due again."""
+        """Process all records that are in the queue now, and failed records that are due."""
         self._halt()
         end = self.queue.end()
-        while self._batch(fresh=not self.queue.is_planned(end)):
+        while self._run_batch(fresh=not self.queue.is_planned(end)):
             pass
 
     def follow(self, interval_s: float) -> None:
-        """Work on what arrives, in the background."""
+        """Process records as they arrive, in a background thread.
+
+        Raises:
+            BaseException: the error that ended the thread, on the first call after it.
+        """
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -182,37 +171,25 @@ class PipelineStream:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop working, and give a queue free that is its own."""
+        """Stop processing, and close the queue if the pipeline owns it."""
         self._halt()
         if self._own_queue:
             self.queue.close()
 
     def revive(self, letters: pa.Table, *, again: bool) -> None:
-        """Take dead letters out; `again`: as records that are read anew."""
+        """Remove dead letters; with `again`, put them back to be retried as untried records."""
         if not letters.num_rows:
             return
         with self._lock:
             self._recover()
             number = self.queue.committed + 1
-            back = no_records()
-            if again:
-                columns = {
-                    PAYLOAD: letters["payload"],
-                    KEY: letters["key"],
-                    ATTEMPTS: pa.nulls(letters.num_rows, pa.int32()).fill_null(0),
-                    POSITION: letters["position"],
-                    TIME: letters["received"],
-                }
-                back = pa.table(
-                    [columns.get(f.name, pa.nulls(letters.num_rows, f.type)) for f in RECORDS],
-                    names=RECORDS.names,
-                ).cast(RECORDS)
-            taken_out = as_operations(letters, DELETE)
-            self._keys = None
-            self._commit(Batch(number, ()), [], back, taken_out, -letters.num_rows)
+            retries = revived_records(letters) if again else no_records()
+            removals = as_operations(letters, DELETE)
+            self._tuples.forget_waiting()
+            self._commit(Batch(number, ()), [], retries, removals, -letters.num_rows)
 
     def status(self) -> dict[str, Any]:
-        """Where its records are, and how its lanes do."""
+        """Return the counts of its records, and the state of its lanes."""
         lanes = self.waves.flow.lanes
         return {
             "name": self.name,
@@ -221,8 +198,6 @@ class PipelineStream:
             "lanes": [lane.state.value for lane in lanes],
             "replays": self.waves.flow.replays,
         }
-
-    # -- inside ----------------------------------------------------------------------------
 
     def _halt(self) -> None:
         self._stopping.set()
@@ -233,19 +208,23 @@ class PipelineStream:
     def _follow(self, interval_s: float) -> None:
         try:
             while not self._stopping.is_set():
-                if not self._batch():
+                if not self._run_batch():
                     self._stopping.wait(interval_s)
-        except BaseException as error:  # noqa: BLE001  # handed to follow
+        except BaseException as error:  # noqa: BLE001  # raised by `follow`
             self._failure = error
 
     def _recover(self) -> None:
-        """Tell the queue what is committed here, after a crash or a failure."""
-        for outcome in self.place.outcomes():
-            self._tell(outcome)
+        """Repeat what follows from committed outcomes, after a crash or a failure."""
+        for outcome in self.files.outcomes():
+            self._apply(outcome)
 
     def _check_queue(self) -> None:
-        """What the redo logs hold, the queue must know to be read."""
-        logs = (self.place.outputs, self.place.letters)
+        """Check that the queue has committed all batches that the redo logs hold.
+
+        Raises:
+            QueueError: it is another queue, or an old copy.
+        """
+        logs = (self.files.outputs, self.files.letters)
         last = max(log.end() for log in logs if log is not None)
         if last > self.queue.committed + 1:
             raise QueueError(
@@ -255,189 +234,156 @@ class PipelineStream:
                 hint="give the pipeline the queue that it has read so far, or drop and create it",
             )
 
-    def _batch(self, *, fresh: bool = True) -> bool:
-        """Work on one batch; False if there is nothing to do now."""
+    def _run_batch(self, *, fresh: bool = True) -> bool:
+        """Process and commit one batch; False if there is nothing to do now.
+
+        Args:
+            fresh: whether the batch may have new records, besides those that are retried.
+        """
         with self._lock:
             self._recover()
-            if self.settings.ordered and self._keys is None:
-                self._keys = WaitingKeys(self.queue.retries())
-            # replayed records are tuples of their own: all are to go in one wave
-            apart = min(self.queue.account().retry, len(self.waves.flow.lanes))
-            most = max(self.waves.flow.room - apart, 1) * self.settings.tuple_rows
-            batch = self.queue.plan(most, fresh=fresh)
+            self._tuples.load_waiting(self.queue.retries())
+            rows_max = self._rows_max()
+            batch = self.queue.plan(rows_max, fresh=fresh)
             if batch is None:
                 return False
-            committing = False
             try:
-                records, held, tuples = self._dealt(self.queue.load(batch), _replays(batch))
-                reports = REPORTS.empty_table()
-                if tuples:
-                    reports = self.waves.run(batch.number, records, tuples)
-                back, letters = _sorted_out(records, held, reports, self.queue.clock())
-                made = reports.filter(pc.is_valid(reports["file"])).to_pylist()
-                outputs = [
-                    Segment(LOG, row["file"], row["rows"], crc=row["crc"])
-                    for row in sorted(made, key=itemgetter("tuple"))
-                ]
-                committing = True
-                self._commit(batch, outputs, back, as_operations(letters, APPEND), letters.num_rows)
+                processed = self._process(batch)
             except BaseException:
-                self._keys = None
-                if not committing or not self.place.outcomes():
+                self._tuples.forget_waiting()
+                self.queue.abandon(batch)
+                raise
+            try:
+                self._commit(
+                    batch,
+                    processed.outputs,
+                    processed.retries,
+                    as_operations(processed.letters, APPEND),
+                    processed.letters.num_rows,
+                )
+            except BaseException:
+                self._tuples.forget_waiting()
+                if not self.files.outcomes():
                     self.queue.abandon(batch)
                 raise
-            if self._keys is not None:
-                self._keys.add(back)
-            return bool(tuples) or batch.rows >= most
+            self._tuples.add_waiting(processed.retries)
+            return processed.any_tuples or batch.rows >= rows_max
 
-    def _dealt(self, records: pa.Table, replays: int) -> tuple[pa.Table, Flags, list[Tuple]]:
-        """The records in the order of work, which of them must wait, and the tuples.
+    def _rows_max(self) -> int:
+        """Return the most records that the lanes have room for."""
+        flow = self.waves.flow
+        # replayed records get tuples of their own, which should fit into the same wave
+        replay_tuples = min(self.queue.account().retry, len(flow.lanes))
+        return max(flow.room - replay_tuples, 1) * self.settings.tuple_rows
 
-        Those that wait are in no tuple, and come first.
-        """
-        joins = self.waves.chain.joins
-        early = too_early(records.slice(0, replays), self.queue.clock(), joins=joins)
-        if self._keys is None:
-            records, held, starts = self._dealt_freely(records, early)
-        else:
-            records, held, starts = self._dealt_by_key(records, early, self._keys)
-        ends = [*starts[1:], records.num_rows]
-        ids = new_ids(2 * len(starts), self._random).view(np.int64).reshape(2, -1).tolist()
-        tuples = []
-        for start, end, root, edge in zip(starts, ends[: len(starts)], *ids, strict=True):
-            self._tuples += 1
-            tuples.append(Tuple(self._tuples, root, edge, start, end - start))
-        return records, held, tuples
-
-    def _dealt_freely(self, records: pa.Table, early: Flags) -> tuple[pa.Table, Flags, list[int]]:
-        """What is tried again is a tuple for each lane; the new ones come behind."""
-        rows, replays, most = records.num_rows, len(early), self.settings.tuple_rows
-        first = int(np.count_nonzero(early))
-        if first:
-            again = records.slice(0, replays).take(pa.array(np.argsort(~early, kind="stable")))
-            records = pa.concat_tables([again, records.slice(replays)])
-        part = max(1, min(most, -(-(replays - first) // len(self.waves.flow.lanes))))
-        starts = [*range(first, replays, part), *range(replays, rows, most)]
-        return records, np.arange(rows) < first, starts
-
-    def _dealt_by_key(
-        self, records: pa.Table, early: Flags, waiting: WaitingKeys
-    ) -> tuple[pa.Table, Flags, list[int]]:
-        """All records of a key are in one tuple, in their order."""
-        waiting.remove(records.slice(0, len(early)).filter(pa.array(~early)))
-        held = waiting.behind(records)
-        held[: len(early)] |= early
-        count = max(1, -(-records.num_rows // self.settings.tuple_rows))
-        slots = np.where(held, -1, key_slots(records[KEY], count))
-        by = [records[POSITION].to_numpy(), slots]
-        if self.waves.chain.joins:  # a key's records one behind the other
-            by.insert(1, codes(records[KEY]))
-        order = np.lexsort(by)
-        records, held, slots = records.take(pa.array(order)), held[order], slots[order]
-        first = int(np.count_nonzero(held))
-        begins = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
-        return records, held, begins[begins >= first].tolist()
+    def _process(self, batch: Batch) -> _Processed:
+        """Run the bolts over a batch."""
+        replays = sum(span.rows for span in batch.spans if span.queue != EDEN)
+        records = self.queue.load(batch)
+        built = self._tuples.build(records, replays, self.queue.clock())
+        reports = REPORTS.empty_table()
+        if built.tuples:
+            reports = self.waves.run(batch.number, built.records, built.tuples)
+        retries, letters = retries_and_letters(built, reports, self.queue.clock())
+        files = reports.filter(pc.is_valid(reports["file"])).to_pylist()
+        outputs = [
+            Segment(LOG, row["file"], row["rows"], crc=row["crc"])
+            for row in sorted(files, key=itemgetter("tuple"))
+        ]
+        return _Processed(outputs, retries, letters, any_tuples=bool(built.tuples))
 
     def _commit(
         self,
         batch: Batch,
         outputs: Sequence[Segment],
-        back: pa.Table,
-        changes: pa.Table,
+        retries: pa.Table,
+        letters: pa.Table,
         dead: int,
     ) -> None:
-        """Make the outcome of a batch durable, and tell it on."""
-        place, number = self.place, batch.number
-        letters: tuple[Segment, ...] = ()
-        if changes.num_rows:
-            place.letters.clear(number)
-            name = f"{place.letters.folder}/{number:012d}-letters.arrow"
-            letters = (write_rows(place.files, name, changes),)
-        kept = None
-        if back.num_rows:
-            kept = write_rows(place.files, place.name(number, BACK), back)
-        outcome = Outcome(batch, tuple(outputs), letters, kept, dead)
-        place.commit(outcome)
-        self._tell(outcome)
+        """Make the outcome of a batch durable, and apply it.
 
-    def _tell(self, outcome: Outcome) -> None:
-        """What follows from an outcome; nothing new happens when it is done again."""
-        place, number = self.place, outcome.batch.number
-        place.log(outcome)
+        Args:
+            batch: the batch.
+            outputs: files with the rows for the stream.
+            retries: the records to read again.
+            letters: operations on the dead letters.
+            dead: how many dead letters were added; negative if some were removed.
+        """
+        files, number = self.files, batch.number
+        letter_files: tuple[Segment, ...] = ()
+        if letters.num_rows:
+            files.letters.clear(number)
+            name = f"{files.letters.folder}/{number:012d}-letters.arrow"
+            letter_files = (write_rows(files.storage, name, letters),)
+        back = None
+        if retries.num_rows:
+            back = write_rows(files.storage, files.name(number, BACK), retries)
+        outcome = Outcome(batch, tuple(outputs), letter_files, back, dead)
+        files.commit(outcome)
+        self._apply(outcome)
+
+    def _apply(self, outcome: Outcome) -> None:
+        """Do what follows from an outcome; to repeat it changes nothing."""
+        files, number = self.files, outcome.batch.number
+        files.log(outcome)
         if number > self.queue.committed:
-            back = read_arrow(place.files, outcome.back) if outcome.back else no_records()
-            self.queue.settle(outcome.batch, back.cast(RECORDS), outcome.dead)
+            retries = read_arrow(files.storage, outcome.back) if outcome.back else no_records()
+            self.queue.settle(outcome.batch, retries.cast(RECORDS), outcome.dead)
             self.queue.commit()
-        place.forget(outcome, self.status())
+        files.forget(outcome, self.status())
+
+
+@dataclass(frozen=True, slots=True)
+class _Processed:
+    """The result of running the bolts over a batch.
+
+    Attributes:
+        outputs: files with the rows for the stream.
+        retries: the records to read again.
+        letters: the new dead letters.
+        any_tuples: whether any record was processed; otherwise all are held.
+    """
+
+    outputs: list[Segment]
+    retries: pa.Table
+    letters: pa.Table
+    any_tuples: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The last step: rows as the stream's columns; DataError where one doesn't fit."""
+    """The last step of a pipeline: a function that returns rows as the columns of the stream.
+
+    Attributes:
+        schema: the columns of the stream.
+        name: name of the pipeline, for errors.
+        zone: time zone of timestamps without one.
+    """
 
     schema: pa.Schema
     name: str
     zone: str
 
     def __call__(self, rows: Any) -> pa.Table:
-        """The table."""
+        """Return the rows as a table.
+
+        Raises:
+            DataError: a row doesn't fit.
+        """
         return as_arrow(rows, self.schema, relation=self.name, zone=self.zone)
 
 
-def _replays(batch: Batch) -> int:
-    """How many of its records were read before; they come first."""
-    return sum(span.rows for span in batch.spans if span.queue != EDEN)
-
-
-def _sorted_out(
-    records: pa.Table, held: Flags, reports: pa.Table, now_ms: int
-) -> tuple[pa.Table, pa.Table]:
-    """What is read again, in the order of positions; and the dead letters."""
-    told = reports.filter(pc.is_valid(reports["place"]))
-    # all others are let go first: to take places out of many chunks is to copy them all
-    touched = held.copy()
-    touched[told["place"].to_numpy()] = True
-    records, held = records.filter(pa.array(touched)).combine_chunks(), held[touched]
-    few = np.cumsum(touched) - 1
-    told = told.set_column(
-        REPORTS.get_field_index("place"), "place", pa.array(few[told["place"].to_numpy()])
-    )
-    retried, waiting, chosen = (
-        told.filter(pc.equal(told["fate"], fate)) for fate in (RETRY, HELD, DEAD)
-    )
-    again, found = (
-        failed_records(
-            records, part["place"].to_numpy(), part["reason"].to_pylist(), _due(part, now_ms)
-        )
-        for part in (retried, chosen)
-    )
-    parts = [records.filter(pa.array(held)), records.take(waiting["place"].combine_chunks()), again]
-    back = pa.concat_tables(parts).sort_by(POSITION)
-    letters = new_letters(
-        position=found[POSITION],
-        payload=found[PAYLOAD],
-        key=found[KEY],
-        bolt=chosen["bolt"],
-        error=chosen["reason"],
-        attempts=found[ATTEMPTS],
-        received=found[TIME],
-    )
-    return back, letters
-
-
-def _due(told: pa.Table, now_ms: int) -> pa.ChunkedArray:
-    """When records may be tried again."""
-    due_ms = now_ms + np.rint(told["delay_s"].to_numpy() * 1000).astype(np.int64)
-    return pa.chunked_array([due_ms * 1000]).cast(TYPE_OF_TIME)
-
-
 def open_queue(entry: Entry) -> DataQueue:
-    """The queue that the options of a stream name; DataError if they don't."""
+    """Open the queue that the options of a stream name.
+
+    Raises:
+        DataError: the options name no queue.
+    """
     options = {name.lower(): value for name, value in entry.options.items()}
     if set(options) == {"path"}:
         return DataQueue(LogBackend(options["path"]))
     if set(options) == {"servers", "app"}:
-        from eddyline.relay.kafka import KafkaBackend  # its client may not be installed
+        from eddyline.relay.kafka import KafkaBackend  # the client may not be installed
 
         return DataQueue(KafkaBackend(options["servers"], options["app"]))
     raise DataError(

@@ -1,7 +1,7 @@
-"""Outcomes: one document for each batch of a pipeline, whose appearance commits it.
+"""Outcomes: one document for each batch of a pipeline; the batch is committed once it exists.
 
-What follows from an outcome (entries of redo logs, the queue's own commit) carries the batch's number,
-and is done again after a crash.
+Entries of redo logs and the queue's own commit follow from an outcome. They carry the batch's
+number, and are repeated after a crash.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _STATUS = "status.json"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of a batch.
+    """The result of a batch.
 
     Attributes:
-        batch: what was read.
+        batch: the records that were read.
         outputs: files with the rows for the stream.
         letters: files with operations on the dead letters.
-        back: file with the records that are to be read again, if there are any.
-        dead: how many more dead letters there are; fewer, if negative.
+        back: file with the records to read again, if there are any.
+        dead: how many dead letters were added; negative if some were removed.
     """
 
     batch: Batch
@@ -41,79 +41,84 @@ class Outcome:
     dead: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON document."""
+        """Return the outcome as a JSON document."""
         return {**asdict(self), "batch": self.batch.as_dict()}
 
     def skipped(self) -> Outcome:
-        """Without outputs and letters; letters that were to be read again stay dead."""
+        """Return the outcome without outputs and letters; letters to be retried stay dead."""
         revived = self.dead < 0
         back = None if revived else self.back
         return replace(self, outputs=(), letters=(), back=back, dead=0 if revived else self.dead)
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Outcome:
-        """The outcome that a document describes."""
+    def from_dict(cls, document: Mapping[str, Any]) -> Outcome:
+        """Return the outcome that `as_dict` described."""
         outputs, letters = (
-            tuple(Segment(**segment) for segment in found[name]) for name in ("outputs", "letters")
+            tuple(Segment(**segment) for segment in document[name])
+            for name in ("outputs", "letters")
         )
-        back = Segment(**found["back"]) if found["back"] else None
-        return cls(Batch.from_dict(found["batch"]), outputs, letters, back, found["dead"])
+        back = Segment(**document["back"]) if document["back"] else None
+        return cls(Batch.from_dict(document["batch"]), outputs, letters, back, document["dead"])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a pipeline keeps what it knows.
+class PipelineFiles:
+    """The files of a pipeline: committed outcomes, status, and redo logs.
 
     Attributes:
-        files: of the storage.
-        id: of the pipeline: that of its stream of dead letters.
-        letters: redo log of that stream.
-        outputs: redo log of the stream that it feeds, if it feeds one.
+        storage: the files of the storage.
+        id: id of the pipeline, which is that of its stream of dead letters.
+        letters: redo log of the dead letters.
+        outputs: redo log of the stream that the pipeline writes, if it writes one.
     """
 
-    files: Files
+    storage: Files
     id: str
     letters: RedoLog
     outputs: RedoLog | None
 
     @property
     def folder(self) -> str:
-        """Name of the folder."""
+        """Name of the pipeline's folder."""
         return f"{FOLDER}/{self.id}"
 
     def name(self, number: int, what: str) -> str:
-        """Name of a file of a batch."""
+        """Return the name of a file of the batch `number`."""
         return f"{self.folder}/{number:012d}-{what}"
 
     def outcomes(self) -> list[Outcome]:
-        """Those that are committed and not known to be told to the queue."""
-        names = [name for name in self.files.names(self.folder) if name.endswith(_OUTCOME)]
-        return [Outcome.from_dict(self.files.read_json(f"{self.folder}/{name}")) for name in names]
+        """Return the committed outcomes that may not be applied yet."""
+        names = [name for name in self.storage.names(self.folder) if name.endswith(_OUTCOME)]
+        return [
+            Outcome.from_dict(self.storage.read_json(f"{self.folder}/{name}")) for name in names
+        ]
 
     def log(self, outcome: Outcome) -> None:
-        """Make the redo logs hold what an outcome says."""
+        """Append the files of an outcome to the redo logs, unless they are there already."""
         number = outcome.batch.number
         for log, segments in ((self.outputs, outcome.outputs), (self.letters, outcome.letters)):
             if log is not None and segments and not log.has(number):
                 log.append(number, segments)
 
     def commit(self, outcome: Outcome) -> None:
-        """Make an outcome durable."""
-        self.files.write_json(self.name(outcome.batch.number, _OUTCOME), outcome.as_dict())
+        """Commit a batch: write its outcome durably."""
+        self.storage.write_json(self.name(outcome.batch.number, _OUTCOME), outcome.as_dict())
 
     def forget(self, outcome: Outcome, status: Mapping[str, Any]) -> None:
-        """All that follows from an outcome is done; `status` is told to other processes."""
-        for what in (BACK, _OUTCOME):  # what is removed last says that there is more to remove
-            self.files.remove(self.name(outcome.batch.number, what))
-        self.files.write_json(f"{self.folder}/{_STATUS}", status, durable=False)
+        """Remove an outcome that is applied, and write `status` for other processes."""
+        for what in (BACK, _OUTCOME):  # the outcome last: it shows that there is more to remove
+            self.storage.remove(self.name(outcome.batch.number, what))
+        self.storage.write_json(f"{self.folder}/{_STATUS}", status, durable=False)
 
     def recover(self, *, skip: bool) -> None:
-        """Do again what follows from the outcomes, before anything is tidied away.
+        """Apply committed outcomes to the redo logs, and remove files of uncommitted batches.
+
+        Call it when the storage is opened, before redo logs are cleaned up.
 
         Args:
-            skip: nothing is to come of them but that their records were read.
+            skip: drop the outputs and dead letters of the outcomes; their records stay read.
         """
-        self.files.remove_unfinished(self.folder)
+        self.storage.remove_unfinished(self.folder)
         committed = self.outcomes()
         for outcome in committed:
             if skip:
@@ -122,25 +127,28 @@ class Place:
                 self.log(outcome)
         kept = {_STATUS}
         kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (_OUTCOME, BACK)}
-        for name in self.files.names(self.folder):
-            if name not in kept:  # of a batch that was never committed
-                self.files.remove(f"{self.folder}/{name}")
+        for name in self.storage.names(self.folder):
+            if name not in kept:  # of an uncommitted batch
+                self.storage.remove(f"{self.folder}/{name}")
 
 
-def place_of(
+def pipeline_files(
     files: Files, letters: Entry, into: Entry | None, log_of: Callable[[Entry], RedoLog]
-) -> Place:
-    """The place of the pipeline with this stream of dead letters, which feeds `into`."""
-    return Place(files, letters.id, log_of(letters), None if into is None else log_of(into))
+) -> PipelineFiles:
+    """Return the files of a pipeline, by its stream of dead letters and the stream it writes."""
+    return PipelineFiles(files, letters.id, log_of(letters), None if into is None else log_of(into))
 
 
 def recover_pipelines(
     files: Files, catalog: Catalog, log_of: Callable[[Entry], RedoLog], *, skip: bool
 ) -> None:
-    """Do again what follows from the outcomes of all pipelines; remove what crashes have left.
+    """Recover all pipelines of a storage; see `PipelineFiles.recover`.
 
     Args:
-        skip: nothing is to come of the outcomes but that their records were read.
+        files: the files of the storage.
+        catalog: the definitions; files of unknown pipelines are removed.
+        log_of: returns the redo log of a stream.
+        skip: drop the outputs and dead letters of the outcomes; their records stay read.
     """
     for name in files.names(FOLDER):
         if name not in catalog.ids:
@@ -148,11 +156,11 @@ def recover_pipelines(
     for entry in catalog.entries:
         if entry.format == PIPELINE:
             into = catalog.find(entry.options.get(INTO, ""))
-            place_of(files, entry, into, log_of).recover(skip=skip)
+            pipeline_files(files, entry, into, log_of).recover(skip=skip)
 
 
 def stored_status(files: Files, letters: Entry) -> dict[str, Any]:
-    """The status of a pipeline after its last batch, for a process where it isn't connected."""
+    """Return the status of a pipeline after its last batch; needs no running pipeline."""
     name = f"{FOLDER}/{letters.id}/{_STATUS}"
     if files.exists(name):
         status: dict[str, Any] = files.read_json(name)

@@ -1,27 +1,27 @@
-"""The acker: tells when the whole tree of a record is done, at 20 bytes a tree, whatever its size.
+"""The acker: detects when the whole tree of a record is done, with 20 bytes a tree of any size.
 
-The algorithm is Apache Storm's ("Guaranteeing message processing"): every edge of a tree has a
-random 64-bit id, which is XORed into the entry of the tree's root once when it is made and once
-when it is acknowledged. The entry is zero when all of them are, and before that with a probability
-of 2^-64. Messages are folded by the batch, in any order, without a loop over them.
+The algorithm is Apache Storm's ("Guaranteeing message processing"). Every edge of a tree has a
+random 64-bit id. The id is XORed into the entry of the tree's root twice: when the edge is made and
+when it is acknowledged. The entry is zero once all edges are acknowledged; before that it is zero
+with a probability of 2^-64. Messages are folded in batches, in any order, without a Python loop.
 
 The messages of one root:
 
-- init [root, XOR of the ids of its first edges, task]: the task that is to be told how it ends;
-- ack [root, XOR of the edges of an input and of the edges to all outputs made from it];
+- init [root, XOR of the ids of its first edges, task]: the task to which the outcome is reported;
+- ack [root, XOR of the edge of an input and of the edges of all outputs made from it];
 - fail [root].
 
-**Time** is not known here: `rotate` is called at each time-out, and what was there at the call
-before has timed out. So a root is given up between one and two time-outs after its first message,
-however busy its tree is.
+**Time-outs.** The acker has no clock. The caller calls `rotate` at each time-out; roots that were
+there at the call before time out. So a root times out between one and two time-outs after its first
+message, however active its tree is.
 
-**Losses.** A tree of which any message is lost times out, and its source repeats the record.
+**Losses.** If any message of a tree is lost, the tree times out, and the source replays the record.
 
-**Duplicates.** An ack that comes twice cancels itself, so its tree times out: work may be repeated,
-but no tree is told done before all of its messages have come. (The init is counted once, so the
-root's own ack must have come an odd number of times to cancel it, hence its children's too, and so
-down the tree.) A second init of a root that is known, and a second fail, change nothing. What comes
-for a root that is over is held as an unknown root until it times out, and told to no one.
+**Duplicates.** A duplicate ack cancels the first one, so its tree times out: work may be repeated,
+but no tree is reported done before all of its messages have arrived. (The init counts once, so the
+root's own ack must arrive an odd number of times to cancel it; the same holds for its children, and
+so on down the tree.) A duplicate init or fail changes nothing. Messages for a root that has ended
+are kept as an unknown root until that times out, and reported to nobody.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ import pyarrow as pa
 
 Ids = npt.NDArray[np.uint64]
 Tasks = npt.NDArray[np.int32]
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 # Outcomes of a root.
 DONE, FAILED, TIMED_OUT = 0, 1, 2
 
-# What an entry has in place of the task, as long as that isn't known.
-UNKNOWN, FAILED_EARLY, GONE = -1, -2, -3
+# Values of an entry's task before its init has arrived, and after the root has ended.
+UNKNOWN, FAILED_EARLY, ENDED = -1, -2, -3
 
-RUN_RATIO = 4  # a bucket's runs of roots shrink by this much, so there are few to search
+RUN_RATIO = 4  # each run of a bucket is smaller than the one before by this factor, so few exist
 
 
 def new_ids(count: int, random: np.random.Generator) -> Ids:
-    """Random ids of 64 bits, none of them zero."""
+    """Return random 64-bit ids, none of them zero."""
     return random.integers(1, 1 << 64, count, dtype=np.uint64)
 
 
-def acker_of(roots: Any, ackers: int) -> Places:
-    """Which of many ackers keeps each root: its id modulo their number."""
+def acker_of(roots: Any, ackers: int) -> Indices:
+    """Return the index of the acker of each root: its id modulo the number of ackers."""
     return (as_ids(roots) % np.uint64(ackers)).astype(np.int64)
 
 
 def as_ids(values: Any) -> Ids:
-    """Integers of 64 bits as unsigned ones, bit by bit (Spark has signed ones).
+    """Reinterpret 64-bit integers as unsigned ones (Spark has only signed ones).
 
     Raises:
-        TypeError: these aren't integers: nulls, or numbers that a conversion has rounded.
+        TypeError: the values aren't integers: there are nulls, or a conversion made them floats.
     """
     if isinstance(values, pa.ChunkedArray | pa.Array):
         values = values.to_numpy()
-    # numpy would make doubles of a list that has both small and large integers
+    # numpy converts a list of both small and large integers to doubles
     found: npt.NDArray[Any] = (
         values if isinstance(values, np.ndarray) else np.array(values, np.uint64)
     )
@@ -76,28 +76,28 @@ def as_ids(values: Any) -> Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How roots have ended, to be told to the tasks that made them.
+class EndedRoots:
+    """Roots that have ended, with the outcomes to report to their tasks.
 
     Attributes:
-        roots: their ids.
-        tasks: the task of each.
-        outcomes: `DONE`, `FAILED` or `TIMED_OUT`, each.
+        roots: ids of the roots.
+        tasks: the task of each root.
+        outcomes: `DONE`, `FAILED` or `TIMED_OUT` for each root.
     """
 
     roots: Ids
     tasks: Tasks
     outcomes: npt.NDArray[np.uint8]
 
-    def of(self, outcome: int) -> Ids:
-        """The roots that have ended so."""
+    def with_outcome(self, outcome: int) -> Ids:
+        """Return the roots that have this outcome."""
         found: Ids = self.roots[self.outcomes == outcome]
         return found
 
     @classmethod
-    def all(cls, parts: Iterable[Told]) -> Told:
-        """All of them together."""
-        found = [part for part in parts if len(part.roots)] or [_told_nothing()]
+    def concat(cls, parts: Iterable[EndedRoots]) -> EndedRoots:
+        """Return the roots of all parts."""
+        found = [part for part in parts if len(part.roots)] or [_no_ended_roots()]
         return cls(
             np.concatenate([part.roots for part in found]),
             np.concatenate([part.tasks for part in found]),
@@ -106,16 +106,16 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """Where the roots are: `started = done + failed + timed_out + in_flight`, at every moment.
+class AckerCounts:
+    """Counts of roots; `started = done + failed + timed_out + in_flight` always holds.
 
     Attributes:
-        started: roots whose init has come.
-        done, failed, timed_out: roots that were told.
-        in_flight: roots that are known and not told.
-        unknown: roots held of which no init has come.
-        late: unknown roots that were dropped.
-        repeated: inits that were ignored, because their root was known.
+        started: roots whose init has arrived.
+        done, failed, timed_out: roots that have ended, by outcome.
+        in_flight: started roots that have not ended.
+        unknown: roots with messages but no init yet.
+        late: unknown roots that timed out.
+        repeated: inits that were ignored because their root had started already.
     """
 
     started: int = 0
@@ -129,33 +129,33 @@ class Account:
 
 
 class Acker:
-    """Folds messages into the entries {root, value, task} of the roots that are under way.
+    """Folds messages into one entry {root, value, task} for each root in flight.
 
     Example:
         >>> acker = Acker()
         >>> _ = acker.init([66], [8], [11])  # the source sends a tuple with id 8
-        >>> _ = acker.ack([66], [8 ^ 4 ^ 7])  # bolt 1 has made 4 and 7 of it
+        >>> _ = acker.ack([66], [8 ^ 4 ^ 7])  # bolt 1 made 4 and 7 from it
         >>> _ = acker.ack([66], [4])
-        >>> told = acker.ack([66], [7])
-        >>> told.roots.tolist(), told.tasks.tolist(), told.outcomes.tolist() == [DONE]
+        >>> ended = acker.ack([66], [7])
+        >>> ended.roots.tolist(), ended.tasks.tolist(), ended.outcomes.tolist() == [DONE]
         ([66], [11], True)
     """
 
     def __init__(self) -> None:
-        self._buckets = [_Bucket(), _Bucket()]  # the one that is filled, the one that goes next
+        self._buckets = [_Bucket(), _Bucket()]  # the current one, and the one that times out next
         self._started = self._late = self._repeated = 0
         self._ended = [0, 0, 0]
 
-    def init(self, roots: Any, values: Any, tasks: Any) -> Told:
-        """Messages of sources: roots, the XOR of the ids of their first edges, tasks (from 0 on)."""
+    def init(self, roots: Any, values: Any, tasks: Any) -> EndedRoots:
+        """Start roots: their ids, the XOR of the ids of their first edges, and their tasks (>= 0)."""
         return self.fold(init=(roots, values, tasks))
 
-    def ack(self, roots: Any, values: Any) -> Told:
-        """Messages of bolts: roots, and what is to be XORed into them."""
+    def ack(self, roots: Any, values: Any) -> EndedRoots:
+        """Acknowledge edges: the ids of roots, and the values to XOR into their entries."""
         return self.fold(ack=(roots, values))
 
-    def fail(self, roots: Any) -> Told:
-        """Messages of bolts: roots that have failed."""
+    def fail(self, roots: Any) -> EndedRoots:
+        """Fail roots."""
         return self.fold(fail=roots)
 
     def fold(
@@ -163,46 +163,49 @@ class Acker:
         init: tuple[Any, Any, Any] | None = None,
         ack: tuple[Any, Any] | None = None,
         fail: Any = None,
-    ) -> Told:
-        """All messages of a batch at once; what has ended by them. Of equal inits the first counts.
+    ) -> EndedRoots:
+        """Fold a batch of messages and return the roots that ended with it.
 
-        A root that is both complete and failed in one batch has failed.
+        Of several inits of one root the first counts. A root that is both complete and failed in
+        one batch has failed.
         """
-        messages, repeated = _folded(init, ack, fail)
+        messages, repeated = _combine(init, ack, fail)
         self._repeated += repeated
         unseen = np.ones(len(messages.roots), bool)
-        told = []
+        ended = []
         for bucket in self._buckets:
             for run in bucket.runs:
                 places = np.flatnonzero(unseen)
                 slots, found = run.find(messages.roots[places])
                 places, slots = places[found], slots[found]
                 unseen[places] = False
-                told.append(self._update(run, slots, messages, places))
-                bucket.gone += len(told[-1].roots)
+                ended.append(self._update(run, slots, messages, places))
+                bucket.ended += len(ended[-1].roots)
         places = np.flatnonzero(unseen)
         new = _new_run(messages.roots[places])
-        told.append(self._update(new, np.arange(len(places)), messages, places))
+        ended.append(self._update(new, np.arange(len(places)), messages, places))
         self._buckets[0].add(new)
-        return self._tell(told)
+        return self._counted(ended)
 
-    def rotate(self) -> Told:
-        """Let a time-out pass: what has been here since the call before has timed out."""
-        old = _joined(self._buckets.pop().runs)
+    def rotate(self) -> EndedRoots:
+        """Time out the roots that were there at the previous call, and return them."""
+        old = _merge(self._buckets.pop().runs)
         self._buckets.insert(0, _Bucket())
         known = old.tasks >= 0
         self._late += int(len(known) - np.count_nonzero(known))
         roots = old.roots[known]
-        return self._tell([Told(roots, old.tasks[known], np.full(len(roots), TIMED_OUT, np.uint8))])
+        return self._counted(
+            [EndedRoots(roots, old.tasks[known], np.full(len(roots), TIMED_OUT, np.uint8))]
+        )
 
     @property
-    def account(self) -> Account:
-        """Where all roots are."""
+    def counts(self) -> AckerCounts:
+        """Counts of all roots."""
         tasks = [run.tasks for bucket in self._buckets for run in bucket.runs]
-        held = sum(int(np.count_nonzero(part != GONE)) for part in tasks)
+        held = sum(int(np.count_nonzero(part != ENDED)) for part in tasks)
         known = sum(int(np.count_nonzero(part >= 0)) for part in tasks)
         done, failed, timed_out = self._ended
-        return Account(
+        return AckerCounts(
             started=self._started,
             done=done,
             failed=failed,
@@ -215,33 +218,35 @@ class Acker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all entries, of those too that are over and not yet removed."""
+        """Bytes of all entries, including ended ones that aren't removed yet."""
         return sum(run.nbytes for bucket in self._buckets for run in bucket.runs)
 
-    def _update(self, run: _Run, slots: Places, messages: _Messages, places: Places) -> Told:
-        """Fold messages into slots of a run, and mark as gone what has ended by that."""
+    def _update(
+        self, run: _Run, slots: Indices, messages: _Messages, places: Indices
+    ) -> EndedRoots:
+        """Fold messages into slots of a run, and mark the roots that ended."""
         values, tasks = run.values[slots], run.tasks[slots]
-        known, came = tasks >= 0, messages.tasks[places]
+        known, started = tasks >= 0, messages.tasks[places]
         failed = messages.failed[places] | (tasks == FAILED_EARLY)
         values ^= messages.acks[places] ^ np.where(known, 0, messages.inits[places])
-        self._repeated += int(np.count_nonzero(known & (came >= 0)))
-        self._started += int(np.count_nonzero(~known & (came >= 0)))
-        tasks = np.where(known, tasks, came)
+        self._repeated += int(np.count_nonzero(known & (started >= 0)))
+        self._started += int(np.count_nonzero(~known & (started >= 0)))
+        tasks = np.where(known, tasks, started)
         ended = (tasks >= 0) & (failed | (values == 0))
         run.values[slots] = values
-        run.tasks[slots] = np.select([ended, failed & (tasks < 0)], [GONE, FAILED_EARLY], tasks)
+        run.tasks[slots] = np.select([ended, failed & (tasks < 0)], [ENDED, FAILED_EARLY], tasks)
         outcomes = np.where(failed[ended], FAILED, DONE).astype(np.uint8)
-        return Told(run.roots[slots[ended]], tasks[ended], outcomes)
+        return EndedRoots(run.roots[slots[ended]], tasks[ended], outcomes)
 
-    def _tell(self, told: list[Told]) -> Told:
-        everything = Told.all(told)
-        for outcome, count in enumerate(np.bincount(everything.outcomes, minlength=3).tolist()):
+    def _counted(self, parts: list[EndedRoots]) -> EndedRoots:
+        ended = EndedRoots.concat(parts)
+        for outcome, count in enumerate(np.bincount(ended.outcomes, minlength=3).tolist()):
             self._ended[outcome] += count
-        return everything
+        return ended
 
 
 class Ackers:
-    """Many ackers as one: each keeps the roots whose id, modulo their number, is its own."""
+    """Several ackers behind one interface; `acker_of` assigns each root to one of them."""
 
     def __init__(self, count: int) -> None:
         self.ackers = [Acker() for _ in range(count)]
@@ -251,17 +256,17 @@ class Ackers:
         init: tuple[Any, Any, Any] | None = None,
         ack: tuple[Any, Any] | None = None,
         fail: Any = None,
-    ) -> Told:
-        """As `Acker.fold`."""
+    ) -> EndedRoots:
+        """Fold a batch of messages; see `Acker.fold`."""
         parts = (self._split(*(init or ())), self._split(*(ack or ())), self._split(fail))
-        return Told.all(
+        return EndedRoots.concat(
             acker.fold(of_init or None, of_ack or None, *of_fail)
             for acker, of_init, of_ack, of_fail in zip(self.ackers, *parts, strict=True)
         )
 
-    def rotate(self) -> Told:
-        """As `Acker.rotate`."""
-        return Told.all(acker.rotate() for acker in self.ackers)
+    def rotate(self) -> EndedRoots:
+        """Time out roots; see `Acker.rotate`."""
+        return EndedRoots.concat(acker.rotate() for acker in self.ackers)
 
     def _split(self, roots: Any = None, *columns: Any) -> list[tuple[Any, ...]]:
         count = len(self.ackers)
@@ -274,50 +279,50 @@ class Ackers:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Which edges lead to which tuples: a tuple that is made of several has an edge from each.
+    """Edges that lead to tuples: a tuple made from several inputs has an edge from each.
 
     Attributes:
-        tuples: numbers of tuples.
-        roots: of whose tree the edge is a part.
-        edges: its id.
+        tuples: for each edge, the number of its tuple.
+        roots: for each edge, the root of its tree.
+        edges: ids of the edges.
     """
 
-    tuples: Places
+    tuples: Indices
     roots: Ids
     edges: Ids
 
     @classmethod
     def of_records(cls, count: int, random: np.random.Generator) -> Anchors:
-        """The first edges of new records, numbered from 0: a root and an edge for each.
+        """Return a new root and edge for each of `count` records, numbered from 0.
 
-        They are told to the acker with `init(anchors.roots, anchors.edges, tasks)`.
+        Start them with `acker.init(anchors.roots, anchors.edges, tasks)`.
         """
         return cls(np.arange(count), new_ids(count, random), new_ids(count, random))
 
     def emit(
         self, outputs: Any, inputs: Any, random: np.random.Generator
     ) -> tuple[Anchors, tuple[Ids, Ids]]:
-        """What a bolt has made of these tuples, all of which it acknowledges by that.
+        """Acknowledge these tuples, and anchor the outputs that a bolt made from them.
 
         Args:
-            outputs: numbers of the tuples that it made; one that is made of several inputs is
-                there once for each, one that is anchored to none isn't there.
-            inputs: for each of them a tuple that it was made of.
+            outputs: numbers of the output tuples; once for each input if there are several, not
+                at all if the output is unanchored.
+            inputs: for each of `outputs`, the number of an input tuple.
             random: source of the ids.
 
         Returns:
-            The anchors of the outputs, and the messages for `Acker.ack`. An output has an edge for
+            The anchors of the outputs, and the arguments for `Acker.ack`. An output has an edge for
             each root of each of its inputs.
         """
-        made = self.follow(outputs, inputs, random)
+        made = self.derive(outputs, inputs, random)
         roots = np.concatenate([self.roots, made.roots])
         return made, xor_by_root(roots, np.concatenate([self.edges, made.edges]))
 
-    def follow(self, outputs: Any, inputs: Any, random: np.random.Generator) -> Anchors:
-        """The anchors of what was made of these tuples; arguments as those of `emit`."""
+    def derive(self, outputs: Any, inputs: Any, random: np.random.Generator) -> Anchors:
+        """Return the anchors of outputs made from these tuples; arguments as for `emit`."""
         wanted, places = np.asarray(inputs, np.int64), np.arange(len(self.tuples))
         if np.array_equal(wanted, places) and np.array_equal(self.tuples, places):
-            # one made of each
+            # each output has one input
             return Anchors(np.asarray(outputs, np.int64), self.roots, new_ids(len(wanted), random))
         order = np.argsort(self.tuples, kind="stable")
         held = self.tuples[order]
@@ -330,20 +335,20 @@ class Anchors:
 
 
 def xor_by_root(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
-    """The roots, each once and in order, and the XOR of the values of each."""
+    """Return the distinct roots in order, and the XOR of the values of each."""
     order, first = _groups(roots)
     if not len(first):
         return roots, values
     return roots[order[first]], np.bitwise_xor.reduceat(values[order], first)
 
 
-def _told_nothing() -> Told:
-    return Told(np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.uint8))
+def _no_ended_roots() -> EndedRoots:
+    return EndedRoots(np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.uint8))
 
 
 @dataclass(slots=True)
 class _Run:
-    """Entries in the order of their roots; each root once."""
+    """Entries sorted by root; each root once."""
 
     roots: Ids
     values: Ids
@@ -353,56 +358,61 @@ class _Run:
     def nbytes(self) -> int:
         return self.roots.nbytes + self.values.nbytes + self.tasks.nbytes
 
-    def find(self, roots: Ids) -> tuple[Places, npt.NDArray[np.bool_]]:
-        """The slots of roots, and which of them are here."""
+    def find(self, roots: Ids) -> tuple[Indices, npt.NDArray[np.bool_]]:
+        """Return the slot of each root, and whether the root is in flight there."""
         if not len(self.roots):
             return np.zeros(len(roots), np.int64), np.zeros(len(roots), bool)
         slots = np.minimum(np.searchsorted(self.roots, roots), len(self.roots) - 1)
-        return slots, (self.roots[slots] == roots) & (self.tasks[slots] != GONE)
+        return slots, (self.roots[slots] == roots) & (self.tasks[slots] != ENDED)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What came between two rotations, in runs that get smaller; `gone` entries wait in them."""
+    """The entries that were added between two rotations.
+
+    Attributes:
+        runs: the entries, in runs of decreasing size.
+        ended: number of ended entries that are still in the runs.
+    """
 
     runs: list[_Run] = field(default_factory=list)
-    gone: int = 0
+    ended: int = 0
 
     def add(self, run: _Run) -> None:
-        """Take new entries in, and merge runs of about one size."""
+        """Add new entries, and merge runs of similar size."""
         keep, size = len(self.runs), len(run.roots)
         while keep and len(self.runs[keep - 1].roots) < RUN_RATIO * size:
             keep -= 1
             size += len(self.runs[keep].roots)
-        if 2 * self.gone > sum(len(held.roots) for held in self.runs):
+        if 2 * self.ended > sum(len(held.roots) for held in self.runs):
             keep = 0
         elif not size:
             return
-        self.runs[keep:] = [_joined([*self.runs[keep:], run])]
+        self.runs[keep:] = [_merge([*self.runs[keep:], run])]
         if not keep:
-            self.gone = 0
+            self.ended = 0
 
 
 def _new_run(roots: Ids) -> _Run:
-    """Entries of roots of which nothing is known yet."""
+    """Return empty entries for new roots."""
     return _Run(roots, np.zeros(len(roots), np.uint64), np.full(len(roots), UNKNOWN, np.int32))
 
 
-def _joined(runs: Sequence[_Run]) -> _Run:
-    """One run of several, without what is gone."""
+def _merge(runs: Sequence[_Run]) -> _Run:
+    """Merge runs, without the ended entries."""
     if not runs:
         return _new_run(np.empty(0, np.uint64))
     tasks = np.concatenate([run.tasks for run in runs])
-    held = np.flatnonzero(tasks != GONE)
+    held = np.flatnonzero(tasks != ENDED)
     roots = np.concatenate([run.roots for run in runs])[held]
-    order = np.argsort(roots, kind="stable")  # runs are sorted: the stable sort merges them
+    order = np.argsort(roots, kind="stable")  # the runs are sorted, so a stable sort merges them
     held = held[order]
     return _Run(roots[order], np.concatenate([run.values for run in runs])[held], tasks[held])
 
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """The messages of a batch, folded: each root once, in order."""
+    """The messages of a batch, combined by root; roots are distinct and sorted."""
 
     roots: Ids
     inits: Ids
@@ -411,10 +421,10 @@ class _Messages:
     failed: npt.NDArray[np.bool_]
 
 
-def _folded(
+def _combine(
     init: tuple[Any, Any, Any] | None, ack: tuple[Any, Any] | None, fail: Any
 ) -> tuple[_Messages, int]:
-    """The messages by root, and how many inits were there twice."""
+    """Combine messages by root; return them and the number of duplicate inits."""
     empty = np.empty(0, np.uint64)
     init_roots, init_values, init_tasks = init or (empty, empty, empty)
     ack_roots, ack_values = ack or (empty, empty)
@@ -446,8 +456,8 @@ def _folded(
     )
 
 
-def _groups(roots: Ids) -> tuple[Places, Places]:
-    """An order in which equal roots stand together, and where in it each of them begins."""
+def _groups(roots: Ids) -> tuple[Indices, Indices]:
+    """Return a sort order of the roots, and where in it each distinct root begins."""
     order = np.argsort(roots)
     ordered = roots[order]
     begins = np.ones(len(ordered), bool)

@@ -1,4 +1,4 @@
-"""Bolts: functions that know nothing of acks; and the chain of them."""
+"""Bolts: users' functions, which need not deal with acks; and chains of bolts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ import pyarrow as pa
 
 from eddyline.errors import EngineError
 from eddyline.options import check_number
-from eddyline.relay.acker import Places
-from eddyline.relay.calls import LateError, Reasons, call, each, reason, side_by_side
-from eddyline.relay.keys import groups
+from eddyline.relay.acker import Indices
+from eddyline.relay.calls import (
+    CallTimeoutError,
+    Reasons,
+    call,
+    call_concurrently,
+    call_each,
+    failure_reason,
+)
+from eddyline.relay.keys import group_by_key
 from eddyline.relay.records import KEY
-from eddyline.relay.trees import Made, Rows, Trees, Worked
+from eddyline.relay.trees import BoltOutput, ChainOutput, Rows, Trees
 
 TTL_S = 60.0
 MAX_ATTEMPTS = 5
@@ -30,13 +37,13 @@ RECORD, ASYNC, TABLE, GROUP, FIT = "record", "async", "table", "group", "fit"
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a vectorised bolt gives back where its rows don't go one to one.
+    """The return value of a vectorised bolt whose rows don't map one to one.
 
     Attributes:
-        rows: what it has made.
-        inputs: for each of them the place of the row that it was made of, or a list of places;
-            None: rows go one to one, without those that have failed.
-        failed: places of rows that have failed, and why.
+        rows: the output rows.
+        inputs: for each output row, the index of the input row that it was made from, or a list of
+            indices. None: one output row for each input row that didn't fail, in order.
+        failed: why input rows failed, by their index.
 
     Example:
         >>> table = pa.table({"v": [1, 2, 3]})
@@ -54,16 +61,17 @@ class Bolt:
     """One step of a pipeline.
 
     Attributes:
-        function: what it does.
-        name: tells it from others, in dead letters too.
-        kind: `record` (a row), `async` (a coroutine function of a row), `table` (a pyarrow Table),
-            `group` (the list of rows of one key), `fit` (rows as they are: the last step).
-        ttl: seconds that a call may take.
-        max_attempts: a record that has failed so often, here the last time, is a dead letter.
-        retry_delay: seconds until a record that has failed here is tried again.
-        concurrency: calls that may wait side by side, of coroutine functions.
-        once: a vectorised function that raises has failed for all its rows. Otherwise it is called
-            with halves of them until the bad ones are found.
+        function: the function to call.
+        name: identifies the bolt, also in dead letters.
+        kind: the argument of the function: `record` (a row), `async` (a row; a coroutine function),
+            `table` (a pyarrow Table), `group` (the list of rows of one key), `fit` (the rows as
+            they are; the last step of a pipeline).
+        ttl: time limit of a call, in seconds.
+        max_attempts: a record that fails here in this attempt or later becomes a dead letter.
+        retry_delay: seconds until a record that failed here is retried.
+        concurrency: maximum number of concurrent calls of a coroutine function.
+        once: if a vectorised function raises, fail all its rows. Otherwise the function is called
+            again with halves of the rows until the bad ones are found.
     """
 
     function: Callable[[Any], Any]
@@ -92,7 +100,11 @@ class Bolt:
         by_key: bool = False,
         **settings: Any,
     ) -> Bolt:
-        """A bolt of a user's function; EngineError if it can't be one."""
+        """Return a bolt for a user's function.
+
+        Raises:
+            EngineError: it is not a function, or the options contradict each other.
+        """
         shown: str = name or getattr(function, "__name__", None) or type(function).__name__
         if not callable(function):
             raise EngineError(
@@ -101,29 +113,29 @@ class Bolt:
                 hint="give a function of one row",
             )
         called = function if inspect.isroutine(function) else type(function).__call__
-        waits = inspect.iscoroutinefunction(called)
-        if vectorised + by_key + waits > 1:
+        is_coroutine = inspect.iscoroutinefunction(called)
+        if vectorised + by_key + is_coroutine > 1:
             raise EngineError(
                 f"bolt {shown} can't be more than one of vectorised, by_key and a coroutine function",
                 condition="BAD_BOLT",
                 hint="make two bolts of it",
             )
-        kind = TABLE if vectorised else GROUP if by_key else ASYNC if waits else RECORD
+        kind = TABLE if vectorised else GROUP if by_key else ASYNC if is_coroutine else RECORD
         return cls(function, shown, kind, **settings)
 
 
-class Chain:
-    """Bolts one after the other, in one process.
+class BoltChain:
+    """A sequence of bolts, run in one process.
 
     Args:
-        bolts: at least one.
-        acks: whether trees are tracked. Without, what fails is left out and nothing is told.
+        bolts: at least one bolt.
+        acks: whether to track trees. Otherwise failed rows are dropped and never reported.
 
     Example:
         >>> from eddyline.relay.records import as_read, new_records
-        >>> chain = Chain([Bolt.of(lambda row: int(row["payload"]), "parse")])
-        >>> worked = chain.run(as_read(new_records([b"7", b"seven"]), [0, 1], 0))
-        >>> worked.rows, worked.done.tolist()
+        >>> chain = BoltChain([Bolt.of(lambda row: int(row["payload"]), "parse")])
+        >>> output = chain.run(as_read(new_records([b"7", b"seven"]), [0, 1], 0))
+        >>> output.rows, output.done.tolist()
         ([7], [True, False])
     """
 
@@ -134,127 +146,144 @@ class Chain:
         self._random = np.random.default_rng()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Chain, acks=self.acks), (self.bolts,)
+        return partial(BoltChain, acks=self.acks), (self.bolts,)
 
-    def run(self, records: pa.Table) -> Worked:
-        """The bolts' work on records of schema `RECORDS`."""
+    def run(self, records: pa.Table) -> ChainOutput:
+        """Run the bolts over records of schema `RECORDS`."""
         rows: Rows = records
         keys = records[KEY]
         if not self.acks:
             owners = np.arange(records.num_rows)
             for bolt in self.bolts:
-                made = _made(bolt, rows, lambda: (groups(keys, owners), []))  # noqa: B023
-                rows = made.rows
-                owners = _first_inputs(made, owners)
+                output = _run_bolt(bolt, rows, lambda: (group_by_key(keys, owners), []))  # noqa: B023
+                rows = output.rows
+                owners = _output_owners(output, owners)
             none = np.zeros(records.num_rows, bool)
-            return Worked(rows, np.full(records.num_rows, -1, np.int16), {}, none)
+            return ChainOutput(rows, np.full(records.num_rows, -1, np.int16), {}, none)
         trees = Trees(records.num_rows, self._random)
         for number, bolt in enumerate(self.bolts):
-            rows = trees.emit(_made(bolt, rows, partial(trees.groups, keys)), number)
-        return trees.end(rows)
+            rows = trees.apply(_run_bolt(bolt, rows, partial(trees.groups, keys)), number)
+        return trees.finish(rows)
 
 
-def _made(bolt: Bolt, rows: Rows, by_key: Callable[[], tuple[list[Places], list[Places]]]) -> Made:
-    """What a bolt makes of rows; `by_key` gives those to be joined, and those that must wait."""
+def _run_bolt(
+    bolt: Bolt, rows: Rows, groups: Callable[[], tuple[list[Indices], list[Indices]]]
+) -> BoltOutput:
+    """Run a bolt over rows; `groups` returns those of complete keys and of incomplete keys."""
     if not len(rows):
-        return Made([], np.empty(0, np.int64), np.empty(0, np.int64), {})
+        return BoltOutput([], np.empty(0, np.int64), np.empty(0, np.int64), {})
     if bolt.kind == TABLE or bolt.kind == FIT:
-        return _of_table(bolt, rows)
-    given = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        return _run_vectorised(bolt, rows)
+    arguments = rows.to_pylist() if isinstance(rows, pa.Table) else rows
     if bolt.kind == ASYNC:
-        return _flat(*side_by_side(bolt.function, given, bolt.ttl, bolt.concurrency))
+        return _flatten(*call_concurrently(bolt.function, arguments, bolt.ttl, bolt.concurrency))
     if bolt.kind == GROUP:
-        joined, waiting = by_key()
-        parts = [[given[place] for place in group] for group in joined]
-        made = _flat(*each(bolt.function, parts, bolt.ttl), joined)
-        made.failed.update((int(place), None) for group in waiting for place in group)
-        return made
-    return _flat(*each(bolt.function, given, bolt.ttl))
+        complete, incomplete = groups()
+        lists = [[arguments[index] for index in group] for group in complete]
+        output = _flatten(*call_each(bolt.function, lists, bolt.ttl), complete)
+        output.failed.update((int(index), None) for group in incomplete for index in group)
+        return output
+    return _flatten(*call_each(bolt.function, arguments, bolt.ttl))
 
 
-def _of_table(bolt: Bolt, rows: Rows) -> Made:
-    """The vectorised function, on all rows, or on ever smaller parts to find the bad ones."""
-    parts: list[tuple[int, Made]] = []
+def _run_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
+    """Call a vectorised function on all rows, and on halves of those that fail."""
+    parts: list[tuple[int, BoltOutput]] = []
     failed: Reasons = {}
     waiting = [(0, len(rows))]
-    patience = len(rows).bit_length()  # halves that may be late, until one slow row is found
+    timeouts_left = len(rows).bit_length()  # enough halvings to find one slow row
     while waiting:
         start, count = waiting.pop()
         part = rows.slice(start, count) if isinstance(rows, pa.Table) else rows[start:][:count]
-        again = not bolt.once
+        retry = not bolt.once
         try:
-            parts.append((start, call(partial(_emitted, bolt), part, bolt.ttl)))
+            parts.append((start, call(partial(_call_vectorised, bolt), part, bolt.ttl)))
             continue
-        except LateError as error:
-            why, again, patience = str(error), again and patience > 0, patience - 1
+        except CallTimeoutError as error:
+            why, retry = str(error), retry and timeouts_left > 0
+            timeouts_left -= 1
         except Exception as error:  # noqa: BLE001  # of the user's function
-            why = reason(error)
-        if count == 1 or not again:
+            why = failure_reason(error)
+        if count == 1 or not retry:
             failed.update(dict.fromkeys(range(start, start + count), why))
         else:
             half = count // 2
-            waiting += [(start + half, count - half), (start, half)]  # the first one next
-    return _joined(parts, failed)
+            waiting += [(start + half, count - half), (start, half)]  # the first half next
+    return _concat(parts, failed)
 
 
-def _flat(made: list[list[Any]], failed: Reasons, groups: Sequence[Places] | None = None) -> Made:
-    """Lists of outputs by call as one; `groups`: the inputs of each call, if not one each."""
-    counts = np.fromiter((len(outputs) for outputs in made), np.int64, len(made))
-    rows = [row for outputs in made for row in outputs]
-    calls = np.repeat(np.arange(len(made)), counts)
+def _flatten(
+    results: list[list[Any]], failed: Reasons, groups: Sequence[Indices] | None = None
+) -> BoltOutput:
+    """Return the outputs of many calls as one.
+
+    Args:
+        results: the output rows of each call.
+        failed: why calls failed, by their index.
+        groups: the input rows of each call; None: one row for each call.
+    """
+    counts = np.fromiter((len(result) for result in results), np.int64, len(results))
+    rows = [row for result in results for row in result]
+    calls = np.repeat(np.arange(len(results)), counts)
     if groups is None:
-        return Made(rows, np.arange(len(rows)), calls, failed)
+        return BoltOutput(rows, np.arange(len(rows)), calls, failed)
     sizes = np.fromiter((len(group) for group in groups), np.int64, len(groups))
     outputs = np.repeat(np.arange(len(rows)), sizes[calls])
     inputs = np.concatenate([np.empty(0, np.int64), *(groups[call] for call in calls.tolist())])
-    all_failed = {int(place): why for call, why in failed.items() for place in groups[call]}
-    return Made(rows, outputs, inputs, all_failed)
+    all_failed = {int(row): why for call, why in failed.items() for row in groups[call]}
+    return BoltOutput(rows, outputs, inputs, all_failed)
 
 
-def _emitted(bolt: Bolt, rows: Rows) -> Made:
-    """One call of a vectorised function."""
+def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
+    """Call a vectorised function once, and check what it returns.
+
+    Raises:
+        TypeError: it didn't return a table.
+        ValueError: it isn't clear which output row was made from which input row.
+    """
     count = len(rows)
     if bolt.kind == TABLE and not isinstance(rows, pa.Table):
         rows = pa.Table.from_pylist(rows)
-    made = bolt.function(rows)
-    if made is None:
-        return Made([], np.empty(0, np.int64), np.empty(0, np.int64), {})
-    emitted = made if isinstance(made, Emitted) else Emitted(made)
+    returned = bolt.function(rows)
+    if returned is None:
+        return BoltOutput([], np.empty(0, np.int64), np.empty(0, np.int64), {})
+    emitted = returned if isinstance(returned, Emitted) else Emitted(returned)
     if not isinstance(emitted.rows, pa.Table):
-        raise TypeError(f"a vectorised bolt gives a pyarrow Table, not {type(made).__name__}")
-    made_count = emitted.rows.num_rows
-    failed: Reasons = {int(place): why for place, why in emitted.failed.items()}
+        raise TypeError(f"a vectorised bolt gives a pyarrow Table, not {type(returned).__name__}")
+    emitted_count = emitted.rows.num_rows
+    failed: Reasons = {int(row): why for row, why in emitted.failed.items()}
     if emitted.inputs is None:
         inputs = np.setdiff1d(np.arange(count), np.fromiter(failed, np.int64, len(failed)))
-        if len(inputs) != made_count:
-            raise ValueError(f"{made_count} rows of {len(inputs)}: which is made of which?")
-        outputs = np.arange(made_count)
+        if len(inputs) != emitted_count:
+            raise ValueError(f"{emitted_count} rows of {len(inputs)}: which is made of which?")
+        outputs = np.arange(emitted_count)
     else:
-        given = emitted.inputs
-        links = given if isinstance(given, pa.Array) else pa.array(given)
-        outputs = np.arange(made_count)
+        links = emitted.inputs
+        if not isinstance(links, pa.Array):
+            links = pa.array(links)
+        outputs = np.arange(emitted_count)
         if pa.types.is_list(links.type):
             outputs = links.value_parent_indices().to_numpy(zero_copy_only=False)
             inputs = links.flatten().to_numpy(zero_copy_only=False)
         else:
             inputs = links.to_numpy(zero_copy_only=False)
-        if len(links) != made_count or np.any((inputs < 0) | (inputs >= count)):
+        if len(links) != emitted_count or np.any((inputs < 0) | (inputs >= count)):
             raise ValueError(f"inputs must name places of the {count} rows, for each row made")
-    return Made(emitted.rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
+    return BoltOutput(emitted.rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
 
 
-def _joined(parts: Sequence[tuple[int, Made]], failed: Reasons) -> Made:
-    """What was made of parts that begin at some place, as one."""
+def _concat(parts: Sequence[tuple[int, BoltOutput]], failed: Reasons) -> BoltOutput:
+    """Return the outputs for parts of the rows, each with its first row, as one."""
     tables, outputs, inputs, before = [], [], [], 0
-    for start, made in parts:
-        if len(made.rows):
-            tables.append(made.rows)
-        outputs.append(made.outputs + before)
-        inputs.append(made.inputs + start)
-        failed.update((place + start, why) for place, why in made.failed.items())
-        before += len(made.rows)
+    for start, output in parts:
+        if len(output.rows):
+            tables.append(output.rows)
+        outputs.append(output.outputs + before)
+        inputs.append(output.inputs + start)
+        failed.update((row + start, why) for row, why in output.failed.items())
+        before += len(output.rows)
     empty = np.empty(0, np.int64)
-    return Made(
+    return BoltOutput(
         pa.concat_tables(tables, promote_options="permissive") if tables else [],
         np.concatenate([empty, *outputs]),
         np.concatenate([empty, *inputs]),
@@ -262,8 +291,8 @@ def _joined(parts: Sequence[tuple[int, Made]], failed: Reasons) -> Made:
     )
 
 
-def _first_inputs(made: Made, owners: Places) -> Places:
-    """The record of each output; 0 for one that is made of nothing."""
-    found = np.zeros(len(made.rows), np.int64)
-    found[made.outputs[::-1]] = owners[made.inputs[::-1]]
+def _output_owners(output: BoltOutput, owners: Indices) -> Indices:
+    """Return the (first) record that each output row was made from; 0 if from none."""
+    found = np.zeros(len(output.rows), np.int64)
+    found[output.outputs[::-1]] = owners[output.inputs[::-1]]
     return found

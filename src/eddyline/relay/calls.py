@@ -1,7 +1,7 @@
-"""Calls of users' functions, none of which may take longer than its time.
+"""Calls of users' functions with a time limit for each call.
 
-A call that takes too long can't be stopped in Python: its thread is left to itself, and another one
-goes on. What isn't answered is a reason, not an error.
+Python can't stop a call that takes too long: its thread is abandoned, and a new one makes the
+other calls. A call that fails or times out gives a reason, not an exception.
 """
 
 from __future__ import annotations
@@ -18,160 +18,169 @@ from typing import Any, TypeAlias, TypeVar
 T = TypeVar("T")
 
 REASON_CHARACTERS = 500
-LOOK_S = 0.05
-LATE_MAX = 3  # of one bolt and tuple: so many calls may run out of time
+POLL_S = 0.05
+TIMEOUTS_MAX = 3  # for one bolt and tuple; after so many time-outs the rest isn't tried
 
-Reasons: TypeAlias = dict[int, str | None]  # None: it was not tried
-
-
-class LateError(Exception):
-    """A call that has taken too long."""
+Reasons: TypeAlias = dict[int, str | None]  # by index of the argument; None: not tried
 
 
-def call(function: Callable[[Any], T], given: Any, ttl: float) -> T:
-    """What a function gives.
+class CallTimeoutError(Exception):
+    """A call took longer than its time limit."""
+
+
+def call(function: Callable[[Any], T], argument: Any, ttl: float) -> T:
+    """Return `function(argument)`.
 
     Raises:
-        LateError: it took longer than `ttl` seconds.
-        Exception: what it has raised.
+        CallTimeoutError: the call took longer than `ttl` seconds.
+        Exception: the function raised it.
     """
-    calls = _Calls(function, [given], 0)
-    if not _hands().wait(calls, ttl):
-        raise LateError(_late(ttl))
+    calls = _Calls(function, [argument], 0)
+    if not _call_thread().wait(calls, ttl):
+        raise CallTimeoutError(_time_out(ttl))
     if calls.failed:
         raise calls.failed[0]
-    found: T = calls.made[0][0]
-    return found
+    result: T = calls.outputs[0][0]
+    return result
 
 
-def each(
-    function: Callable[[Any], Any], given: Sequence[Any], ttl: float
+def call_each(
+    function: Callable[[Any], Any], arguments: Sequence[Any], ttl: float
 ) -> tuple[list[list[Any]], Reasons]:
-    """The function of one row after the other: lists of outputs, and reasons of failures.
+    """Call a function for each argument in turn.
 
-    Behind `LATE_MAX` late calls the rest is not tried.
+    After `TIMEOUTS_MAX` time-outs the rest is not tried.
+
+    Returns:
+        A list of outputs for each argument, and the reasons of failures.
     """
-    made: list[list[Any]] = []
+    outputs: list[list[Any]] = []
     failed: Reasons = {}
-    late = 0
-    while len(made) < len(given):
-        if late == LATE_MAX:  # whoever waits for this tuple has waited long enough
-            failed.update(dict.fromkeys(range(len(made), len(given))))
-            made += [[]] * (len(given) - len(made))
+    timeouts = 0
+    while len(outputs) < len(arguments):
+        if timeouts == TIMEOUTS_MAX:  # the sender of this tuple has waited long enough
+            failed.update(dict.fromkeys(range(len(outputs), len(arguments))))
+            outputs += [[]] * (len(arguments) - len(outputs))
             break
-        calls = _Calls(function, given, len(made))
-        answered = _hands().wait(calls, ttl)
-        made += calls.made[: answered - len(made)]
-        errors = {place: error for place, error in calls.failed.items() if place < answered}
-        failed.update((place, reason(error)) for place, error in errors.items())
-        if answered < len(given):
-            failed[answered] = _late(ttl)
-            made.append([])
-            late += 1
-    return made, failed
+        calls = _Calls(function, arguments, len(outputs))
+        answered = _call_thread().wait(calls, ttl)
+        outputs += calls.outputs[: answered - len(outputs)]
+        errors = {index: error for index, error in calls.failed.items() if index < answered}
+        failed.update((index, failure_reason(error)) for index, error in errors.items())
+        if answered < len(arguments):
+            failed[answered] = _time_out(ttl)
+            outputs.append([])
+            timeouts += 1
+    return outputs, failed
 
 
-def side_by_side(
+def call_concurrently(
     function: Callable[[Any], Coroutine[Any, Any, Any]],
-    given: Sequence[Any],
+    arguments: Sequence[Any],
     ttl: float,
     concurrency: int,
 ) -> tuple[list[list[Any]], Reasons]:
-    """The same for a coroutine function, of which so many calls wait at once."""
-    made: list[list[Any]] = [[] for _ in given]
-    failed: Reasons = dict.fromkeys(range(len(given)), _late(ttl))
+    """Call a coroutine function for each argument, `concurrency` calls at a time.
 
-    async def one(place: int, gate: asyncio.Semaphore) -> None:
-        async with gate:
+    Returns:
+        A list of outputs for each argument, and the reasons of failures.
+    """
+    outputs: list[list[Any]] = [[] for _ in arguments]
+    failed: Reasons = dict.fromkeys(range(len(arguments)), _time_out(ttl))
+
+    async def call_one(index: int, slots: asyncio.Semaphore) -> None:
+        async with slots:
             limit = asyncio.timeout(ttl)
             try:
                 async with limit:
-                    outputs = _as_list(await function(given[place]))
-                made[place] = outputs
-                del failed[place]
+                    result = _as_list(await function(arguments[index]))
+                outputs[index] = result
+                del failed[index]
             except Exception as error:  # noqa: BLE001  # of the user's function
                 if not limit.expired():
-                    failed[place] = reason(error)
+                    failed[index] = failure_reason(error)
 
-    async def everything() -> None:
-        gate = asyncio.Semaphore(concurrency)
-        await asyncio.gather(*(one(place, gate) for place in range(len(given))))
+    async def call_all() -> None:
+        slots = asyncio.Semaphore(concurrency)
+        await asyncio.gather(*(call_one(index, slots) for index in range(len(arguments))))
 
-    turns = math.ceil(len(given) / concurrency)
-    future = _submit(everything())
+    turns = math.ceil(len(arguments) / concurrency)
+    future = _submit(call_all())
     try:
         future.result(ttl * (turns + 1))
-    except TimeoutError:  # something holds the loop: leave it, with what it has not answered
-        _kept.loop = None
-        return [list(outputs) for outputs in made], dict(failed)
-    return made, failed
+    except TimeoutError:  # a call blocks the event loop: abandon it and its open calls
+        _per_thread.loop = None
+        return [list(result) for result in outputs], dict(failed)
+    return outputs, failed
 
 
-def reason(error: BaseException) -> str:
-    """What a dead letter says of an error."""
+def failure_reason(error: BaseException) -> str:
+    """Return the text of an error for a dead letter: its type and message, cut if long."""
     if isinstance(error, TimeoutError) and not str(error):
         return "TimeoutError: no answer in time"
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return text[:REASON_CHARACTERS]
 
 
-class _Hands:
-    """The thread in which functions are called; one that doesn't come back is left to itself."""
+class _CallThread:
+    """The thread in which functions are called; replaced when a call doesn't return in time."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[_Calls] | None = None
 
     def wait(self, calls: _Calls, ttl: float) -> int:
-        """How many calls have been answered when all are, or the next one takes longer than `ttl`."""
+        """Return the number of finished calls once all are, or one takes longer than `ttl`."""
         if self._work is None:
             self._work = SimpleQueue()
-            threading.Thread(target=_work, args=(self._work,), daemon=True).start()
+            threading.Thread(target=_run_calls, args=(self._work,), daemon=True).start()
         self._work.put(calls)
-        while not calls.over.wait(min(LOOK_S, ttl)):
+        while not calls.finished.wait(min(POLL_S, ttl)):
             answered, since = calls.state
             if since and time.monotonic() - since > ttl and calls.state[0] == answered:
                 self._work = None
                 calls.abandoned = True
                 return answered
-        return len(calls.given)
+        return len(calls.arguments)
 
 
 class _Calls:
-    """Calls of a function in another thread, from one of what is given on.
+    """Calls of a function in another thread, for the arguments from `start` on.
 
     Attributes:
-        made: lists of outputs.
-        failed: what was raised, by place.
-        state: how many calls are over, and since when the next one runs.
-        abandoned: nobody waits for the rest.
-        over: all are answered.
+        outputs: a list of outputs for each finished call.
+        failed: the exceptions that were raised, by index of the argument.
+        state: the number of finished calls, and when the current one began.
+        abandoned: whether nobody waits for the remaining calls.
+        finished: set once all calls are finished.
     """
 
-    def __init__(self, function: Callable[[Any], Any], given: Sequence[Any], start: int) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], arguments: Sequence[Any], start: int
+    ) -> None:
         self.function = function
-        self.given = given
+        self.arguments = arguments
         self.start = start
-        self.made: list[list[Any]] = []
+        self.outputs: list[list[Any]] = []
         self.failed: dict[int, Exception] = {}
         self.state = (start, 0.0)
         self.abandoned = False
-        self.over = threading.Event()
+        self.finished = threading.Event()
 
     def run(self) -> None:
-        for place in range(self.start, len(self.given)):
-            self.state = (place, time.monotonic())
+        for index in range(self.start, len(self.arguments)):
+            self.state = (index, time.monotonic())
             outputs: list[Any] = []
             try:
-                outputs = _as_list(self.function(self.given[place]))
+                outputs = _as_list(self.function(self.arguments[index]))
             except Exception as error:  # noqa: BLE001  # of the user's function
-                self.failed[place] = error
+                self.failed[index] = error
             if self.abandoned:
                 return
-            self.made.append(outputs)
-        self.over.set()
+            self.outputs.append(outputs)
+        self.finished.set()
 
 
-def _work(work: SimpleQueue[_Calls]) -> None:
+def _run_calls(work: SimpleQueue[_Calls]) -> None:
     while True:
         calls = work.get()
         calls.run()
@@ -179,34 +188,34 @@ def _work(work: SimpleQueue[_Calls]) -> None:
             return
 
 
-def _as_list(made: Any) -> list[Any]:
-    """What a function gives back: nothing, a row, or a list or an iterator of rows."""
-    if made is None:
+def _as_list(returned: Any) -> list[Any]:
+    """Return the rows that a function returned: None, a row, or a list or an iterator of rows."""
+    if returned is None:
         return []
-    if isinstance(made, list):
-        return made
-    return list(made) if isinstance(made, Iterator) else [made]
+    if isinstance(returned, list):
+        return returned
+    return list(returned) if isinstance(returned, Iterator) else [returned]
 
 
-def _late(ttl: float) -> str:
+def _time_out(ttl: float) -> str:
     return f"TimeoutError: no answer within {ttl:g} s"
 
 
-_kept = threading.local()  # what a thread keeps for all its calls
+_per_thread = threading.local()  # the call thread and the event loop of each thread
 
 
-def _hands() -> _Hands:
-    """The hands of this thread."""
-    if not hasattr(_kept, "hands"):
-        _kept.hands = _Hands()
-    hands: _Hands = _kept.hands
-    return hands
+def _call_thread() -> _CallThread:
+    """Return the call thread that belongs to the current thread."""
+    if not hasattr(_per_thread, "call_thread"):
+        _per_thread.call_thread = _CallThread()
+    found: _CallThread = _per_thread.call_thread
+    return found
 
 
 def _submit(work: Coroutine[Any, Any, None]) -> Future[None]:
-    """Run a coroutine in this thread's loop, which stays: clients may be kept between calls."""
-    loop = getattr(_kept, "loop", None)
+    """Run a coroutine in this thread's event loop, which is kept so that clients can be reused."""
+    loop = getattr(_per_thread, "loop", None)
     if loop is None:
-        loop = _kept.loop = asyncio.new_event_loop()
+        loop = _per_thread.loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
     return asyncio.run_coroutine_threadsafe(work, loop)

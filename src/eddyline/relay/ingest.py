@@ -1,21 +1,21 @@
-"""Records over HTTP: a producer for programs that can't put by themselves, or can't put again.
+"""An HTTP endpoint that puts records into a data queue, for programs that can't use `Producer`.
 
-    POST /records          a record a line; the answer comes when they are durable: {"records": 2}
-    POST /records?key=K    the same, of records with one key
-    GET  /health           204 while the endpoint takes records
+    POST /records          one record a line; answers {"records": 2} once they are durable
+    POST /records?key=K    the same, and all records get the key K
+    GET  /health           answers 204 while the endpoint accepts records
 
-Every request but the last kind carries `Authorization: Bearer <token>`. A request is taken whole or not
-at all. What is refused:
+Requests other than /health need `Authorization: Bearer <token>`. A request is accepted completely
+or not at all. Errors:
 
-| status | why |
+| status | reason |
 |---|---|
 | 400 | the body ends too early |
 | 401 | no token, or another one |
 | 408 | the body takes too long |
 | 413 | more bytes than allowed |
-| 415 | neither text nor JSON lines |
-| 429 | the queue is full, or too many requests wait; `Retry-After` says when to come again |
-| 503 | the queue's disk or brokers fail; it isn't known whether the records were put |
+| 415 | the content is neither text nor JSON lines |
+| 429 | the queue is full, or too many requests wait; retry after the seconds in `Retry-After` |
+| 503 | the queue's disk or brokers fail; the records may or may not have been put |
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")
 
 
 class _RefusedError(Exception):
-    """The request ends with this answer."""
+    """The request is refused with this response."""
 
     def __init__(self, status: int, why: str, **headers: str) -> None:
         self.response = JSONResponse(
@@ -64,14 +64,14 @@ class _RefusedError(Exception):
 
 
 class Ingest:
-    """The application, for any ASGI server.
+    """The endpoint as an ASGI application; its attribute `app` runs on any ASGI server.
 
     Args:
-        producer: of the queue.
-        token: what clients must know.
-        body_bytes_max: largest body.
-        requests_max: requests that may wait for the disk; each holds at most one body.
-        body_seconds_max: longest time that a client may take to send its body.
+        producer: puts the records into the queue.
+        token: the bearer token that clients send.
+        body_bytes_max: maximum size of a request body.
+        requests_max: maximum number of concurrent requests; each holds at most one body in memory.
+        body_seconds_max: maximum time for a client to send its body.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Ingest:
             self._requests -= 1
 
     def _admit(self, request: Request) -> None:
-        """Refuse what can be refused before the body is read."""
+        """Check what can be checked before the body is read; raise _RefusedError if it is wrong."""
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, self._expected):
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
@@ -166,12 +166,13 @@ class Ingest:
 
 
 class IngestServer:
-    """The endpoint in a thread of this process, as long as a `with` block lasts.
+    """Runs the endpoint in a thread of this process, for the duration of a `with` block.
 
     Args:
         ingest: the application.
-        host: address; other machines reach only what isn't loopback, and then without encryption.
-        port: 0: any that is free.
+        host: address to bind. Only addresses other than loopback can be reached from other
+            machines; the connection is not encrypted.
+        port: port to bind; 0 for any free one.
     """
 
     def __init__(self, ingest: Ingest, *, host: str = LOOPBACK, port: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A lane: what one task of a pipeline's wave does, tuple after tuple."""
+"""The work of a lane: one task of a wave, which processes its tuples one after the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.relay.acker import Places
-from eddyline.relay.bolts import Bolt, Chain
+from eddyline.relay.acker import Indices
+from eddyline.relay.bolts import Bolt, BoltChain
 from eddyline.relay.keys import rounds
 from eddyline.relay.records import ATTEMPTS, KEY
-from eddyline.relay.trees import Worked
+from eddyline.relay.trees import ChainOutput, Rows
 from eddyline.storage.files import Files, damaged
 
 REPORTS = pa.schema(
@@ -34,14 +34,14 @@ REPORTS = pa.schema(
         pa.field("crc", pa.int64()),
     ]
 )
-"""What a lane tells.
+"""Schema of the rows that a lane reports.
 
-- A row for each tuple that it has done, with the acker's message: `root` and `value`, and how long
-  after the lane's start it was done.
-- A row for each record that isn't done: its `place` in the batch, its `fate` (`retry`, `dead`, or
-  `held`: to be read again though it did nothing wrong), `bolt`, `reason`, and `delay_s`, how long
-  it is to wait.
-- A row for the `file` of outputs, if there are any.
+- A row for each tuple that it processed: the acker's message `root` and `value`, and `elapsed_ms`
+  since the lane started.
+- A row for each record that isn't done: its index `place` in the batch, its `fate` (`retry`,
+  `dead`, or `held`: replayed though it didn't fail itself), the `bolt` and the `reason` of the
+  failure, and `delay_s` until its retry.
+- A row for each `file` of outputs.
 """
 
 RETRY, DEAD, HELD = "retry", "dead", "held"
@@ -51,12 +51,13 @@ REASON_HELD = "one before it has failed: of its key, joined with it, or without 
 
 @dataclass(frozen=True, slots=True)
 class Tuple:
-    """Records of a batch that go to a lane together.
+    """Records of a batch that are sent to a lane and acknowledged together.
 
     Attributes:
-        number: the tuple's.
-        root, edge: ids for the acker.
-        start, rows: which records of the batch.
+        number: identifies the tuple.
+        root, edge: its ids for the acker.
+        start: index of its first record in the batch.
+        rows: number of its records.
     """
 
     number: int
@@ -67,141 +68,172 @@ class Tuple:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """The work of one lane.
+class LaneWorker:
+    """Processes the tuples of one lane.
 
     Args:
-        files: where the records of the batch are.
-        records: name of the file with them, of schema `RECORDS`.
-        chain: what is done with them.
-        ordered: records of a key come one after the other, and wait for one that is being retried.
-        patience_ms: a tuple that isn't begun by then is left to another lane.
+        files: the storage.
+        records: name of the file with the records of the batch, of schema `RECORDS`.
+        chain: the bolts to run.
+        ordered: process the records of a key in order; a failed record blocks the later ones.
+        patience_ms: a tuple that isn't begun within this time is left to another lane.
     """
 
     files: Files
     records: str
-    chain: Chain
+    chain: BoltChain
     ordered: bool
     patience_ms: float
 
-    def work(self, tuples: Sequence[Tuple]) -> Iterator[tuple[pa.Table, pa.Table | list[object]]]:
-        """For each tuple that the lane gets to: its rows of `REPORTS`, and the outputs."""
+    def work(self, tuples: Sequence[Tuple]) -> Iterator[tuple[pa.Table, Rows]]:
+        """Process tuples until the patience is over.
+
+        Yields:
+            For each processed tuple, its rows of `REPORTS` and its outputs.
+        """
         started = time.perf_counter()
         batch = read_records(self.files, self.records)
         for bundle in tuples:
             elapsed_ms = (time.perf_counter() - started) * 1000
             if elapsed_ms > self.patience_ms:
                 return
-            records = batch.slice(bundle.start, bundle.rows)
-            # a bolt by key gets all records of a key at once, in their order
-            apart = self.ordered and not self.chain.joins
-            parts = rounds(records[KEY]) if apart else [np.arange(records.num_rows)]
-            reports, outputs = [], []
-            stopped: npt.NDArray[np.bool_] | None = None
-            for places in parts:
-                if stopped is not None:
-                    waiting = stopped[places]
-                    reports.append(of_held(bundle, places[waiting]))
-                    places = places[~waiting]
-                chosen = records if len(parts) == 1 else records.take(pa.array(places))
-                worked = self.chain.run(chosen)
-                if len(worked.rows):
-                    outputs.append(worked.rows)
-                if not worked.done.all():
-                    told = _failures(self.chain.bolts, bundle, chosen, worked, places)
-                    reports.append(told)
-                    if apart:
-                        stopped = _stopped(records, told["place"], bundle.start, stopped)
+            reports, outputs = self._process(bundle, batch.slice(bundle.start, bundle.rows))
             elapsed_ms = (time.perf_counter() - started) * 1000
-            reports.append(_done(bundle, elapsed_ms))
-            yield pa.concat_tables(reports), _together(outputs)
+            reports.append(_processed_report(bundle, elapsed_ms))
+            yield pa.concat_tables(reports), _concat_outputs(outputs)
+
+    def _process(self, bundle: Tuple, records: pa.Table) -> tuple[list[pa.Table], list[Rows]]:
+        """Run the bolts over a tuple; return reports of records that aren't done, and outputs."""
+        # a bolt by key gets all records of a key at once, in their order
+        in_rounds = self.ordered and not self.chain.joins
+        parts = rounds(records[KEY]) if in_rounds else [np.arange(records.num_rows)]
+        reports, outputs = [], []
+        blocked: npt.NDArray[np.bool_] | None = None
+        for part in parts:
+            indices = part
+            if blocked is not None:
+                reports.append(held_report(bundle, part[blocked[part]]))
+                indices = part[~blocked[part]]
+            chosen = records if len(parts) == 1 else records.take(pa.array(indices))
+            output = self.chain.run(chosen)
+            if len(output.rows):
+                outputs.append(output.rows)
+            if not output.done.all():
+                failures = _failure_report(self.chain.bolts, bundle, chosen, output, indices)
+                reports.append(failures)
+                if in_rounds:
+                    blocked = _blocked(records, failures["place"], bundle.start, blocked)
+        return reports, outputs
 
 
 def read_records(files: Files, name: str) -> pa.Table:
-    """The records of a batch; nothing is copied."""
+    """Map the records of a batch into memory.
+
+    Raises:
+        StateError: the file is missing or damaged.
+    """
     try:
         return pa.ipc.open_file(pa.memory_map(files.path(name))).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged(name, str(error)) from error
 
 
-def _together(outputs: Sequence[pa.Table | list[object]]) -> pa.Table | list[object]:
+def _concat_outputs(outputs: Sequence[Rows]) -> Rows:
     if outputs and isinstance(outputs[0], pa.Table):
         return pa.concat_tables(outputs, promote_options="permissive")
     return [row for rows in outputs for row in rows]
 
 
-def _stopped(
-    records: pa.Table, places: pa.ChunkedArray, start: int, before: npt.NDArray[np.bool_] | None
+def _blocked(
+    records: pa.Table, failed: pa.ChunkedArray, start: int, before: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.bool_]:
-    """The records whose keys wait from now on."""
-    own = pc.subtract(places, start)
+    """Return a mask of the records whose keys have a failed record.
+
+    Args:
+        records: the records of a tuple.
+        failed: indices of failed records in the batch.
+        start: index of the tuple's first record in the batch.
+        before: the mask of the rounds before.
+    """
+    own = pc.subtract(failed, start)
     keys = records[KEY].take(own.combine_chunks()).drop_null().combine_chunks()
     found: npt.NDArray[np.bool_] = pc.is_in(records[KEY], keys).to_numpy()
     return found if before is None else found | before
 
 
-def _done(bundle: Tuple, elapsed_ms: float) -> pa.Table:
-    return report(tuple=bundle.number, root=bundle.root, value=bundle.edge, elapsed_ms=elapsed_ms)
+def _processed_report(bundle: Tuple, elapsed_ms: float) -> pa.Table:
+    return report_row(
+        tuple=bundle.number, root=bundle.root, value=bundle.edge, elapsed_ms=elapsed_ms
+    )
 
 
-def report(**values: object) -> pa.Table:
-    """One row of `REPORTS`."""
+def report_row(**values: object) -> pa.Table:
+    """Return one row of `REPORTS`."""
     return pa.Table.from_pylist([values], REPORTS)
 
 
-def of_held(bundle: Tuple, places: Places) -> pa.Table:
-    """What is told of records that must wait."""
-    return _told(bundle, places, [HELD] * len(places), [None] * len(places), REASON_HELD)
+def held_report(bundle: Tuple, indices: Indices) -> pa.Table:
+    """Return the report of records that are held; `indices` are those in the tuple."""
+    count = len(indices)
+    return _unfinished_report(bundle, indices, [HELD] * count, [None] * count, REASON_HELD)
 
 
-def of_killed(bolts: Sequence[Bolt], bundle: Tuple, records: pa.Table) -> pa.Table:
-    """What is told of the records of a tuple at which Python has died."""
-    most = max(bolt.max_attempts for bolt in bolts)  # which bolt it was isn't known
+def killed_report(bolts: Sequence[Bolt], bundle: Tuple, records: pa.Table) -> pa.Table:
+    """Return the report of a tuple whose processing killed the Python worker."""
+    most = max(bolt.max_attempts for bolt in bolts)  # the bolt is unknown
     delay_s = max(bolt.retry_delay for bolt in bolts)
     attempts = records[ATTEMPTS].slice(bundle.start, bundle.rows).to_pylist()
     fates = [DEAD if before + 1 >= most else RETRY for before in attempts]
     named, delays = ["worker"] * bundle.rows, [delay_s] * bundle.rows
-    return _told(bundle, np.arange(bundle.rows), fates, named, REASON_KILLED, delays)
+    return _unfinished_report(bundle, np.arange(bundle.rows), fates, named, REASON_KILLED, delays)
 
 
-def _failures(
-    bolts: Sequence[Bolt], bundle: Tuple, records: pa.Table, worked: Worked, places: Places
+def _failure_report(
+    bolts: Sequence[Bolt], bundle: Tuple, records: pa.Table, output: ChainOutput, indices: Indices
 ) -> pa.Table:
-    """The records of a tuple that aren't done, at these places of it."""
-    failed = np.flatnonzero(~worked.done)
+    """Return the report of the records that aren't done.
+
+    Args:
+        bolts: the bolts that were run.
+        bundle: the tuple.
+        records: the records over which the bolts were run.
+        output: what the bolts returned.
+        indices: for each of `records`, its index in the tuple.
+    """
+    failed = np.flatnonzero(~output.done)
     attempts = records[ATTEMPTS].take(pa.array(failed)).to_numpy()
     fates: list[str] = []
     names: list[str | None] = []
     reasons: list[str] = []
     delays: list[float | None] = []
     for at, before in zip(failed.tolist(), attempts.tolist(), strict=True):
-        if worked.bolts[at] < 0:
+        if output.bolts[at] < 0:
             fates.append(HELD)
             names.append(None)
             reasons.append(REASON_HELD)
             delays.append(None)
             continue
-        bolt = bolts[worked.bolts[at]]
+        bolt = bolts[output.bolts[at]]
         fates.append(DEAD if before + 1 >= bolt.max_attempts else RETRY)
         names.append(bolt.name)
-        reasons.append(worked.reasons[at])
+        reasons.append(output.reasons[at])
         delays.append(bolt.retry_delay)
-    return _told(bundle, places[failed], fates, names, reasons, delays)
+    return _unfinished_report(bundle, indices[failed], fates, names, reasons, delays)
 
 
-def _told(
+def _unfinished_report(
     bundle: Tuple,
-    places: Places,
+    indices: Indices,
     fates: list[str],
     bolts: Sequence[str | None],
     reasons: str | list[str],
     delays: Sequence[float | None] | None = None,
 ) -> pa.Table:
-    count = len(places)
+    """Return rows of `REPORTS` for records of a tuple that aren't done."""
+    count = len(indices)
     columns = {
         "tuple": pa.array(np.full(count, bundle.number)),
-        "place": pa.array(places + bundle.start),
+        "place": pa.array(indices + bundle.start),
         "fate": pa.array(fates, pa.string()),
         "bolt": pa.array(bolts, pa.string()),
         "reason": pa.array([reasons] * count if isinstance(reasons, str) else reasons, pa.string()),

@@ -1,4 +1,4 @@
-"""Records of a data queue: Arrow tables, so that nothing loops over them."""
+"""Records of a data queue, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAYLOAD, KEY, ATTEMPTS, REASON, POSITION, TIME, DUE = (
 )
 
 NEW = pa.schema([pa.field(PAYLOAD, pa.binary(), nullable=False), pa.field(KEY, pa.binary())])
-"""Records as producers give them."""
+"""Schema of the records that producers put."""
 
 RECORDS = pa.schema(
     [
@@ -34,26 +34,27 @@ RECORDS = pa.schema(
         pa.field(DUE, pa.timestamp("us", "UTC")),
     ]
 )
-"""Records as they are read.
+"""Schema of the records that are read.
 
-- `payload`, `key`: the producer's bytes; records with one key may have to stay in order.
-- `attempts`, `reason`: how often it has failed, and how it did the last time.
-- `position`: where in the queue of new data it stands; it is the record's name for ever.
-- `ts`: when it came in.
-- `due`: it isn't tried again before then; null: at any time.
+- `payload`, `key`: the producer's bytes; a pipeline may keep the order of records with one key.
+- `attempts`: how often the record has failed.
+- `reason`: why it failed the last time.
+- `position`: its position in eden; identifies the record for ever.
+- `ts`: when it was put.
+- `due`: the earliest time of its retry; null for any time.
 """
 
 
 def new_records(payloads: Any, keys: Any = None) -> pa.Table:
-    """A table of schema `NEW`.
+    """Return a table of schema `NEW`.
 
     Args:
-        payloads: a table or record batch with `payload` and maybe `key`; or an Arrow array or a
-            sequence of bytes or text.
-        keys: for an array or a sequence, as many keys; None where there is none.
+        payloads: a table or record batch with the column `payload`, and `key` if records have
+            keys; or an Arrow array or a sequence of bytes or text.
+        keys: if `payloads` is an array or a sequence, a key or None for each record.
 
     Raises:
-        QueueError: these aren't records.
+        QueueError: the payloads or keys have another type, or a payload is null.
     """
     try:
         if isinstance(payloads, pa.Table | pa.RecordBatch):
@@ -76,7 +77,7 @@ def new_records(payloads: Any, keys: Any = None) -> pa.Table:
 
 
 def as_read(new: pa.Table, positions: Any, time_ms: Any) -> pa.Table:
-    """New records as they are read for the first time; `time_ms` is one, or one for each."""
+    """Return new records with the schema `RECORDS`; `time_ms` is one time, or one for each."""
     rows = new.num_rows
     times = np.broadcast_to(np.asarray(time_ms, np.int64) * 1000, rows)
     return pa.table(
@@ -99,13 +100,13 @@ TYPE_OF_TIME = RECORDS.field(TIME).type
 def failed_records(
     records: pa.Table, places: Any, reasons: str | Sequence[str], due: pa.Array | None = None
 ) -> pa.Table:
-    """The records at `places`, each with one attempt more, for a reason: what is to be read again.
+    """Return failed records as they are to be read again: with one more attempt and a reason.
 
     Args:
-        records: of schema `RECORDS`.
-        places: of those that have failed.
-        reasons: one, or one for each.
-        due: when each may be tried again; None: at any time.
+        records: a table of schema `RECORDS`.
+        places: indices of the records that failed.
+        reasons: one reason, or one for each failed record.
+        due: the earliest time of each retry; None for any time.
 
     Example:
         >>> records = as_read(new_records([b"a", b"b"]), [0, 1], 0)
@@ -114,25 +115,25 @@ def failed_records(
     """
     found = records.take(pa.array(np.asarray(places, np.int64)))
     if isinstance(reasons, str):
-        given = pa.repeat(pa.scalar(reasons, pa.string()), found.num_rows)
+        why = pa.repeat(pa.scalar(reasons, pa.string()), found.num_rows)
     else:
-        given = pa.array(reasons, pa.string())
+        why = pa.array(reasons, pa.string())
     attempts = pc.add(found[ATTEMPTS], pa.scalar(1, pa.int32()))
-    found = _with(_with(found, ATTEMPTS, attempts), REASON, given)
-    return _with(found, DUE, pa.nulls(found.num_rows, TYPE_OF_TIME) if due is None else due)
+    found = _set_column(_set_column(found, ATTEMPTS, attempts), REASON, why)
+    return _set_column(found, DUE, pa.nulls(found.num_rows, TYPE_OF_TIME) if due is None else due)
 
 
-def _with(records: pa.Table, name: str, values: Any) -> pa.Table:
+def _set_column(records: pa.Table, name: str, values: Any) -> pa.Table:
     return records.set_column(RECORDS.get_field_index(name), RECORDS.field(name), values)
 
 
 def no_records() -> pa.Table:
-    """A table of records without rows."""
+    """Return an empty table of schema `RECORDS`."""
     return RECORDS.empty_table()
 
 
 def encode(table: pa.Table) -> bytes:
-    """A table as bytes; its schema is known and not written."""
+    """Return a table as bytes, without its schema."""
     batches = table.combine_chunks().to_batches()
     if not batches:
         return b""
@@ -142,10 +143,10 @@ def encode(table: pa.Table) -> bytes:
 
 
 def decode(body: bytes | memoryview, schema: pa.Schema) -> pa.Table:
-    """The table that was encoded.
+    """Return the table that `encode` encoded.
 
     Raises:
-        pyarrow.ArrowInvalid: the bytes aren't such a table.
+        pyarrow.ArrowInvalid: the bytes are not a table of this schema.
     """
     batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
     batch.validate(full=True)
@@ -155,6 +156,6 @@ def decode(body: bytes | memoryview, schema: pa.Schema) -> pa.Table:
 def _column(values: Any) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
-    held = list(values)
-    text = any(isinstance(value, str) for value in held[:1])
-    return pa.array(held, pa.string() if text else pa.binary())
+    items = list(values)
+    text = any(isinstance(item, str) for item in items[:1])
+    return pa.array(items, pa.string() if text else pa.binary())

@@ -1,8 +1,8 @@
-"""The trees of records while bolts work on their rows.
+"""The trees of records while bolts process their rows.
 
-What a bolt makes of a row is anchored to it, and a row made of several is anchored to them all. A
-record is done when the XOR of all edges of its tree is zero (`acker.py`); a record of whose tree any
-row has failed has failed, and nothing made of it counts.
+An output of a bolt is anchored to the row, or the rows, that it was made from. A record is done when
+the XOR of all edges of its tree is zero (`acker.py`). A record fails when any row of its tree fails;
+no output made from it is kept.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.relay.acker import Anchors, Places, new_ids
+from eddyline.relay.acker import Anchors, Indices, new_ids
 from eddyline.relay.calls import Reasons
-from eddyline.relay.keys import groups
+from eddyline.relay.keys import group_by_key
 
 Rows: TypeAlias = "list[Any] | pa.Table"
 
 
 @dataclass(slots=True)
-class Made:
-    """What a bolt has made of rows.
+class BoltOutput:
+    """The output of one bolt for some rows.
 
     Attributes:
-        rows: the outputs.
-        outputs, inputs: pairs of places: this output was made of this input.
-        failed: reasons by the place of an input.
+        rows: the output rows.
+        outputs, inputs: pairs of indices: this output row was made from this input row.
+        failed: why input rows failed, by their index; None: not tried.
     """
 
     rows: Rows
-    outputs: Places
-    inputs: Places
+    outputs: Indices
+    inputs: Indices
     failed: Reasons
 
 
 @dataclass(slots=True)
-class Worked:
-    """What a chain has made of records.
+class ChainOutput:
+    """The output of a chain of bolts for some records.
 
     Attributes:
-        rows: the outputs of records that are done.
-        bolts: for each record the number of the bolt where it failed; -1: it is done, or held.
-        reasons: for each record that failed, why.
-        held: records that did nothing wrong, but shared a row with one that failed, or were not
-            tried, because calls before them got no answer.
+        rows: the output rows of the records that are done.
+        bolts: for each record, the index of the bolt where it failed; -1 if it is done or held.
+        reasons: why records failed, by their index.
+        held: mask of records to replay though they did not fail: they shared a row with one that
+            failed, or were not tried because calls before them timed out.
     """
 
     rows: Rows
@@ -57,15 +57,15 @@ class Worked:
 
     @property
     def done(self) -> npt.NDArray[np.bool_]:
-        """Which records are done."""
+        """Mask of the records that are done."""
         done: npt.NDArray[np.bool_] = (self.bolts < 0) & ~self.held
         return done
 
 
 class Trees:
-    """The trees of some records, while bolts work on their rows.
+    """The trees of the records of one tuple.
 
-    A root's id is the place of its record, so what an acker keeps of all roots is one array.
+    The id of a root is the index of its record, so one array holds the acker's entries.
     """
 
     def __init__(self, count: int, random: np.random.Generator) -> None:
@@ -77,79 +77,82 @@ class Trees:
         self._reasons: dict[int, str] = {}
         self._held = np.zeros(count, bool)
 
-    def groups(self, keys: pa.ChunkedArray) -> tuple[list[Places], list[Places]]:
-        """Rows whose records have one key: those to be joined, and those of keys that are incomplete.
+    def groups(self, keys: pa.ChunkedArray) -> tuple[list[Indices], list[Indices]]:
+        """Group the rows by the keys of their records.
 
-        A key of which a record has failed, or is held, comes again as a whole.
+        A key with a failed or held record is incomplete: all of its records are replayed together.
+
+        Returns:
+            The groups of rows of complete keys, and those of incomplete keys.
         """
         tuples = self._anchors.tuples
         owners = np.zeros(int(tuples.max(initial=-1)) + 1, np.int64)
-        owners[tuples[::-1]] = _places(self._anchors)[::-1]  # of a row of several the first one
-        bad = keys.filter(pa.array(self._bad)).drop_null().combine_chunks()
-        incomplete = pc.is_in(keys, bad).to_numpy()
-        found: tuple[list[Places], list[Places]] = ([], [])
-        for group in groups(keys, owners):
+        owners[tuples[::-1]] = _records(self._anchors)[::-1]  # the first of several records
+        replayed = keys.filter(pa.array(self._failed_or_held)).drop_null().combine_chunks()
+        incomplete = pc.is_in(keys, replayed).to_numpy()
+        found: tuple[list[Indices], list[Indices]] = ([], [])
+        for group in group_by_key(keys, owners):
             found[int(incomplete[owners[group[0]]])].append(group)
         return found
 
-    def emit(self, made: Made, bolt: int) -> Rows:
-        """Take in what a bolt has made; the rows that go on."""
+    def apply(self, output: BoltOutput, bolt: int) -> Rows:
+        """Anchor the output of a bolt; return the rows for the next bolt."""
         before = self._anchors
-        self._anchors = before.follow(made.outputs, made.inputs, self._random)
+        self._anchors = before.derive(output.outputs, output.inputs, self._random)
         self._acknowledge(before)
         self._acknowledge(self._anchors)
-        if not made.failed:
-            return made.rows
-        failed = np.fromiter(made.failed, np.int64)
+        if not output.failed:
+            return output.rows
+        failed = np.fromiter(output.failed, np.int64)
         links = np.flatnonzero(np.isin(before.tuples, failed))
-        for link, place in zip(links, _places(before)[links].tolist(), strict=True):
-            why = made.failed[int(before.tuples[link])]
+        for link, record in zip(links, _records(before)[links].tolist(), strict=True):
+            why = output.failed[int(before.tuples[link])]
             if why is None:
-                self._held[place] = True
-            elif self._bolts[place] < 0:
-                self._bolts[place] = bolt
-                self._reasons[place] = why
-        return self._without_failed(made.rows)
+                self._held[record] = True
+            elif self._bolts[record] < 0:
+                self._bolts[record] = bolt
+                self._reasons[record] = why
+        return self._without_failed(output.rows)
 
-    def end(self, rows: Rows) -> Worked:
-        """All rows are where they should be: acknowledge them, and say what is done."""
+    def finish(self, rows: Rows) -> ChainOutput:
+        """Acknowledge the output of the last bolt; return the outcome of each record."""
         self._acknowledge(self._anchors)
-        worked = Worked(rows, self._bolts, self._reasons, self._held)
-        assert not np.any(self._values[worked.done]), "a row was neither acknowledged nor failed"
-        return worked
+        output = ChainOutput(rows, self._bolts, self._reasons, self._held)
+        assert not np.any(self._values[output.done]), "a row was neither acknowledged nor failed"
+        return output
 
     @property
-    def _bad(self) -> npt.NDArray[np.bool_]:
-        """Which records have failed, or are held."""
-        bad: npt.NDArray[np.bool_] = (self._bolts >= 0) | self._held
-        return bad
+    def _failed_or_held(self) -> npt.NDArray[np.bool_]:
+        """Mask of the records that failed or are held."""
+        mask: npt.NDArray[np.bool_] = (self._bolts >= 0) | self._held
+        return mask
 
     def _acknowledge(self, anchors: Anchors) -> None:
-        """Fold each edge into its root's value: once when it is made, and once when it is done."""
-        np.bitwise_xor.at(self._values, _places(anchors), anchors.edges)
+        """XOR each edge into its root's value; called when an edge is made and when it is done."""
+        np.bitwise_xor.at(self._values, _records(anchors), anchors.edges)
 
     def _without_failed(self, rows: Rows) -> Rows:
-        """The rows of no record that failed; whose rows are left out by that is held."""
-        anchors, places = self._anchors, _places(self._anchors)
-        bad = self._bad
+        """Drop rows made from failed or held records; hold the other records of these rows."""
+        anchors, records = self._anchors, _records(self._anchors)
+        replayed = self._failed_or_held
         while True:
-            dropped = np.isin(anchors.tuples, anchors.tuples[bad[places]])
-            more = places[dropped & ~bad[places]]
+            dropped = np.isin(anchors.tuples, anchors.tuples[replayed[records]])
+            more = records[dropped & ~replayed[records]]
             if not len(more):
                 break
-            self._held[more] = bad[more] = True
+            self._held[more] = replayed[more] = True
         links = np.flatnonzero(~dropped)
-        # a row that is anchored to nothing stays
-        gone = np.unique(anchors.tuples[dropped])
-        kept = np.setdiff1d(np.arange(len(rows)), gone, assume_unique=True)
+        # an unanchored row stays
+        dropped_rows = np.unique(anchors.tuples[dropped])
+        kept = np.setdiff1d(np.arange(len(rows)), dropped_rows, assume_unique=True)
         tuples = np.searchsorted(kept, anchors.tuples[links])
         self._anchors = Anchors(tuples, anchors.roots[links], anchors.edges[links])
         if isinstance(rows, pa.Table):
             return rows.take(pa.array(kept))
-        return [rows[place] for place in kept.tolist()]
+        return [rows[index] for index in kept.tolist()]
 
 
-def _places(anchors: Anchors) -> Places:
-    """The places of the records that the roots of edges are."""
-    places: Places = anchors.roots.view(np.int64)
-    return places
+def _records(anchors: Anchors) -> Indices:
+    """Return the index of the record at the root of each edge."""
+    records: Indices = anchors.roots.view(np.int64)
+    return records

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
 from eddyline.pipelines.batches import PATIENCE, WINDOW, PipelineStream, Settings
-from eddyline.pipelines.outcomes import Place
+from eddyline.pipelines.outcomes import PipelineFiles
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.flow import FlowControl, Lane
@@ -173,10 +173,10 @@ class Load:
         self.queue_folder = str(folder / "queue")
         self.queue = DataQueue(LogBackend(self.queue_folder), unread_rows_max=UNREAD_ROWS_MAX)
         self.outputs, letters = RedoLog(files, "out"), RedoLog(files, "dead")
-        place = Place(files, "bench", letters, self.outputs)
+        pipeline = PipelineFiles(files, "bench", letters, self.outputs)
         columns = StructType().add("payload", BinaryType())
         self.stream = PipelineStream(
-            "bench", place, self.queue, bolts, columns, spark, "UTC", settings, own_queue=True
+            "bench", pipeline, self.queue, bolts, columns, spark, "UTC", settings, own_queue=True
         )
         self.tuple_rows = settings.tuple_rows
         lanes, slow_ms = len(self.stream.waves.flow.lanes), settings.slow_s * 1000
