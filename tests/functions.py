@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import VariantType
 
 import eddyline as el
-from eddyline.answers.changelog import difference
+from eddyline.answers.difference import difference
 from eddyline.spark.session import cloned
 from eddyline.testing import Offline, PlainTable, replayed
 

@@ -23,7 +23,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eddyline.answers.changelog import difference, retracted
+from eddyline.answers.changelog import retracted
+from eddyline.answers.difference import difference
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import StateError
 from eddyline.operators.aggregate import Reduce

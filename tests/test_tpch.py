@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import eddyline as el
 import tpch
-from eddyline.answers.changelog import difference
+from eddyline.answers.difference import difference
 from eddyline.spark.session import cloned, local_session
 from eddyline.testing import replayed
 

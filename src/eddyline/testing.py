@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.answers.changelog import Difference, difference
+from eddyline.answers.difference import Difference, difference
 from eddyline.spark.session import cloned
 from eddyline.storage.files import Files
 

@@ -1,4 +1,4 @@
-"""Reading committed results: snapshots and changes, as DataFrames that read the runs."""
+"""Snapshots and changes of committed results, as DataFrames whose tasks read the runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from eddyline.answers.changelog import net, paired, retracted
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
-from eddyline.runtime.task import fitted
-from eddyline.source.segments import Segment, in_time, read_segment
+from eddyline.runtime.worker import batches_of
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Arrangement, Layout
@@ -24,8 +23,8 @@ from eddyline.storage.files import Files
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTask:
-    """The rows of some buckets of an arrangement, each as often as its weight says."""
+class SnapshotReader:
+    """Reads the rows of an arrangement's buckets in Spark's workers, repeated by weight."""
 
     files: Files
     buckets: tuple[tuple[Run, ...], ...]
@@ -33,24 +32,24 @@ class SnapshotTask:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the buckets whose numbers come in."""
+        """Yield the rows of the buckets whose numbers come in."""
         layout = Layout(numbered("c", self.columns))
         for batch in batches:
             for bucket in batch.column(0).to_pylist():
                 rows = Arrangement(self.files, layout, self.buckets[bucket]).scan()
                 if rows is not None:
                     rows = repeat(rows, rows[WEIGHT].to_numpy())
-                    yield from fitted(rows.select(numbered("c", self.columns)), self.schema)
+                    yield from batches_of(rows.select(numbered("c", self.columns)), self.schema)
 
 
 @dataclass(frozen=True, slots=True)
-class ChangesTask:
-    """The net changes of some epochs, in retract or update form.
+class ChangesReader:
+    """Reads the net changes of some epochs in Spark's workers, in retract or update form.
 
     Attributes:
         epochs: number and runs of each epoch.
-        columns: number of columns that users see; the runs may hold more behind them.
-        key: places of the columns that pair old and new rows, for the update form; None for retract.
+        columns: number of columns that users see; the runs may hold more after them.
+        key: places of the columns that pair old and new rows in the update form; None: no pairs.
     """
 
     files: Files
@@ -61,7 +60,7 @@ class ChangesTask:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes of the epochs whose places in `epochs` come in."""
+        """Yield the changes of the epochs whose places in `epochs` come in."""
         names = numbered("c", self.columns)
         for batch in batches:
             for place in batch.column(0).to_pylist():
@@ -75,68 +74,17 @@ class ChangesTask:
                 else:
                     shown = retracted(rows, names)
                 numbers = pa.array(np.full(shown.num_rows, epoch, np.int64))
-                yield from fitted(shown.append_column("epoch", numbers), self.schema)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentsTask:
-    """The rows of segments, one list of segments a task; see `segments_frame`."""
-
-    files: Files
-    dealt: tuple[tuple[Segment, ...], ...]
-    names: tuple[str, ...]
-    schema: pa.Schema
-    time: int | None
-    late: bool
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All rows, without their weights (which are 1)."""
-        columns = numbered("c", len(self.names))
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for segment in self.dealt[number]:
-                    wire = pa.schema(
-                        [pa.field(n, f.type) for n, f in zip(columns, self.schema, strict=True)]
-                    ).append(pa.field(WEIGHT, pa.int64()))
-                    places = range(len(columns))
-                    for table in read_segment(self.files, segment, self.names, places, wire):
-                        if self.time is not None:
-                            mark = segment.watermark
-                            table = in_time(table, f"c{self.time}", mark, late=self.late)
-                        yield from fitted(table.select(columns), self.schema)
+                yield from batches_of(shown.append_column("epoch", numbers), self.schema)
 
 
 def snapshot_frame(
     session: SparkSession, files: Files, buckets: Sequence[tuple[Run, ...]], schema: StructType
 ) -> DataFrame:
-    """The rows of an arrangement under the names of `schema`."""
+    """Return the rows of an arrangement's buckets under the names of `schema`."""
     plain = plain_schema(schema)
     zone = zone_of(session)
-    task = SnapshotTask(files, tuple(buckets), len(schema), arrow_schema(plain, zone))
-    frame = numbers(session, len(buckets)).mapInArrow(task, plain)
-    return frame.toDF(*schema.names)
-
-
-def segments_frame(
-    session: SparkSession,
-    files: Files,
-    dealt: Sequence[Sequence[Segment]],
-    schema: StructType,
-    time: int | None = None,
-    *,
-    late: bool = False,
-) -> DataFrame:
-    """The rows of segments under the names of `schema`.
-
-    Args:
-        time: of a stream with a watermark the place of its event time.
-        late: the late rows, not those in time.
-    """
-    plain = plain_schema(schema)
-    zone = zone_of(session)
-    given = tuple(tuple(segments) for segments in dealt)
-    task = SegmentsTask(files, given, tuple(schema.names), arrow_schema(plain, zone), time, late)
-    frame = numbers(session, len(given)).mapInArrow(task, plain)
+    reader = SnapshotReader(files, tuple(buckets), len(schema), arrow_schema(plain, zone))
+    frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
 
 
@@ -149,7 +97,10 @@ def changes_frame(
     update: bool,
     key: tuple[int, ...] | None,
 ) -> DataFrame:
-    """The changes of epochs: the columns, `op`, `epoch`; or `before`, `after`, `epoch`."""
+    """Return the changes of epochs.
+
+    The retract form has the columns, `op` and `epoch`; the update form `before`, `after`, `epoch`.
+    """
     zone = zone_of(session)
     if update:
         row = StructType([StructField(f.name, f.dataType, True) for f in schema])
@@ -158,6 +109,6 @@ def changes_frame(
     else:
         out = plain_schema(schema).add("op", StringType()).add("epoch", LongType())
         final = [*schema.names, "op", "epoch"]
-    task = ChangesTask(files, tuple(epochs), len(schema), update, key, arrow_schema(out, zone))
-    frame = numbers(session, len(epochs)).mapInArrow(task, out)
+    reader = ChangesReader(files, tuple(epochs), len(schema), update, key, arrow_schema(out, zone))
+    frame = numbers(session, len(epochs)).mapInArrow(reader, out)
     return frame.toDF(*final)

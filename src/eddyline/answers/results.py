@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
 
-from eddyline.answers.reader import changes_frame, segments_frame, snapshot_frame
-from eddyline.catalog.entries import STREAM, Entry
+from eddyline.answers.history import segments_frame
+from eddyline.answers.reader import changes_frame, snapshot_frame
+from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.changes import quoted
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
+from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.plans import PlanInput
 from eddyline.source.segments import RUN, Segment, spread
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, unbroken
 from eddyline.state.runs import Run
@@ -38,20 +41,15 @@ class Results:
         """The rows of a table, stream or view as of an epoch; a view's in its order."""
         columns = entry.columns
         if _unarranged(entry):
-            dealt = spread(self.history(entry, manifest), self.scan_tasks)
+            assigned = spread(self.history(entry, manifest), self.scan_tasks)
             time, late = entry.time_place, bool(entry.late_of)
-            return segments_frame(session, self.files, dealt, columns, time, late=late)
+            return segments_frame(session, self.files, assigned, columns, time, late=late)
         compiled = self.plan_of(entry)
         buckets = manifest.arrangements.get(compiled.plan.result, {})
         stored = compiled.stored_schema
         frame = snapshot_frame(session, self.files, list(buckets.values()), stored)
-        sorts = []
-        for name, order in zip(stored.names[len(columns) :], compiled.order, strict=True):
-            key = col(quoted(name))
-            if order.descending:
-                sorts.append(key.desc_nulls_last() if order.nulls_last else key.desc_nulls_first())
-            else:
-                sorts.append(key.asc_nulls_last() if order.nulls_last else key.asc_nulls_first())
+        keys = zip(stored.names[len(columns) :], compiled.order, strict=True)
+        sorts = [_sort_column(name, order) for name, order in keys]
         if sorts:
             frame = frame.orderBy(*sorts)
         return frame.select(
@@ -64,6 +62,32 @@ class Results:
             return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
         buckets = manifest.arrangements.get(self.plan_of(entry).plan.result, {})
         return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
+
+    def initial_input(
+        self,
+        compiled: CompiledPlan,
+        catalog: Catalog,
+        manifest: Manifest,
+        filled: Collection[str],
+        constants: Mapping[str, Sequence[Segment]],
+    ) -> PlanInput:
+        """Return what a view reads in the epoch that gives it its first rows.
+
+        Args:
+            manifest: what is committed so far.
+            filled: names of the views that are filled in the same epoch: it reads their changes.
+            constants: for each leaf of constant rows its segments.
+        """
+        segments, deltas = dict(constants), set()
+        for leaf in compiled.plan.leaves:
+            if not leaf.relation:
+                continue
+            entry = catalog.get(leaf.relation)
+            if entry.name in filled:
+                deltas.add(leaf.name)
+            else:
+                segments[leaf.name] = self.history(entry, manifest)
+        return PlanInput(compiled.plan, segments, frozenset(deltas))
 
     def changes(
         self,
@@ -81,23 +105,38 @@ class Results:
                 hint="use retract or update",
             )
         compiled = self.plan_of(entry)
-        name = compiled.plan.result
-        known_epochs = unbroken(committed_epochs(self.files))
-        retained = [epoch for epoch in known_epochs if epoch <= manifest.epoch]
-        epochs: list[tuple[int, tuple[Run, ...]]] = []
+        epochs = self._changed_runs(compiled.plan.result, manifest, after)
+        return changes_frame(
+            session, self.files, epochs, entry.columns, update=form == "update", key=compiled.key
+        )
+
+    def _changed_runs(
+        self, result: str, manifest: Manifest, after: int | None
+    ) -> list[tuple[int, tuple[Run, ...]]]:
+        """Return the runs with a result's changes, by epoch.
+
+        Changes from before the oldest retained epoch come as one append of all its rows.
+        """
+        retained = [e for e in unbroken(committed_epochs(self.files)) if e <= manifest.epoch]
+        epochs = []
         for epoch in retained:
             if after is not None and epoch <= after:
                 continue
             known = read_manifest(self.files, epoch)
-            earlier = epoch == retained[0] and epoch > 1 and (after is None or after < epoch - 1)
-            # what lies before the oldest retained epoch comes as one append of all its rows
-            parts = (known.arrangements if earlier else known.deltas).get(name, {})
-            runs = tuple(run for bucket in parts.values() for run in bucket)
+            cut = epoch == retained[0] and epoch > 1 and (after is None or after < epoch - 1)
+            buckets = (known.arrangements if cut else known.deltas).get(result, {})
+            runs = tuple(run for own in buckets.values() for run in own)
             if runs:
                 epochs.append((epoch, runs))
-        return changes_frame(
-            session, self.files, epochs, entry.columns, update=form == "update", key=compiled.key
-        )
+        return epochs
+
+
+def _sort_column(name: str, order: Order) -> Column:
+    """Return a column to sort by, as the view's ORDER BY says."""
+    key = col(quoted(name))
+    if order.descending:
+        return key.desc_nulls_last() if order.nulls_last else key.desc_nulls_first()
+    return key.asc_nulls_last() if order.nulls_last else key.asc_nulls_first()
 
 
 def _unarranged(entry: Entry) -> bool:

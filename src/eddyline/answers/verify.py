@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.types import VariantType
 
-from eddyline.answers.changelog import Difference, difference
+from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import quoted
+from eddyline.intake.watermarks import Watermarks, below
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.eventtime import Bound
 from eddyline.spark.session import cloned
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
@@ -67,40 +70,59 @@ def verified(
     manifest: Manifest,
     spark: SparkSession,
     wanted: Sequence[Entry],
-    final_rows: Callable[[Entry, Manifest, DataFrame], DataFrame],
+    catalyst: Catalyst,
 ) -> Report:
     """Compare views with offline SQL, each as of the epoch whose inputs it holds.
 
     Args:
         manifest: as of which running views are compared; paused ones as of their pause.
         wanted: the views.
-        final_rows: those rows of a query that EMIT FINAL has let through by an epoch.
+        catalyst: computes what EMIT FINAL has let through.
     """
-    found: dict[str, Difference] = {}
-    paused = {entry.name: entry.paused for entry in wanted if entry.paused}
     retained = {manifest.epoch, *committed_epochs(results.files)}
-    compared = {entry.name: entry.paused or manifest.epoch for entry in wanted}
-    compared = {name: epoch for name, epoch in compared.items() if epoch in retained}
-    for epoch in sorted(set(compared.values())):
+    by_epoch: dict[int, list[Entry]] = {}
+    for entry in wanted:
+        epoch = entry.paused or manifest.epoch
+        if epoch in retained:
+            by_epoch.setdefault(epoch, []).append(entry)
+    found: dict[str, Difference] = {}
+    for epoch in sorted(by_epoch):
         then = manifest if epoch == manifest.epoch else read_manifest(results.files, epoch)
         session = cloned(spark)
-        for entry in catalog.entries:
-            if entry.kind != VIEW:
-                content = results.content(entry, then, session)
-            else:
-                content = session.sql(entry.query)
-                if "session_window" in entry.query.lower():
-                    # or Spark filters by a session's end before it has merged the sessions
-                    content = content.limit(ALL_ROWS)
-                if entry.final:
-                    content = final_rows(entry, then, content)
-                if compared.get(entry.name) == epoch:
-                    live = results.content(entry, manifest, session)
-                    sides = (_comparable(side).toArrow() for side in (live, content))
-                    found[entry.name] = difference(*sides)
-            content.createOrReplaceTempView(entry.name)
-    ordered = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
-    return Report(manifest.epoch, ordered, paused)
+        offline = _load_offline(results, catalog, then, session, catalyst)
+        for entry in by_epoch[epoch]:
+            live = results.content(entry, manifest, session)
+            sides = (_comparable(frame).toArrow() for frame in (live, offline[entry.name]))
+            found[entry.name] = difference(*sides)
+    views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
+    paused = {entry.name: entry.paused for entry in wanted if entry.paused}
+    return Report(manifest.epoch, views, paused)
+
+
+def _load_offline(
+    results: Results,
+    catalog: Catalog,
+    manifest: Manifest,
+    session: SparkSession,
+    catalyst: Catalyst,
+) -> dict[str, DataFrame]:
+    """Give a session all relations as of an epoch: sources as stored, views as their queries."""
+    relations = {}
+    for entry in catalog.entries:
+        if entry.kind != VIEW:
+            content = results.content(entry, manifest, session)
+        else:
+            content = session.sql(entry.query)
+            if "session_window" in entry.query.lower():
+                # or Spark filters by a session's end before it has merged the sessions
+                content = content.limit(ALL_ROWS)
+            if entry.final:
+                place, bound = results.plan_of(entry).compiled.final or (0, Bound(()))
+                value = bound.least(catalyst, Watermarks.behind(manifest, catalog).applied)
+                content = below(content, content.columns[place], bound.field, value)
+        content.createOrReplaceTempView(entry.name)
+        relations[entry.name] = content
+    return relations
 
 
 def _comparable(frame: DataFrame) -> DataFrame:

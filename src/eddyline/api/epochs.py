@@ -9,13 +9,12 @@ from typing import Any
 
 from eddyline.answers.status import state_size
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import STREAM, VIEW, Catalog
+from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
-from eddyline.plan.nodes import Leaf
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.runtime.epoch import EpochRunner, Inputs, Plan, Progress
-from eddyline.source.segments import Segment
+from eddyline.runtime.epoch import EpochRunner, Progress
+from eddyline.runtime.plans import PlanInput, new_input
 from eddyline.state.manifest import last_committed, read_manifest
 from eddyline.state.recover import retire
 
@@ -64,23 +63,17 @@ class Epochs:
             for entry in catalog.entries
             if (entry.kind == VIEW and not entry.paused) or entry.arranged
         ]
-        compile_s = time.perf_counter() - started
-
-        def inputs(plan: Plan, leaf: Leaf, changed: Mapping[str, list[Segment]]) -> list[Segment]:
-            if not leaf.relation:
-                return []  # constant rows came in the view's first epoch
-            entry = catalog.get(leaf.relation)
-            if entry.id == plan.id or (entry.kind == STREAM and not entry.arranged):
-                return workspace.sources.between(entry, base, positions.get(entry.source))
-            return changed.get(leaf.relation.lower(), [])
-
+        plan_s = time.perf_counter() - started
         for stream in watermarks.streams:
             watermark = watermarks.of(stream)
             if stream.id in positions and watermark is not None:
                 first = base.positions.get(stream.id, 0)
                 workspace.sources.log(stream).mark(first, watermark)
-        seconds = self._run(plans, positions, inputs, watermarks)
-        seconds["plan"] += compile_s
+        started = time.perf_counter()
+        inputs = [new_input(plan, catalog, workspace.sources, base, positions) for plan in plans]
+        plan_s += time.perf_counter() - started
+        seconds = self._run(inputs, positions, watermarks)
+        seconds["plan"] += plan_s
         self.committed({"ingest": ingest_s, **seconds})
         return True
 
@@ -99,20 +92,13 @@ class Epochs:
         workspace = self._workspace
         base = workspace.manifest
         filled = {compiled.plan.name for compiled in plans}
-        constants = {
-            compiled.plan.id: workspace.compiler.write_constants(compiled) for compiled in plans
-        }
-
-        def inputs(plan: Plan, leaf: Leaf, changed: Mapping[str, list[Segment]]) -> list[Segment]:
-            if not leaf.relation:
-                return constants[plan.id][leaf.name]
-            entry = catalog.get(leaf.relation)
-            if entry.name in filled:
-                return changed.get(entry.name.lower(), [])
-            return workspace.results.history(entry, base)
-
-        watermarks = Watermarks.behind(base, workspace.catalog)
-        return self._run([compiled.plan for compiled in plans], {}, inputs, watermarks, rebuilt)
+        inputs = [
+            workspace.results.initial_input(
+                compiled, catalog, base, filled, workspace.compiler.write_constants(compiled)
+            )
+            for compiled in plans
+        ]
+        return self._run(inputs, {}, Watermarks.behind(base, workspace.catalog), rebuilt)
 
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
@@ -159,9 +145,8 @@ class Epochs:
 
     def _run(
         self,
-        plans: Sequence[Plan],
+        inputs: Sequence[PlanInput],
         positions: Mapping[str, int],
-        inputs: Inputs,
         watermarks: Watermarks,
         rebuilt: Sequence[str] = (),
     ) -> dict[str, float]:
@@ -170,7 +155,7 @@ class Epochs:
         epoch = workspace.manifest.epoch + 1
         try:
             workspace.manifest, seconds = self._runner.run(
-                workspace.manifest, plans, positions, inputs, watermarks, rebuilt
+                workspace.manifest, inputs, positions, watermarks, rebuilt
             )
         except BaseException as error:
             _LOG.error("epoch %d failed: %s", epoch, _named(error))

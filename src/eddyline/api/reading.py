@@ -12,11 +12,9 @@ from eddyline.answers.verify import Report, verified
 from eddyline.api.dml import wrong_query
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
-from eddyline.intake.watermarks import Watermarks, below
-from eddyline.plan.eventtime import Bound
 from eddyline.plan.explain import explain_text
 from eddyline.sql.dialect import at_epochs, without_emit
-from eddyline.state.manifest import Manifest, read_manifest
+from eddyline.state.manifest import read_manifest
 
 
 class Reading:
@@ -88,15 +86,5 @@ class Reading:
         wanted = [e for e in workspace.catalog.entries if e.kind == VIEW]
         if view is not None:
             wanted = [workspace.catalog.get(view, VIEW)]
-        session = workspace.session()
-        return verified(
-            workspace.results, workspace.catalog, manifest, session, wanted, self._final_rows
-        )
-
-    def _final_rows(self, entry: Entry, manifest: Manifest, content: DataFrame) -> DataFrame:
-        """The rows of a query's result that EMIT FINAL has let through by an epoch."""
-        workspace = self._workspace
-        place, bound = workspace.plan(entry).compiled.final or (0, Bound(()))
-        applied = Watermarks.behind(manifest, workspace.catalog).applied
-        value = bound.least(workspace.compiler.catalyst, applied)
-        return below(content, content.columns[place], bound.field, value)
+        session, catalyst = workspace.session(), workspace.compiler.catalyst
+        return verified(workspace.results, workspace.catalog, manifest, session, wanted, catalyst)

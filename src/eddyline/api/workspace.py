@@ -75,9 +75,10 @@ class Workspace:
         except BaseException:
             self._storage_lock.release()
             raise
-        self.epochs_session = self._fresh_session()
+        buckets = self.catalog.buckets
+        self.epochs_session = epoch_session(self.spark, buckets, self.zone)
         self.compiler = Compiler(
-            self.epochs_session, self.files, options, self.catalog.buckets, self._fresh_session
+            self.spark, self.epochs_session, self.files, options, buckets, self.zone
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
 
@@ -206,10 +207,6 @@ class Workspace:
         self.sources.stop()
         self.store.close()
         self._storage_lock.release()
-
-    def _fresh_session(self) -> SparkSession:
-        """A session for epochs, with the functions that the user has registered by now."""
-        return epoch_session(self.spark, self.catalog.buckets, self.zone)
 
     def _read_catalog(self) -> None:
         self.catalog = (self.store.read() or self.catalog).resumed_by(self.manifest.rebuilt)

@@ -21,12 +21,14 @@ from eddyline.plan.eventtime import stream_bound
 from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
-from eddyline.runtime.epoch import Plan
-from eddyline.runtime.task import KernelTask, ScanTask, TableTask
+from eddyline.runtime.kernel import Kernel
+from eddyline.runtime.plans import EpochPlan
+from eddyline.runtime.scan import LeafScan
+from eddyline.runtime.table import TableUpkeep
 from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema
-from eddyline.spark.session import zone_of
+from eddyline.spark.session import epoch_session
 from eddyline.state.expiry import Place
 from eddyline.storage.files import Files
 
@@ -35,7 +37,7 @@ from eddyline.storage.files import Files
 class CompiledPlan:
     """A compiled entry: what epochs run, and what is known about its result."""
 
-    plan: Plan
+    plan: EpochPlan
     compiled: Compiled
     stored_schema: StructType
 
@@ -54,24 +56,26 @@ class Compiler:
     """Compiles for one storage.
 
     Args:
+        spark: the user's session, with the user's functions.
         session: in which epochs run.
-        buckets: of the storage.
-        fresh: makes a session with the functions that the user has registered by now.
+        buckets, zone: of the storage.
     """
 
     def __init__(
         self,
+        spark: SparkSession,
         session: SparkSession,
         files: Files,
         options: Options,
         buckets: int,
-        fresh: Callable[[], SparkSession],
+        zone: str,
     ) -> None:
+        self.spark = spark
         self.catalyst = Catalyst(session)
         self.files = files
         self.options = options
         self.buckets = buckets
-        self._fresh = fresh
+        self.zone = zone
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """The names of the catalog that occur in a query as words, upstream first."""
@@ -94,7 +98,8 @@ class Compiler:
         Args:
             plan_of: gives the compiled form of another view.
         """
-        session = self._fresh()
+        # a new one has the functions that the user has registered by now
+        session = epoch_session(self.spark, self.buckets, self.zone)
         catalyst = Catalyst(session)
         relations: dict[int, Relation] = {}
         for name in upstream:
@@ -138,18 +143,15 @@ class Compiler:
         if entry.kind == STREAM:
             return self._planned(entry, None, compiled, ())
         part = build.parts[-1]
-        wire = arrow_schema(operations_schema(columns), self._zone())
-        task = TableTask(
-            cast("KernelTask", build.task(part, StructType())),
+        wire = arrow_schema(operations_schema(columns), self.zone)
+        task = TableUpkeep(
+            cast("Kernel", build.task(part, StructType())),
             self.buckets,
             tuple(f"c{i}" for i in key or range(len(columns))),
             wire,
         )
-        plan = Plan(entry.id, entry.name, task, tuple(build.leaves), (part,), 0)
+        plan = EpochPlan(entry.id, entry.name, task, tuple(build.leaves), (part,), 0)
         return CompiledPlan(plan, compiled, columns)
-
-    def _zone(self) -> str:
-        return zone_of(self.catalyst.session)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; the segments of each of its constant leaves."""
@@ -161,15 +163,15 @@ class Compiler:
         return found
 
     def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, StructType]) -> Build:
-        zone = self._zone()
+        zone = self.zone
         node = entry.id
 
-        def scan(leaf: Leaf, schema: StructType) -> ScanTask:
+        def scan(leaf: Leaf, schema: StructType) -> LeafScan:
             columns = known.get(leaf.relation, StructType())
             time = None
             if leaf.time is not None:
                 time = leaf.time, arrow_schema(StructType([columns[leaf.time]]), zone).types[0]
-            return ScanTask(
+            return LeafScan(
                 self.files,
                 node,
                 leaf.name,
@@ -180,8 +182,8 @@ class Compiler:
                 leaf.late,
             )
 
-        def task(part: StatefulPart, schema: StructType) -> KernelTask:
-            return KernelTask(
+        def task(part: StatefulPart, schema: StructType) -> Kernel:
+            return Kernel(
                 self.files,
                 node,
                 part.name,
@@ -212,7 +214,7 @@ class Compiler:
     ) -> CompiledPlan:
         build = compiled.build
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
-        plan = Plan(
+        plan = EpochPlan(
             entry.id,
             entry.name,
             build.catalyst.executable(compiled.frame),

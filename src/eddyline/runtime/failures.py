@@ -1,12 +1,20 @@
-"""What an error says that has come through Spark as text."""
+"""Errors that Spark has passed on as text."""
 
 from __future__ import annotations
 
+import re
+
+from eddyline.errors import EddylineError, EngineError, StateError
+
 _TRACEBACK = "Traceback (most recent call last):"
+_STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")
 
 
-def told_by(error: Exception) -> str:
-    """The line that says most: of a Python function, what it has ended with."""
+def cause_of(error: Exception) -> str:
+    """Return the one line of Spark's message that names the cause.
+
+    For a Python function this is the last line of its traceback: the exception and its message.
+    """
     text = str(error)
     if _TRACEBACK in text:
         python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
@@ -17,3 +25,19 @@ def told_by(error: Exception) -> str:
         if "eddyline.errors" in line or line.strip().startswith("[")
     ]
     return named[-1] if named else (text.splitlines() or [""])[0]
+
+
+def failed_epoch(view: str, error: Exception) -> EddylineError:
+    """Return the error to raise where Spark's job for a view has failed.
+
+    A StateError that a kernel has raised comes back as one.
+    """
+    found = _STATE_ERROR.search(str(error))
+    if found is not None:
+        return StateError(found[2], condition=found[1], view=view)
+    return EngineError(
+        f"the epoch failed: {cause_of(error)}",
+        condition="EPOCH_FAILED",
+        view=view,
+        hint="nothing was committed; mend the cause and call advance() again",
+    )

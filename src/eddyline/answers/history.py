@@ -1,0 +1,79 @@
+"""The rows that a stream's redo log holds, as a DataFrame whose tasks read the segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from eddyline.changes import WEIGHT
+from eddyline.operators.base import numbered
+from eddyline.runtime.worker import batches_of
+from eddyline.source.segments import Segment, in_time, read_segment
+from eddyline.spark.schema import arrow_schema, plain_schema
+from eddyline.spark.session import numbers, zone_of
+from eddyline.storage.files import Files
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsReader:
+    """Reads segments in Spark's workers.
+
+    Attributes:
+        assigned: the segments of each task.
+        names: of the columns.
+        time: of a stream with a watermark the place of its event time.
+        late: give the late rows, not those in time.
+    """
+
+    files: Files
+    assigned: tuple[tuple[Segment, ...], ...]
+    names: tuple[str, ...]
+    schema: pa.Schema
+    time: int | None
+    late: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the tasks whose numbers come in; weights are left out, all are 1."""
+        columns = numbered("c", len(self.names))
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for segment in self.assigned[number]:
+                    wire = pa.schema(
+                        [pa.field(n, f.type) for n, f in zip(columns, self.schema, strict=True)]
+                    ).append(pa.field(WEIGHT, pa.int64()))
+                    places = range(len(columns))
+                    for table in read_segment(self.files, segment, self.names, places, wire):
+                        if self.time is not None:
+                            mark = segment.watermark
+                            table = in_time(table, f"c{self.time}", mark, late=self.late)
+                        yield from batches_of(table.select(columns), self.schema)
+
+
+def segments_frame(
+    session: SparkSession,
+    files: Files,
+    assigned: Sequence[Sequence[Segment]],
+    schema: StructType,
+    time: int | None = None,
+    *,
+    late: bool = False,
+) -> DataFrame:
+    """Return the rows of segments under the names of `schema`.
+
+    Args:
+        assigned: the segments that each task reads.
+        time: of a stream with a watermark the place of its event time.
+        late: the late rows, not those in time.
+    """
+    plain = plain_schema(schema)
+    zone = zone_of(session)
+    given = tuple(tuple(segments) for segments in assigned)
+    reader = SegmentsReader(
+        files, given, tuple(schema.names), arrow_schema(plain, zone), time, late
+    )
+    frame = numbers(session, len(given)).mapInArrow(reader, plain)
+    return frame.toDF(*schema.names)

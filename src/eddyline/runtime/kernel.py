@@ -1,0 +1,140 @@
+"""Stateful operators as Spark's workers run them: one task keeps one bucket of the state."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from eddyline.changes import BUCKET
+from eddyline.operators.base import Operator
+from eddyline.operators.hold import Hold
+from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
+from eddyline.runtime.worker import batches_of, prepare_worker
+from eddyline.state.arrangement import Arrangement
+from eddyline.state.expiry import Place
+from eddyline.state.manifest import Manifest, manifest_name, read_manifest
+from eddyline.storage.files import Files
+
+Limits = Sequence[tuple[Place, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Runs a stateful operator over one bucket and writes what it adds to its arrangements.
+
+    It writes into the attempt's folder: runs, and a report that names them. A task that Spark runs
+    twice writes runs of other names, and its report, which says the same, replaces the first one.
+
+    Attributes:
+        expiry: the columns of the state that the context's limits are compared with, in the same
+            order.
+    """
+
+    files: Files
+    node: str
+    part: str
+    operator: Operator
+    schema: pa.Schema
+    fan_in: int
+    expiry: tuple[Place, ...] = ()
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the operator's output delta."""
+        prepare_worker()
+        context = EpochContext.current()
+        received = [batch for batch in batches if batch.num_rows]
+        bucket, delta = None, None
+        if received:
+            delta = pa.Table.from_batches(received)
+            bucket = delta[BUCKET][0].as_py()
+            delta = delta.drop_columns([BUCKET])
+        task = TaskContext.get()
+        assert task is not None
+        if bucket is None and isinstance(self.operator, Hold):
+            bucket = task.partitionId()  # no shuffle comes after the one that made the buckets
+        name = f"{task.stageId()}-{task.partitionId()}-{task.taskAttemptId()}"
+        for table in self.run(context, name, bucket, delta):
+            yield from batches_of(table, self.schema)
+
+    def run(
+        self, context: EpochContext, task: str, bucket: int | None, delta: pa.Table | None
+    ) -> Iterator[pa.Table]:
+        """Yield the output of one bucket, then write its runs and the report.
+
+        Args:
+            task: the task's name, ending in `-` and the number of its attempt.
+            bucket: which one; None if the task got no rows, and so can't know.
+            delta: the rows that came in; None if there are none.
+        """
+        prefix = f"{context.folder}/{self.node}.{self.part}."
+        operator, limits = self._limited(context)
+        delta = delta if delta is not None and delta.num_rows else None
+        counts = {"in": 0 if delta is None else delta.num_rows, "out": 0}
+        slots: dict[str, dict[str, Any]] = {}
+        if bucket is not None and (delta is not None or isinstance(operator, Hold)):
+            state = self._state(context, operator, bucket)
+            step = operator.step(delta, state)
+            for table in step.output:
+                counts["out"] += table.num_rows
+                yield table
+            for slot, rows in step.appends.items():
+                name = f"{prefix}{slot}.{task}"
+                slots[slot] = self._write_slot(name, state[slot], rows, limits.get(slot, ()))
+        report = {"bucket": bucket, "counts": counts, "slots": slots}
+        self.files.write_json(f"{prefix}{task.rpartition('-')[0]}{REPORT}", report, durable=False)
+
+    def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
+        """Return the operator, and for each slot the limits below which rows leave it now."""
+        values = context.limits.get(part_name(self.node, self.part), ())
+        pairs = zip(self.expiry, values, strict=False)
+        limits = [(place, value) for place, value in pairs if value is not None]
+        if isinstance(self.operator, Hold):  # it lets the rows out itself
+            return replace(self.operator, bound=limits[0][1] if limits else None), {}
+        slots = {place.slot for place, _ in limits}
+        return self.operator, {
+            slot: [one for one in limits if one[0].slot == slot] for slot in slots
+        }
+
+    def _state(
+        self, context: EpochContext, operator: Operator, bucket: int
+    ) -> dict[str, Arrangement]:
+        """Return the bucket's arrangements as of the last committed epoch; empty if rebuilt."""
+        rebuilt = self.node in context.rebuilt
+        manifest = _manifest(self.files.root, 0 if rebuilt else context.base)
+        return {
+            slot: Arrangement(
+                self.files,
+                layout,
+                manifest.runs(arrangement_name(self.node, self.part, slot), bucket),
+            )
+            for slot, layout in operator.layouts.items()
+        }
+
+    def _write_slot(
+        self, name: str, arrangement: Arrangement, rows: pa.Table, limits: Limits
+    ) -> dict[str, Any]:
+        """Write the rows that a step adds to an arrangement; return what the report says of it."""
+        runs, added = arrangement.extend(name, rows, self.fan_in, limits)
+        return {
+            "runs": [run.as_list() for run in runs],
+            "delta": added.as_list() if added else None,
+        }
+
+
+def _manifest(root: str, epoch: int) -> Manifest:
+    if epoch == 0:
+        return read_manifest(Files(root), epoch)
+    # another storage may have come to the same path
+    status = os.stat(Files(root).path(manifest_name(epoch)))
+    return _cached_manifest(root, epoch, (status.st_ino, status.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=8)
+def _cached_manifest(root: str, epoch: int, _version: tuple[int, int]) -> Manifest:
+    return read_manifest(Files(root), epoch)

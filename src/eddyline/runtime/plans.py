@@ -1,0 +1,94 @@
+"""What an epoch runs: the compiled form of each table and view, and what it reads this time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eddyline.catalog.entries import STREAM, Catalog
+from eddyline.intake.sources import Sources
+from eddyline.operators.result import ROWS
+from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.context import arrangement_name
+from eddyline.source.segments import Segment
+from eddyline.state.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """A compiled table or view as epochs run it.
+
+    Attributes:
+        id, name: of the catalog's entry.
+        physical: for a view Spark's physical plan, opaque here; for a table its TableUpkeep.
+        leaves, parts: inputs and stateful operators; the last part holds the result.
+        level: distance from the sources; plans of one level run side by side.
+    """
+
+    id: str
+    name: str
+    physical: Any
+    leaves: tuple[Leaf, ...]
+    parts: tuple[StatefulPart, ...]
+    level: int
+
+    @property
+    def result(self) -> str:
+        """The name of the arrangement that holds the result."""
+        return arrangement_name(self.id, self.parts[-1].name, ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """What one plan reads in one epoch.
+
+    Attributes:
+        segments: for each leaf, by name, what it reads that is known before the epoch.
+        deltas: names of the leaves that read the changes which this epoch gives their relation.
+    """
+
+    plan: EpochPlan
+    segments: Mapping[str, Sequence[Segment]]
+    deltas: frozenset[str] = frozenset()
+
+    def resolved(self, changed: Mapping[str, Sequence[Segment]]) -> dict[str, list[Segment]]:
+        """Return the segments of each leaf.
+
+        Args:
+            changed: the changes of this epoch so far, by the relation's name in lower case.
+        """
+        return {
+            leaf.name: list(
+                changed.get(leaf.relation.lower(), ())
+                if leaf.name in self.deltas
+                else self.segments.get(leaf.name, ())
+            )
+            for leaf in self.plan.leaves
+        }
+
+
+def new_input(
+    plan: EpochPlan,
+    catalog: Catalog,
+    sources: Sources,
+    base: Manifest,
+    positions: Mapping[str, int],
+) -> PlanInput:
+    """Return what a plan reads in an ordinary epoch: new rows of streams, changes of the others.
+
+    Args:
+        base: what is committed so far.
+        positions: how far the epoch reads the sources that have new input.
+    """
+    segments: dict[str, list[Segment]] = {}
+    deltas = set()
+    for leaf in plan.leaves:
+        if not leaf.relation:
+            continue  # constant rows came in the view's first epoch
+        entry = catalog.get(leaf.relation)
+        if entry.id == plan.id or (entry.kind == STREAM and not entry.arranged):
+            segments[leaf.name] = sources.between(entry, base, positions.get(entry.source))
+        else:
+            deltas.add(leaf.name)
+    return PlanInput(plan, segments, frozenset(deltas))

@@ -1,0 +1,111 @@
+"""The reports that the tasks of an epoch leave in the attempt's folder, read by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eddyline.errors import EngineError
+from eddyline.intake.watermarks import Watermarks
+from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.context import REPORT, arrangement_name
+from eddyline.runtime.plans import EpochPlan
+from eddyline.runtime.table import TableUpkeep
+from eddyline.state.manifest import Buckets
+from eddyline.state.runs import Run
+from eddyline.storage.files import Files
+
+
+@dataclass(slots=True)
+class EpochState:
+    """The state that the next manifest describes, while the epoch's plans run.
+
+    Attributes:
+        arrangements: the runs of each arrangement: at first those of the last committed epoch.
+        deltas: the runs that this epoch adds to each arrangement.
+        counters: rows in and out by name of a view, and by `view/operator`.
+    """
+
+    arrangements: dict[str, Buckets]
+    deltas: dict[str, Buckets] = field(default_factory=dict)
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def collect_reports(
+    files: Files, folder: str, plan: EpochPlan, state: EpochState, watermarks: Watermarks
+) -> None:
+    """Add to `state` and `watermarks` what all tasks of a plan have reported.
+
+    Raises:
+        EngineError: a task of a stateful operator hasn't reported.
+    """
+    reports = _Reports(files, folder, plan)
+    rows_in = sum(_leaf(reports, leaf, watermarks) for leaf in plan.leaves)
+    for part in plan.parts:
+        total = _part(reports, part, state)
+        state.counters[f"{plan.name}/{part.name}"] = total
+        if isinstance(plan.physical, TableUpkeep):  # no leaf of its own
+            rows_in = total["in"]
+    # the arrangement is known by its name even where it has no row
+    state.arrangements.setdefault(plan.result, {})
+    rows_out = row_count(state.deltas.get(plan.result, {}))
+    state.counters[plan.name] = {"in": rows_in, "out": rows_out}
+
+
+def row_count(buckets: Buckets) -> int:
+    """Return how many rows the runs of some buckets have."""
+    return sum(run.rows for runs in buckets.values() for run in runs)
+
+
+class _Reports:
+    """The reports of one plan."""
+
+    def __init__(self, files: Files, folder: str, plan: EpochPlan) -> None:
+        self.files = files
+        self.folder = folder
+        self.plan = plan
+        self._names = [name for name in files.names(folder) if name.endswith(REPORT)]
+
+    def of(self, piece: Leaf | StatefulPart) -> list[dict[str, Any]]:
+        prefix = f"{self.plan.id}.{piece.name}."
+        names = [name for name in self._names if name.startswith(prefix)]
+        return [self.files.read_json(f"{self.folder}/{name}") for name in names]
+
+
+def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
+    """Return how many rows a leaf has read."""
+    found = reports.of(leaf)
+    if leaf.time is not None and not leaf.late:
+        times = [report["latest"] for report in found if "latest" in report]
+        late = sum(report["late"] for report in found)
+        watermarks.hear(leaf.relation, max(times, default=None), late)
+    return sum(report["read"] for report in found)
+
+
+def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str, int]:
+    """Return the rows in and out of a stateful operator; its runs go into `state`."""
+    found = reports.of(part)
+    if len(found) < part.buckets:
+        raise EngineError(
+            f"{len(found)} of {part.buckets} tasks of operator {part.name} reported",
+            condition="MISSING_REPORT",
+            view=reports.plan.name,
+            hint="call advance() again; if it stays, this is a bug",
+        )
+    total = {"in": 0, "out": 0}
+    # a branch of the plan that ran twice reported each bucket twice, and the same
+    by_bucket = {report["bucket"]: report for report in found if report["bucket"] is not None}
+    for bucket, report in by_bucket.items():
+        for key, value in report["counts"].items():
+            total[key] += value
+        for slot, written in report["slots"].items():
+            _slot(arrangement_name(reports.plan.id, part.name, slot), bucket, written, state)
+    return total
+
+
+def _slot(name: str, bucket: int, written: Mapping[str, Any], state: EpochState) -> None:
+    runs = tuple(Run(*run) for run in written["runs"])
+    state.arrangements[name] = {**state.arrangements.get(name, {}), bucket: runs}
+    if written["delta"]:
+        state.deltas.setdefault(name, {})[bucket] = (Run(*written["delta"]),)

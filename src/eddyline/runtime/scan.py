@@ -1,0 +1,95 @@
+"""The leaves of a plan: functions that read an epoch's segments in Spark's workers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import SEQUENCE
+from eddyline.runtime.context import REPORT, EpochContext, inputs_name
+from eddyline.runtime.worker import batches_of, prepare_worker
+from eddyline.source.segments import Segment, event_times, in_time, read_segment
+from eddyline.state.kernels import condensed
+from eddyline.storage.files import Files
+
+
+@functools.lru_cache(maxsize=64)
+def _inputs(root: str, name: str) -> dict[str, list[list[Segment]]]:
+    document = Files(root).read_json(name)
+    return {
+        leaf: [[Segment(**segment) for segment in task] for task in tasks]
+        for leaf, tasks in document.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LeafScan:
+    """Reads the segments that the epoch assigns to a task of one leaf.
+
+    Attributes:
+        node, leaf: which leaf of which view.
+        names: names of all columns of the relation that it reads.
+        columns: places of the wanted ones.
+        schema: Arrow schema of the output.
+        time: of a stream with a watermark the place and type of its event time.
+        late: give the late rows, not those in time.
+    """
+
+    files: Files
+    node: str
+    leaf: str
+    names: tuple[str, ...]
+    columns: tuple[int, ...]
+    schema: pa.Schema
+    time: tuple[int, pa.DataType] | None = None
+    late: bool = False
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the task's segments, then write a report of how many were read.
+
+        Args:
+            batches: hold the task's number, which selects its segments.
+        """
+        prepare_worker()
+        context = EpochContext.current()
+        assigned = _inputs(self.files.root, inputs_name(context.folder, self.node))
+        tasks = assigned.get(self.leaf, [])
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                if number < len(tasks) and tasks[number]:
+                    yield from self._scan(context.folder, number, tasks[number])
+
+    def _scan(
+        self, folder: str, number: int, segments: Iterable[Segment]
+    ) -> Iterator[pa.RecordBatch]:
+        report = {"read": 0, "late": 0}
+        for segment in segments:
+            for table in self._read(segment, report):
+                report["read"] += table.num_rows
+                rows = table if SEQUENCE in table.column_names else condensed(table)
+                yield from batches_of(rows, self.schema)
+        name = f"{folder}/{self.node}.{self.leaf}.{number}{REPORT}"
+        self.files.write_json(name, report, durable=False)
+
+    def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
+        """Yield a segment's rows; of a stream with a watermark those in time, or the late ones."""
+        if self.time is None:
+            yield from read_segment(self.files, segment, self.names, self.columns, self.schema)
+            return
+        place, kind = self.time
+        columns, schema = self.columns, self.schema
+        if place not in columns:
+            columns = (*columns, place)
+            schema = schema.insert(len(schema) - 1, pa.field(f"c{len(columns) - 1}", kind))
+        time = f"c{columns.index(place)}"
+        for table in read_segment(self.files, segment, self.names, columns, schema):
+            latest = pc.max(event_times(table[time])).as_py()
+            if latest is not None:
+                report["latest"] = max(latest, report.get("latest", latest))
+            rows = in_time(table, time, segment.watermark, late=self.late)
+            report["late"] += rows.num_rows if self.late else table.num_rows - rows.num_rows
+            yield rows.select(self.schema.names)

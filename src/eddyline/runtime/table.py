@@ -1,0 +1,47 @@
+"""The upkeep of tables: the driver applies their operations without a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from eddyline.changes import HASH
+from eddyline.runtime.context import EpochContext
+from eddyline.runtime.kernel import Kernel
+from eddyline.source.segments import Segment, read_segment
+from eddyline.state.kernels import key_hashes
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpkeep:
+    """Applies a table's operations to its rows in the driver: they came through it anyway.
+
+    Attributes:
+        kernel: runs the table's one stateful operator.
+        buckets: of the storage; a row's bucket is its key's hash modulo their number.
+        key: columns that are hashed.
+        wire: Arrow schema `seq, op, c0.., w`.
+    """
+
+    kernel: Kernel
+    buckets: int
+    key: tuple[str, ...]
+    wire: pa.Schema
+
+    def __call__(self, context: EpochContext, segments: Iterable[Segment]) -> None:
+        """Apply the operations of some segments of the redo log."""
+        files, columns = self.kernel.files, range(len(self.wire) - 3)
+        tables = [
+            table
+            for segment in segments
+            for table in read_segment(files, segment, (), columns, self.wire)
+        ]
+        operations = pa.concat_tables(tables).cast(self.wire)
+        hashes = key_hashes(operations, self.key)
+        operations = operations.add_column(0, HASH, pa.array(hashes))
+        for bucket in range(self.buckets):
+            rows = operations.filter(pa.array(hashes % self.buckets == bucket))
+            for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows):
+                pass  # a table's operator has no output but its rows

@@ -1,0 +1,46 @@
+"""What all functions share that run in Spark's Python workers."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from eddyline.state.kernels import in_types_of
+
+os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
+
+
+@functools.cache
+def prepare_worker() -> None:
+    """Prepare this Python worker for many short tasks; call it at the start of each task.
+
+    PySpark's worker collects garbage after each task, and the loaded modules alone cost it 60 ms
+    each time: they are frozen. A worker that Spark ends while it is idle would print a traceback
+    about its closed connection: that one is left out.
+    """
+    gc.collect()
+    gc.freeze()
+    daemon = sys.modules["__main__"]
+    if getattr(daemon, "traceback", None) is traceback:
+        daemon.traceback = _Traceback  # type: ignore[attr-defined]
+
+
+class _Traceback:
+    """Stands in for the module `traceback` in PySpark's daemon; silent about broken pipes."""
+
+    @staticmethod
+    def print_exc() -> None:
+        if not isinstance(sys.exception(), BrokenPipeError):
+            traceback.print_exc()
+
+
+def batches_of(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield a table's rows in the column names and types that Spark expects."""
+    if table.num_rows:
+        yield from in_types_of(table, schema).to_batches()
