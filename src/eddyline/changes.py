@@ -1,9 +1,20 @@
-"""The words in which changes travel between the layers: column names and operations."""
+"""The vocabulary of changes that all layers share: columns, operations, and kinds of numbers and ids."""
 
 from __future__ import annotations
 
+from typing import NewType
+
+Epoch = NewType("Epoch", int)
+"""The number of an epoch, from 1; 0 is the empty storage."""
+
+BucketId = NewType("BucketId", int)
+"""The number of a bucket of the state."""
+
+ViewId = NewType("ViewId", str)
+"""The id of a view in the catalog, such as `v3`; it is never given to another view."""
+
 HASH = "h"  # 64-bit hash of the key, an index only
-BUCKET = "bucket"  # which bucket of the state a row belongs to
+BUCKET = "bucket"  # the bucket of the state that a row belongs to
 WEIGHT = "w"  # signed count of a row: +n append, -n delete
 SEQUENCE = "seq"  # order of the operations on a table
 OPERATION = "op"
@@ -13,5 +24,5 @@ DELETE = "delete"
 
 
 def quoted(name: str) -> str:
-    """An exact name as SQL writes it, dots and backticks included."""
+    """Return a name in backticks, so that SQL takes it literally, dots and backticks included."""
     return f"`{name.replace('`', '``')}`"

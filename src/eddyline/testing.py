@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.answers.difference import Difference, difference
+from eddyline.changes import APPEND, Epoch
 from eddyline.spark.session import cloned
 from eddyline.storage.files import Files
 
@@ -118,6 +119,56 @@ def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:
         else:
             raise AssertionError(f"{tuple(values)} is retracted, but not there")
     return [row for rows in held.values() for row in rows]
+
+
+class MemorySink:
+    """A sink whose target is this object: the rows of a view as of an epoch.
+
+    Like a real target it takes rows and epoch together or not at all, and refuses what doesn't fit
+    to what it holds.
+
+    Attributes:
+        epoch: what the rows are as of; None before the first delivery.
+        rows: each row as often as it is there.
+        received: the calls so far: `replace` or `deliver`, and the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: Epoch | None = None
+        self.received: list[tuple[str, Epoch]] = []
+        self._held: dict[str, tuple[Row, int]] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for row, count in self._held.values() for _ in range(count)]
+
+    def committed(self) -> Epoch | None:
+        return self.epoch
+
+    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
+        if self.epoch is None or epoch <= self.epoch:
+            raise AssertionError(f"epoch {epoch} is delivered to a target with {self.epoch}")
+        self._commit("deliver", epoch, dict(self._held), changes)
+
+    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+        self._commit("replace", epoch, {}, rows)
+
+    def close(self) -> None:
+        pass
+
+    def _commit(
+        self, call: str, epoch: Epoch, held: dict[str, tuple[Row, int]], changes: pa.Table
+    ) -> None:
+        for *values, operation, weight in zip(
+            *(c.to_pylist() for c in changes.columns), strict=True
+        ):
+            row = tuple(values)
+            count = held.get(repr(row), (row, 0))[1] + weight
+            if count < 0 or (operation == APPEND) != (weight > 0):
+                raise AssertionError(f"{operation} of {row} with weight {weight} doesn't fit")
+            held[repr(row)] = row, count
+        self.epoch, self._held = epoch, {text: own for text, own in held.items() if own[1]}
+        self.received.append((call, epoch))
 
 
 class Crash(OSError):  # noqa: N818  # it is what happened, as a test would say it

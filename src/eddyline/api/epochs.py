@@ -10,11 +10,13 @@ from typing import Any
 from eddyline.answers.status import state_size
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.changes import Epoch
 from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress
 from eddyline.runtime.plans import PlanInput, new_input
+from eddyline.sink.outbox import first_needed
 from eddyline.state.manifest import last_committed, read_manifest
 from eddyline.state.recover import retire
 
@@ -133,7 +135,8 @@ class Epochs:
             if entry.arranged:
                 # enough stays to run the last epoch again, should its manifest be lost
                 workspace.sources.log(entry).forget(before.positions.get(entry.id, 0))
-        retire(workspace.files, workspace.options.retain_epochs)
+        held = first_needed(workspace.files, Epoch(workspace.manifest.epoch))
+        retire(workspace.files, workspace.options.retain_epochs, held)
 
     def _rows_are_final(self, watermarks: Watermarks) -> bool:
         """Whether rows that EMIT FINAL holds back can be final now."""

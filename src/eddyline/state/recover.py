@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eddyline.changes import Epoch
 from eddyline.errors import StateError
 from eddyline.state.manifest import (
     FOLDER,
@@ -111,12 +112,21 @@ def flush(files: Files, since: int) -> None:
         files.sync(folder)
 
 
-def retire(files: Files, retained: int) -> None:
-    """Remove manifests beyond the newest `retained`, and the runs that only they need."""
+def retire(files: Files, retained: int, held: Epoch | None = None) -> None:
+    """Remove the manifests of old epochs, and the runs that only they need.
+
+    Args:
+        retained: how many of the newest epochs stay in any case.
+        held: the first epoch that somebody still needs; it stays, and all after it.
+    """
     epochs = committed_epochs(files)
-    for epoch in epochs[:-retained]:
-        files.remove(manifest_name(epoch))
-    sweep(files, read_manifest(files, epochs[-retained:][0]))
+    oldest = epochs[-retained:][0]
+    if held is not None:
+        oldest = next(epoch for epoch in epochs if epoch >= min(oldest, held))
+    for epoch in epochs:
+        if epoch < oldest:
+            files.remove(manifest_name(epoch))
+    sweep(files, read_manifest(files, oldest))
 
 
 def sweep(files: Files, oldest: Manifest) -> None:

@@ -1,0 +1,185 @@
+"""The outbox of a sink: a durable cursor, and the decision what to deliver next.
+
+The committed changelog is the outbox's content, so nothing is copied into it. The target stores the
+number of the epoch together with the rows, and is asked for it before each delivery: a crash between
+a delivery and the write of the cursor delivers nothing twice. The cursor tells which epochs are
+still needed, and whether the target is the one that was delivered to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eddyline.changes import Epoch, ViewId
+from eddyline.errors import StateError
+from eddyline.storage.files import Files
+
+FOLDER = "sinks"
+CURSOR = "cursor.json"
+FORMAT_VERSION = 1
+HELD_MAX = 1024
+"""How many epochs are kept at most for sinks that are behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a sink stands.
+
+    Attributes:
+        view: the view that it follows.
+        epoch: the last epoch that the target is known to hold.
+    """
+
+    view: ViewId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class UpToDate:
+    """The target holds the last committed epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Deliver the changes of all epochs from `first` to `last`, one after the other."""
+
+    first: Epoch
+    last: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Replace the target's content by all rows as of `epoch`."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Deliver nothing: storage and target contradict each other."""
+
+    error: StateError
+
+
+Decision = UpToDate | Deliver | Snapshot | Refuse
+
+
+def next_delivery(
+    view: ViewId,
+    cursor: Cursor | None,
+    target: Epoch | None,
+    committed: Epoch,
+    retained: Sequence[Epoch],
+) -> Decision:
+    """Return what to deliver next. Pure.
+
+    Args:
+        view: the view that the sink follows now.
+        cursor: where the sink stood after the last delivery; None before the first, or if it was
+            removed to accept the target as it is.
+        target: the epoch that the target says it holds.
+        committed: the last committed epoch.
+        retained: the epochs whose changes are known, without gaps, oldest first.
+
+    Example:
+        >>> view = ViewId("v1")
+        >>> next_delivery(view, None, None, Epoch(9), [Epoch(8), Epoch(9)])
+        Snapshot(epoch=9)
+        >>> next_delivery(view, Cursor(view, Epoch(7)), Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
+        Deliver(first=8, last=9)
+        >>> next_delivery(view, Cursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
+        Snapshot(epoch=9)
+    """
+    if target is not None and target > committed:
+        return Refuse(_target_ahead(target, committed))
+    if committed == 0:
+        return UpToDate()
+    if cursor is not None and cursor.view != view:
+        return Snapshot(committed)  # the target holds rows of another view
+    if cursor is not None and (target is None or target < cursor.epoch):
+        return Refuse(_target_restored(target, cursor.epoch))
+    if target is None:
+        return Snapshot(committed)
+    if target == committed:
+        return UpToDate()
+    if retained and retained[0] <= target + 1:
+        return Deliver(Epoch(target + 1), committed)
+    return Snapshot(committed)
+
+
+def _target_restored(target: Epoch | None, cursor: Epoch) -> StateError:
+    held = "no epoch" if target is None else f"epoch {target}"
+    return StateError(
+        f"the sink's target holds {held}, but epoch {cursor} was delivered to it: it was restored "
+        "from a copy, emptied, or is another one",
+        condition="SINK_TARGET_RESTORED",
+        hint="connect the target that was delivered to; or remove the sink's cursor, and delivery "
+        "goes on from what the target holds",
+    )
+
+
+def _target_ahead(target: Epoch, committed: Epoch) -> StateError:
+    return StateError(
+        f"the sink's target holds epoch {target}, but the storage has only committed epoch "
+        f"{committed}: the storage was restored from a copy, or the target belongs to another one",
+        condition="SINK_TARGET_AHEAD",
+        hint="connect the target of this storage; or empty the target, its epoch included, and "
+        "remove the sink's cursor: it then gets all rows anew",
+    )
+
+
+class Outbox:
+    """The durable part of one sink: `sinks/<id>/cursor.json` below the storage folder.
+
+    Args:
+        sink: the sink's id, a name of a folder.
+    """
+
+    def __init__(self, files: Files, sink: str) -> None:
+        self.files = files
+        self.folder = f"{FOLDER}/{sink}"
+
+    def cursor(self) -> Cursor | None:
+        """Read the cursor; None before the first delivery.
+
+        Raises:
+            StateError: the file is damaged, or of a newer version of Eddyline.
+        """
+        name = f"{self.folder}/{CURSOR}"
+        if not self.files.exists(name):
+            return None
+        document = self.files.read_json(name)
+        if document["format"] > FORMAT_VERSION:
+            raise StateError(
+                f"the cursor of a sink has format {document['format']}, this version reads up to "
+                f"{FORMAT_VERSION}",
+                condition="NEWER_FORMAT",
+                file=name,
+                hint="use the newer version of Eddyline",
+            )
+        return Cursor(ViewId(document["view"]), Epoch(document["epoch"]))
+
+    def advance(self, cursor: Cursor) -> None:
+        """Store the cursor durably; call it after the target has stored the epoch."""
+        self.files.make_folder(self.folder)
+        self.files.remove_unfinished(self.folder)
+        document = {"format": FORMAT_VERSION, "view": cursor.view, "epoch": cursor.epoch}
+        self.files.write_json(f"{self.folder}/{CURSOR}", document)
+
+    def forget(self) -> None:
+        """Remove the cursor: of a dropped sink, or to accept the target as it is."""
+        self.files.remove(self.folder)
+
+
+def first_needed(files: Files, committed: Epoch) -> Epoch | None:
+    """Return the first epoch whose changes a sink still needs; None if no sink needs any.
+
+    Sinks that are more than `HELD_MAX` epochs behind count as if they were just that far behind:
+    they get a snapshot.
+    """
+    cursors = [Outbox(files, sink).cursor() for sink in files.names(FOLDER)]
+    behind = [cursor.epoch for cursor in cursors if cursor is not None]
+    if not behind:
+        return None
+    return Epoch(max(min(behind) + 1, committed - HELD_MAX + 1))

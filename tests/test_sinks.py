@@ -1,0 +1,381 @@
+"""Delivery to sinks: what is delivered next after any crash, and a view's rows in a target."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eddyline as el
+import eddyline.sink.outbox
+from eddyline.answers.delivery import CommittedChangelog, Delivery
+from eddyline.changes import Epoch, ViewId
+from eddyline.errors import StateError, StorageError
+from eddyline.sink.outbox import (
+    HELD_MAX,
+    Cursor,
+    Deliver,
+    Outbox,
+    Refuse,
+    Snapshot,
+    UpToDate,
+    first_needed,
+    next_delivery,
+)
+from eddyline.state.manifest import committed_epochs, read_manifest
+from eddyline.storage.files import Files
+from eddyline.testing import Crash, FaultyFiles, MemorySink
+
+VIEW = ViewId("v1")
+NO_ROWS = pa.table({"n": pa.array([], pa.int64()), "op": pa.array([], pa.string()), "w": []})
+
+
+def weighted(appended: Sequence[int], deleted: Sequence[int] = ()) -> pa.Table:
+    """Changes in the form that sinks get."""
+    counts = {n: appended.count(n) for n in appended} | {n: -deleted.count(n) for n in deleted}
+    return pa.table(
+        {
+            "n": pa.array(list(counts), pa.int64()),
+            "op": pa.array(["append" if c > 0 else "delete" for c in counts.values()], pa.string()),
+            "w": pa.array(list(counts.values()), pa.int64()),
+        }
+    )
+
+
+@dataclass
+class Epochs:
+    """A changelog whose epoch n appends n twice and deletes n - 1 once; every third is empty."""
+
+    view: ViewId = VIEW
+    last: int = 0
+    oldest: int = 1
+
+    def committed(self) -> Epoch:
+        return Epoch(self.last)
+
+    def retained(self) -> list[Epoch]:
+        return [Epoch(n) for n in range(self.oldest, self.last + 1)]
+
+    def changes(self, epoch: Epoch) -> pa.Table:
+        assert self.oldest <= epoch <= self.last
+        if epoch % 3 == 0:
+            return NO_ROWS
+        return weighted([epoch, epoch], [epoch - 1] if epoch % 3 == 2 else [])
+
+    def content(self, epoch: int) -> list[int]:
+        held: list[int] = []
+        for n in range(1, epoch + 1):
+            if n % 3:
+                held += [n, n]
+            if n % 3 == 2:
+                held.remove(n - 1)
+        return held
+
+    def rows(self, epoch: Epoch) -> pa.Table:
+        return weighted(self.content(epoch))
+
+
+@dataclass
+class CrashingSink(MemorySink):
+    """Dies at the n-th call that writes, before or after the target has it; 0: never."""
+
+    dies_at: int = 0
+    late: bool = False
+    calls: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
+        self._dying(False)
+        super().deliver(epoch, changes)
+        self._dying(True)
+
+    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+        self._dying(False)
+        super().replace(epoch, rows)
+        self._dying(True)
+
+    def _dying(self, late: bool) -> None:
+        self.calls += not late
+        if self.calls == self.dies_at and late == self.late:
+            self.dies_at = 0
+            raise Crash("the process dies")
+
+
+def held(sink: MemorySink) -> list[int]:
+    return sorted(row[0] for row in sink.rows)
+
+
+# -- the decision --------------------------------------------------------------------------
+
+
+def test_examples_in_docstrings() -> None:
+    assert doctest.testmod(eddyline.sink.outbox).failed == 0
+
+
+def at(epoch: int, view: ViewId = VIEW) -> Cursor:
+    return Cursor(view, Epoch(epoch))
+
+
+@pytest.mark.parametrize(
+    ("cursor", "target", "committed", "oldest", "wanted"),
+    [
+        (None, None, 0, 1, UpToDate()),
+        (None, None, 7, 1, Snapshot(Epoch(7))),
+        (at(5), 5, 5, 1, UpToDate()),
+        (at(5), 5, 7, 1, Deliver(Epoch(6), Epoch(7))),
+        (at(5), 5, 7, 6, Deliver(Epoch(6), Epoch(7))),
+        (at(5), 5, 7, 7, Snapshot(Epoch(7))),
+        (at(5), 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # the crash came before the cursor's write
+        (None, 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # the target is accepted as it is
+        (at(5, ViewId("v0")), 5, 7, 1, Snapshot(Epoch(7))),
+        (at(5), 4, 7, 1, "SINK_TARGET_RESTORED"),
+        (at(5), None, 7, 1, "SINK_TARGET_RESTORED"),
+        (at(5), 8, 7, 1, "SINK_TARGET_AHEAD"),
+        (None, 1, 0, 1, "SINK_TARGET_AHEAD"),
+    ],
+)
+def test_what_is_delivered_next(cursor, target, committed, oldest, wanted) -> None:
+    retained = [Epoch(n) for n in range(oldest, committed + 1)]
+    found = next_delivery(VIEW, cursor, target, Epoch(committed), retained)
+    if isinstance(found, Refuse):
+        assert found.error.condition == wanted
+        assert found.error.hint
+    else:
+        assert found == wanted
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("commit"), st.integers(1, 5)),
+    st.tuples(st.just("retire"), st.integers(1, 8)),
+    st.tuples(st.just("deliver"), st.just(0)),
+    st.tuples(st.just("die before the target has it"), st.integers(1, 3)),
+    st.tuples(st.just("die after the target has it"), st.integers(1, 3)),
+    st.tuples(st.just("die in the cursor's write"), st.integers(1, 8)),
+    st.tuples(st.just("lose the cursor"), st.just(0)),
+    st.tuples(st.just("restore the target"), st.just(0)),
+    st.tuples(st.just("make the view anew"), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_crashes_at_every_point_double_and_lose_nothing(steps: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as folder:
+        files, changelog, sink = FaultyFiles(folder), Epochs(), CrashingSink()
+        copies, views, restored = [(sink.epoch, dict(sink._held))], 1, False
+
+        def check() -> None:
+            assert held(sink) == sorted(changelog.content(sink.epoch or 0))
+
+        for step, number in steps:
+            if step == "commit":
+                changelog.last += number
+            elif step == "retire":
+                changelog.oldest = min(changelog.oldest + number, max(changelog.last, 1))
+            elif step == "lose the cursor":
+                Outbox(files, "k1").forget()
+            elif step == "restore the target":
+                sink.epoch, sink._held = copies[len(copies) // 2]
+            elif step == "make the view anew":
+                views += 1
+                changelog.view = ViewId(f"v{views}")
+            else:
+                sink.calls, sink.late = 0, "after" in step
+                sink.dies_at = number if "target" in step else 0
+                files.arm(number if "cursor" in step else 0, "crash")
+                outbox = Outbox(files, "k1")
+                before, target, refused = outbox.cursor(), sink.epoch, ""
+                try:
+                    assert Delivery(changelog, outbox, sink).run() == (sink.epoch or 0)
+                    assert sink.epoch in (None, changelog.last)
+                except (Crash, StorageError):
+                    assert step != "deliver"
+                except StateError as error:
+                    refused = error.condition
+                if refused:
+                    assert refused == "SINK_TARGET_RESTORED"
+                    assert before is not None
+                    assert (target or 0) < before.epoch
+                    assert before.view == changelog.view
+                    assert sink.epoch == target
+                files.arm(0)
+                copies.append((sink.epoch, dict(sink._held)))
+            check()
+        sink.dies_at, restored = 0, sink.epoch
+        Outbox(files, "k1").forget()  # whatever the target is: go on from there
+        Delivery(changelog, Outbox(files, "k1"), sink).run()
+        assert sink.epoch == (changelog.last or restored)
+        check()
+
+
+def test_empty_epochs_are_left_out_but_for_the_last(tmp_path: Path) -> None:
+    changelog, sink = Epochs(last=1), MemorySink()
+    delivery = Delivery(changelog, Outbox(Files(str(tmp_path)), "k1"), sink)
+    delivery.run()
+    changelog.last = 6
+    assert delivery.run() == 6
+    assert delivery.run() == 6
+    assert sink.received == [
+        ("replace", 1),
+        ("deliver", 2),
+        ("deliver", 4),
+        ("deliver", 5),
+        ("deliver", 6),
+    ]
+
+
+# -- the cursor, and what it holds back ------------------------------------------------------
+
+
+def test_the_cursor_is_whole_or_not_there(tmp_path: Path) -> None:
+    outbox = Outbox(Files(str(tmp_path)), "k1")
+    assert outbox.cursor() is None
+    outbox.advance(at(3))
+    assert outbox.cursor() == at(3)
+    path = tmp_path / "sinks/k1/cursor.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2] + b"9}")
+    with pytest.raises(StateError, match=r"cursor\.json") as error:
+        outbox.cursor()
+    assert error.value.condition == "DAMAGED_FILE"
+    outbox.forget()
+    assert outbox.cursor() is None
+    outbox.files.make_folder("sinks/k1")
+    outbox.files.write_json("sinks/k1/cursor.json", {"format": 2, "view": "v1", "epoch": 3})
+    with pytest.raises(StateError) as error:
+        outbox.cursor()
+    assert error.value.condition == "NEWER_FORMAT"
+
+
+def test_the_slowest_sink_holds_epochs_up_to_a_limit(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    assert first_needed(files, Epoch(9)) is None
+    Outbox(files, "k1").advance(at(7))
+    Outbox(files, "k2").advance(at(5))
+    assert first_needed(files, Epoch(9)) == 6
+    assert first_needed(files, Epoch(5 + HELD_MAX)) == 6
+    assert first_needed(files, Epoch(6 + HELD_MAX)) == 7
+    Outbox(files, "k2").forget()
+    assert first_needed(files, Epoch(9)) == 8
+
+
+# -- with an engine --------------------------------------------------------------------------
+
+QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
+
+
+@pytest.fixture(scope="module")
+def spark():
+    from eddyline.spark.session import local_session
+
+    return local_session()
+
+
+def opened(folder: Path, spark, **options) -> tuple[el.Engine, el.Table]:
+    engine = el.Engine(str(folder), spark, el.Options(**options))
+    sales = engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+    engine.view("totals", QUERY)
+    engine.view("items", "SELECT item FROM sales ORDER BY item LIMIT 3")
+    return engine, sales
+
+
+def delivery(
+    engine: el.Engine, sink: MemorySink, view: str = "totals", files: Files | None = None
+) -> Delivery:
+    used = files or engine.files
+    return Delivery(
+        CommittedChangelog(used, engine.catalog.get(view)), Outbox(used, f"k-{view}"), sink
+    )
+
+
+def assert_follows(engine: el.Engine, sink: MemorySink, view: str = "totals") -> None:
+    snapshot = engine.snapshot(view, sink.epoch).collect()
+    assert sorted(sink.rows, key=repr) == sorted((tuple(row) for row in snapshot), key=repr)
+
+
+@pytest.mark.spark
+def test_a_sink_follows_a_view(tmp_path: Path, spark) -> None:
+    engine, sales = opened(tmp_path / "s", spark)
+    totals, items = MemorySink(), MemorySink()
+    sales.insert([(1, "tea", 1.0), (2, "tea", 2.0), (3, "milk", float("nan"))])
+    engine.advance()
+    with engine:
+        for batch in (
+            lambda: None,
+            lambda: sales.insert([(4, None, 3.0), (5, "tea", 0.5), (6, "tea", None)]),
+            lambda: sales.delete([{"id": 1, "item": "", "v": 0.0}]),
+            lambda: sales.upsert([(3, "tea", 4.0)]),
+            lambda: engine.execute("DELETE FROM sales WHERE item = 'tea'"),
+        ):
+            batch()
+            epoch = engine.advance()
+            for sink, view in ((totals, "totals"), (items, "items")):
+                assert delivery(engine, sink, view).run() == epoch == sink.epoch
+                assert_follows(engine, sink, view)
+        assert [call for call, _ in totals.received] == ["replace"] + ["deliver"] * 4
+
+
+@pytest.mark.spark
+def test_a_crash_between_delivery_and_cursor_doubles_nothing(tmp_path: Path, spark) -> None:
+    engine, sales = opened(tmp_path / "s", spark)
+    files, sink = FaultyFiles(engine.files.root), MemorySink()
+    sales.insert([(1, "tea", 1.0)])
+    engine.advance()
+    delivery(engine, sink).run()
+    for number in range(2, 5):
+        sales.insert([(number, "tea", 1.0)])
+        engine.advance()
+    files.arm(1, "crash")
+    with pytest.raises(StorageError):
+        delivery(engine, sink, files=files).run()
+    assert sink.epoch == Outbox(engine.files, "k-totals").cursor().epoch + 1
+    engine.stop()
+    engine, sales = opened(tmp_path / "s", spark)
+    with engine:
+        assert delivery(engine, sink).run() == engine.advance()
+        assert_follows(engine, sink)
+        sales.insert([(9, "milk", 2.0)])
+        engine.advance()
+        delivery(engine, sink).run()
+        assert_follows(engine, sink)
+    epochs = [epoch for _, epoch in sink.received]
+    assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.spark
+def test_an_absent_sink_catches_up_and_a_forgotten_one_gets_a_snapshot(
+    tmp_path: Path, spark
+) -> None:
+    engine, sales = opened(tmp_path / "s", spark, retain_epochs=2)
+    with engine:
+        sink, late = MemorySink(), MemorySink()
+        sales.insert([(0, "tea", 1.0)])
+        first = engine.advance()
+        delivery(engine, sink).run()
+        for number in range(1, 35):
+            sales.upsert([(number % 5, f"item {number % 3}", float(number))])
+            last = engine.advance()
+        assert committed_epochs(engine.files)[0] == first + 1  # held for the sink
+        delivery(engine, sink).run()
+        assert [call for call, _ in sink.received] == ["replace"] + ["deliver"] * (last - first)
+        assert_follows(engine, sink)
+        # from here on nothing is held for it
+        late.epoch, late._held = Epoch(last), dict(sink._held)
+        Outbox(engine.files, "k-totals").forget()
+        for number in range(35, 70):
+            sales.upsert([(number % 5, f"item {number % 3}", float(number))])
+            engine.advance()
+        with pytest.raises(StateError):
+            read_manifest(engine.files, last + 1)
+        delivery(engine, late).run()
+        assert [call for call, _ in late.received] == ["replace"]
+        assert_follows(engine, late)
