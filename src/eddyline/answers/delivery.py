@@ -65,7 +65,7 @@ class CommittedChangelog:
         return ViewId(self.entry.id)
 
     def committed(self) -> Epoch:
-        epoch = Epoch(last_committed(self.files).epoch)
+        epoch = last_committed(self.files).epoch
         if self.files.unflushed and epoch > self._flushed:
             # a power cut could take the epoch back, but not its delivery
             flush(self.files, self._flushed)
@@ -73,7 +73,7 @@ class CommittedChangelog:
         return epoch
 
     def retained(self) -> list[Epoch]:
-        return [Epoch(epoch) for epoch in unbroken(committed_epochs(self.files))]
+        return unbroken(committed_epochs(self.files))
 
     def changes(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.catalog.entries import Catalog
-from eddyline.changes import WEIGHT
+from eddyline.changes import WEIGHT, Epoch
 from eddyline.errors import StateError
 from eddyline.state.manifest import last_committed, read_manifest
 from eddyline.state.runs import Run, read_run
@@ -104,7 +104,7 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     if entry is None or not result:
         raise _ForSpark
     epoch = asked["epoch"]
-    manifest = read_manifest(files, int(epoch)) if epoch else last_committed(files)
+    manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     buckets = manifest.arrangements.get(f"{entry.id}/{result}", {})
     rows = _content(files, buckets.values(), names)

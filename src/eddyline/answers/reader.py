@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from eddyline.answers.changelog import net, paired, retracted
-from eddyline.changes import WEIGHT
+from eddyline.changes import WEIGHT, Epoch
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.spark.schema import arrow_schema, plain_schema
@@ -53,7 +53,7 @@ class ChangesReader:
     """
 
     files: Files
-    epochs: tuple[tuple[int, tuple[Run, ...]], ...]
+    epochs: tuple[tuple[Epoch, tuple[Run, ...]], ...]
     columns: int
     update: bool
     key: tuple[int, ...] | None
@@ -91,7 +91,7 @@ def snapshot_frame(
 def changes_frame(
     session: SparkSession,
     files: Files,
-    epochs: Sequence[tuple[int, tuple[Run, ...]]],
+    epochs: Sequence[tuple[Epoch, tuple[Run, ...]]],
     schema: StructType,
     *,
     update: bool,

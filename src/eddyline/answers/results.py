@@ -11,7 +11,7 @@ from pyspark.sql.functions import col
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, Catalog, Entry
-from eddyline.changes import quoted
+from eddyline.changes import Epoch, quoted
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
@@ -112,7 +112,7 @@ class Results:
 
     def _changed_runs(
         self, result: str, manifest: Manifest, after: int | None
-    ) -> list[tuple[int, tuple[Run, ...]]]:
+    ) -> list[tuple[Epoch, tuple[Run, ...]]]:
         """Return the runs with a result's changes, by epoch.
 
         Changes from before the oldest retained epoch come as one append of all its rows.

@@ -12,7 +12,7 @@ from pyspark.sql.types import VariantType
 from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import VIEW, Catalog, Entry
-from eddyline.changes import quoted
+from eddyline.changes import Epoch, quoted
 from eddyline.intake.watermarks import Watermarks, below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
@@ -33,7 +33,7 @@ class Report:
             which `views` lacks are skipped, because that epoch is no longer retained.
     """
 
-    epoch: int
+    epoch: Epoch
     views: dict[str, Difference]
     paused: dict[str, int] = field(default_factory=dict)
 
@@ -80,9 +80,9 @@ def verified(
         catalyst: computes what EMIT FINAL has let through.
     """
     retained = {manifest.epoch, *committed_epochs(results.files)}
-    by_epoch: dict[int, list[Entry]] = {}
+    by_epoch: dict[Epoch, list[Entry]] = {}
     for entry in wanted:
-        epoch = entry.paused or manifest.epoch
+        epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained:
             by_epoch.setdefault(epoch, []).append(entry)
     found: dict[str, Difference] = {}

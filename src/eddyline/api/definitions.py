@@ -12,6 +12,7 @@ from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import at_epochs, without_emit
@@ -88,7 +89,7 @@ class Definitions:
             resumed = [entry for entry, then in pairs if entry.paused and not then.paused]
             if resumed:
                 plans = [workspace.plan(entry) for entry in resumed]
-                ids = [entry.id for entry in resumed]
+                ids = [ViewId(entry.id) for entry in resumed]
                 seconds = self._epochs.fill(workspace.catalog, plans, ids)
                 workspace.save(workspace.catalog)
                 self._epochs.committed({"ingest": 0.0, **seconds})

@@ -10,7 +10,7 @@ from typing import Any
 from eddyline.answers.status import state_size
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Catalog
-from eddyline.changes import Epoch
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
@@ -80,7 +80,7 @@ class Epochs:
         return True
 
     def fill(
-        self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[str] = ()
+        self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[ViewId] = ()
     ) -> dict[str, float]:
         """Give views all that their inputs hold, in an epoch of their own.
 
@@ -130,12 +130,12 @@ class Epochs:
     def _retire(self) -> None:
         workspace = self._workspace
         workspace.flush()
-        before = read_manifest(workspace.files, workspace.manifest.epoch - 1)
+        before = read_manifest(workspace.files, Epoch(workspace.manifest.epoch - 1))
         for entry in workspace.catalog.entries:
             if entry.arranged:
                 # enough stays to run the last epoch again, should its manifest be lost
                 workspace.sources.log(entry).forget(before.positions.get(entry.id, 0))
-        held = first_needed(workspace.files, Epoch(workspace.manifest.epoch))
+        held = first_needed(workspace.files, workspace.manifest.epoch)
         retire(workspace.files, workspace.options.retain_epochs, held)
 
     def _rows_are_final(self, watermarks: Watermarks) -> bool:
@@ -151,7 +151,7 @@ class Epochs:
         inputs: Sequence[PlanInput],
         positions: Mapping[str, int],
         watermarks: Watermarks,
-        rebuilt: Sequence[str] = (),
+        rebuilt: Sequence[ViewId] = (),
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace

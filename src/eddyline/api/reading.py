@@ -12,6 +12,7 @@ from eddyline.answers.verify import Report, verified
 from eddyline.api.dml import wrong_query
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
+from eddyline.changes import Epoch
 from eddyline.plan.explain import explain_text
 from eddyline.sql.dialect import at_epochs, without_emit
 from eddyline.state.manifest import read_manifest
@@ -63,7 +64,7 @@ class Reading:
         workspace = self._workspace
         manifest = workspace.current()
         if epoch is not None and epoch != manifest.epoch:
-            manifest = read_manifest(workspace.files, epoch)
+            manifest = read_manifest(workspace.files, Epoch(epoch))
         return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)
 
     def changes(self, view: str, after: int | None, form: str) -> DataFrame:

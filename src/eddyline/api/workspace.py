@@ -13,6 +13,7 @@ from eddyline.api import drafts
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
+from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
 from eddyline.intake.sources import Sources
 from eddyline.options import Options
@@ -58,7 +59,7 @@ class Workspace:
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self._plans: dict[str, CompiledPlan] = {}
-        self._flushed = 0
+        self._flushed = Epoch(0)
         self._storage_lock = StorageLock(self.files)
         try:
             self.files.unflushed = UNFLUSHED[options.delivery]
@@ -220,7 +221,7 @@ class Workspace:
             needed = max(entry.since, entry.paused)
             if needed > last:
                 raise damaged(
-                    manifest_name(needed), f"it is missing, but {entry.name} is made of it"
+                    manifest_name(Epoch(needed)), f"it is missing, but {entry.name} is made of it"
                 )
         if found is None and (last or self.files.names("logs")):
             raise damaged(self.store.name, "it is missing")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class Catalog:
             )
         return self._with(changed)
 
-    def resumed_by(self, rebuilt: Mapping[str, int]) -> Catalog:
+    def resumed_by(self, rebuilt: Mapping[ViewId, Epoch]) -> Catalog:
         """Without the pauses that epochs have ended: their commit ends them, not the catalog's.
 
         Args:
@@ -242,7 +243,7 @@ class Catalog:
         """
         over: dict[str, Entry] = {}
         for entry in self.entries:
-            epoch = rebuilt.get(entry.id, 0)
+            epoch = rebuilt.get(ViewId(entry.id), 0)
             if epoch > max(entry.paused, entry.since):
                 over[entry.name] = replace(entry, paused=0, paused_with="", since=epoch)
             elif entry.paused_with in over:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pyspark import TaskContext
 
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EngineError
 
 PROPERTY = "eddyline.epoch"
@@ -27,9 +28,9 @@ class EpochContext:
     """
 
     folder: str
-    base: int
+    base: Epoch
     limits: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
-    rebuilt: tuple[str, ...] = ()
+    rebuilt: tuple[ViewId, ...] = ()
 
     def as_property(self) -> str:
         """Return the text of the local property."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
@@ -39,7 +40,7 @@ class Progress:
         state: for each stateful operator (name of view / operator) its rows and bytes on disk.
     """
 
-    epoch: int
+    epoch: Epoch
     rows_in: dict[str, int]
     rows_out: dict[str, int]
     seconds: dict[str, float]
@@ -75,7 +76,7 @@ class EpochRunner:
         inputs: Sequence[PlanInput],
         positions: Mapping[str, int],
         watermarks: Watermarks,
-        rebuilt: Collection[str] = (),
+        rebuilt: Collection[ViewId] = (),
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -94,7 +95,7 @@ class EpochRunner:
         Raises:
             EngineError: the job failed; nothing is committed.
         """
-        epoch = base.epoch + 1
+        epoch = Epoch(base.epoch + 1)
         folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
         self.files.make_folder(folder)
         plans = [one.plan for one in inputs]
@@ -216,7 +217,7 @@ class EpochRunner:
         if plan.name in state.counters:
             state.counters[plan.name]["out"] = row_count(delta)
 
-    def _abandon(self, folder: str, epoch: int) -> None:
+    def _abandon(self, folder: str, epoch: Epoch) -> None:
         """Remove an attempt that failed, unless its epoch is committed."""
         if self.files.exists(manifest_name(epoch)):
             return  # the error came after the commit

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from eddyline.changes import BUCKET
+from eddyline.changes import BUCKET, BucketId, Epoch
 from eddyline.operators.base import Operator
 from eddyline.operators.hold import Hold
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
@@ -57,13 +57,15 @@ class Kernel:
         task = TaskContext.get()
         assert task is not None
         if bucket is None and isinstance(self.operator, Hold):
-            bucket = task.partitionId()  # no shuffle comes after the one that made the buckets
+            bucket = BucketId(
+                task.partitionId()
+            )  # no shuffle comes after the one that made the buckets
         name = f"{task.stageId()}-{task.partitionId()}-{task.taskAttemptId()}"
         for table in self.run(context, name, bucket, delta):
             yield from batches_of(table, self.schema)
 
     def run(
-        self, context: EpochContext, task: str, bucket: int | None, delta: pa.Table | None
+        self, context: EpochContext, task: str, bucket: BucketId | None, delta: pa.Table | None
     ) -> Iterator[pa.Table]:
         """Yield the output of one bucket, then write its runs and the report.
 
@@ -102,11 +104,11 @@ class Kernel:
         }
 
     def _state(
-        self, context: EpochContext, operator: Operator, bucket: int
+        self, context: EpochContext, operator: Operator, bucket: BucketId
     ) -> dict[str, Arrangement]:
         """Return the bucket's arrangements as of the last committed epoch; empty if rebuilt."""
         rebuilt = self.node in context.rebuilt
-        manifest = _manifest(self.files.root, 0 if rebuilt else context.base)
+        manifest = _manifest(self.files.root, Epoch(0) if rebuilt else context.base)
         return {
             slot: Arrangement(
                 self.files,
@@ -127,7 +129,7 @@ class Kernel:
         }
 
 
-def _manifest(root: str, epoch: int) -> Manifest:
+def _manifest(root: str, epoch: Epoch) -> Manifest:
     if epoch == 0:
         return read_manifest(Files(root), epoch)
     # another storage may have come to the same path
@@ -136,5 +138,5 @@ def _manifest(root: str, epoch: int) -> Manifest:
 
 
 @functools.lru_cache(maxsize=8)
-def _cached_manifest(root: str, epoch: int, _version: tuple[int, int]) -> Manifest:
+def _cached_manifest(root: str, epoch: Epoch, _version: tuple[int, int]) -> Manifest:
     return read_manifest(Files(root), epoch)

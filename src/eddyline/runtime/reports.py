@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from eddyline.changes import BucketId
 from eddyline.errors import EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
@@ -104,7 +105,7 @@ def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str,
     return total
 
 
-def _slot(name: str, bucket: int, written: Mapping[str, Any], state: EpochState) -> None:
+def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochState) -> None:
     runs = tuple(Run(*run) for run in written["runs"])
     state.arrangements[name] = {**state.arrangements.get(name, {}), bucket: runs}
     if written["delta"]:

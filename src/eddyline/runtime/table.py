@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from eddyline.changes import HASH
+from eddyline.changes import HASH, BucketId
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.source.segments import Segment, read_segment
@@ -41,7 +41,7 @@ class TableUpkeep:
         operations = pa.concat_tables(tables).cast(self.wire)
         hashes = key_hashes(operations, self.key)
         operations = operations.add_column(0, HASH, pa.array(hashes))
-        for bucket in range(self.buckets):
+        for bucket in map(BucketId, range(self.buckets)):
             rows = operations.filter(pa.array(hashes % self.buckets == bucket))
             for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows):
                 pass  # a table's operator has no output but its rows

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from eddyline.changes import BucketId, Epoch, ViewId
 from eddyline.errors import StateError
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
@@ -13,7 +14,7 @@ from eddyline.storage.files import Files
 FORMAT_VERSION = 1
 FOLDER = "manifests"
 
-Buckets = dict[int, tuple[Run, ...]]
+Buckets = dict[BucketId, tuple[Run, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,16 @@ class Manifest:
         zone: the time zone in which the views' days begin; empty where that isn't known.
     """
 
-    epoch: int
+    epoch: Epoch
     positions: dict[str, int] = field(default_factory=dict)
     arrangements: dict[str, Buckets] = field(default_factory=dict)
     deltas: dict[str, Buckets] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     clocks: dict[str, Clock] = field(default_factory=dict)
-    rebuilt: dict[str, int] = field(default_factory=dict)
+    rebuilt: dict[ViewId, Epoch] = field(default_factory=dict)
     zone: str = ""
 
-    def runs(self, arrangement: str, bucket: int) -> tuple[Run, ...]:
+    def runs(self, arrangement: str, bucket: BucketId) -> tuple[Run, ...]:
         """The runs of one bucket; none if it never held a row."""
         return self.arrangements.get(arrangement, {}).get(bucket, ())
 
@@ -122,12 +123,15 @@ def _to_json(parts: dict[str, Buckets]) -> dict[str, dict[str, list[list[Any]]]]
 
 def _from_json(parts: dict[str, dict[str, list[list[Any]]]]) -> dict[str, Buckets]:
     return {
-        name: {int(bucket): tuple(Run(*run) for run in runs) for bucket, runs in buckets.items()}
+        name: {
+            BucketId(int(bucket)): tuple(Run(*run) for run in runs)
+            for bucket, runs in buckets.items()
+        }
         for name, buckets in parts.items()
     }
 
 
-def manifest_name(epoch: int) -> str:
+def manifest_name(epoch: Epoch) -> str:
     """Name of the file of an epoch's manifest."""
     return f"{FOLDER}/{epoch:012d}.json"
 
@@ -149,10 +153,10 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
     files.write_json(name, manifest.as_document())
 
 
-def read_manifest(files: Files, epoch: int) -> Manifest:
+def read_manifest(files: Files, epoch: Epoch) -> Manifest:
     """The manifest of a committed epoch; StateError if it is damaged, too new or removed."""
     if epoch == 0:
-        return Manifest(0)
+        return Manifest(Epoch(0))
     name = manifest_name(epoch)
     if not files.exists(name):
         raise StateError(
@@ -180,12 +184,12 @@ def read_manifest(files: Files, epoch: int) -> Manifest:
     )
 
 
-def committed_epochs(files: Files) -> list[int]:
+def committed_epochs(files: Files) -> list[Epoch]:
     """All retained committed epochs, oldest first."""
-    return [int(name.removesuffix(".json")) for name in files.names(FOLDER)]
+    return [Epoch(int(name.removesuffix(".json"))) for name in files.names(FOLDER)]
 
 
-def unbroken(epochs: Sequence[int]) -> list[int]:
+def unbroken(epochs: Sequence[Epoch]) -> list[Epoch]:
     """The last epochs without a gap: whose changes, one after the other, lead to the last one.
 
     Example:
@@ -201,4 +205,4 @@ def unbroken(epochs: Sequence[int]) -> list[int]:
 def last_committed(files: Files) -> Manifest:
     """The manifest of the last committed epoch; that of epoch 0 in a new storage."""
     epochs = committed_epochs(files)
-    return read_manifest(files, epochs[-1] if epochs else 0)
+    return read_manifest(files, epochs[-1] if epochs else Epoch(0))

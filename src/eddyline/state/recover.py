@@ -31,11 +31,11 @@ class Recovery:
         stale: attempt folders that were never committed.
     """
 
-    epoch: int
+    epoch: Epoch
     stale: tuple[str, ...] = ()
 
 
-def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
+def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:
     """The last committed epoch, and the attempts behind it. Pure.
 
     Args:
@@ -46,7 +46,7 @@ def decide(epochs: Sequence[int], attempts: Sequence[str]) -> Recovery:
         >>> decide([1, 2], ["000000000002-ab", "000000000003-cd"])
         Recovery(epoch=2, stale=('000000000003-cd',))
     """
-    last = epochs[-1] if epochs else 0
+    last = epochs[-1] if epochs else Epoch(0)
     return Recovery(last, tuple(name for name in attempts if _epoch_of(name) > last))
 
 
@@ -81,11 +81,13 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
     return manifest
 
 
-def _last_whole(files: Files, epochs: list[int], *, lenient: bool) -> tuple[Manifest, list[int]]:
+def _last_whole(
+    files: Files, epochs: list[Epoch], *, lenient: bool
+) -> tuple[Manifest, list[Epoch]]:
     """The newest manifest that is whole with all its runs, and the epochs up to it."""
     while True:
         try:
-            manifest = read_manifest(files, epochs[-1] if epochs else 0)
+            manifest = read_manifest(files, epochs[-1] if epochs else Epoch(0))
             for run in {run.name: run for run in manifest.all_runs()}.values():
                 verify_run(files, run)
         except StateError:
@@ -96,7 +98,7 @@ def _last_whole(files: Files, epochs: list[int], *, lenient: bool) -> tuple[Mani
             return manifest, epochs
 
 
-def flush(files: Files, since: int) -> None:
+def flush(files: Files, since: Epoch) -> None:
     """Make durable all that was committed after an epoch without being flushed."""
     epochs = [epoch for epoch in committed_epochs(files) if epoch > since]
     runs = {run.name for epoch in epochs for run in read_manifest(files, epoch).all_runs()}
@@ -149,5 +151,5 @@ def sweep(files: Files, oldest: Manifest) -> None:
                 files.remove(name)
 
 
-def _epoch_of(attempt: str) -> int:
-    return int(attempt.split("-")[0])
+def _epoch_of(attempt: str) -> Epoch:
+    return Epoch(int(attempt.split("-")[0]))
