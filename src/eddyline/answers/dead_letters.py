@@ -1,4 +1,4 @@
-"""The dead letters of a storage, from outside of the engine. No Spark."""
+"""List the dead letters of a storage, and ask its engine to handle them. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eddyline.errors import CatalogError
 from eddyline.state.manifest import last_committed
 
 REQUESTS = {"replay": "replay", "drop": "discard"}
-"""What the engine is asked for, by what a user calls it: `drop` asks for a view to be dropped."""
+"""The engine's action for each of the user's; an engine's `drop` would drop a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Letter:
 
     Attributes:
         source: the pipeline, or the stream, whose record it is.
-        position: of a pipeline's record its place in the queue; its name for ever.
+        position: identifies the letter; of a pipeline's record it is the place in the queue.
         payload, key: the producer's bytes.
-        bolt, error: where it has failed the last time, and how.
-        attempts: how often.
-        received, died: when it came in, and when it was given up.
+        bolt, error: which bolt has failed last, and its error.
+        attempts: how often the record was tried.
+        received, died: when the record came in, and when it was given up.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Letter:
 
 
 def listed(store: CatalogStore, source: str | None = None) -> list[Letter]:
-    """The dead letters of one pipeline or stream, or of all, the last one to die first."""
+    """Return the dead letters of one pipeline or stream, or of all, the newest first."""
     manifest = last_committed(store.files)
     letters = []
     for entry in _entries(store, source):
@@ -52,7 +52,11 @@ def listed(store: CatalogStore, source: str | None = None) -> list[Letter]:
 
 
 def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int]) -> int:
-    """Ask the engine to `replay` or to `drop` letters, all if no position is given; its number."""
+    """Ask the engine to `replay` or `drop` letters; return the number of the request.
+
+    Args:
+        positions: of the letters; none: all of the source.
+    """
     (entry,) = _entries(store, source)
     if action == "replay" and entry.format == REJECTS:
         raise no_replay(source)
@@ -61,7 +65,7 @@ def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int])
 
 
 def no_replay(stream: str) -> CatalogError:
-    """The error of replaying what a stream's source has given once."""
+    """Return the error for a replay of records that Spark has read: its sources give each once."""
     return CatalogError(
         f"stream {stream} can't read a record again: its source gives each once",
         condition="NO_REPLAY",
@@ -69,15 +73,19 @@ def no_replay(stream: str) -> CatalogError:
     )
 
 
-def _entries(store: CatalogStore, name: str | None) -> list[Entry]:
+def _entries(store: CatalogStore, source: str | None) -> list[Entry]:
+    """Return the streams of dead letters, of one pipeline or stream or of all."""
     catalog = store.read()
-    known = [e for e in catalog.entries if e.format in (PIPELINE, REJECTS)] if catalog else []
-    found = [e for e in known if name is None or e.name.lower() == (name + DEAD).lower()]
-    if name is not None and not found:
-        shown = ", ".join(entry.name.removesuffix(DEAD) for entry in known)
+    entries = catalog.entries if catalog else ()
+    known = {e.name.lower(): e for e in entries if e.format in (PIPELINE, REJECTS)}
+    if source is None:
+        return list(known.values())
+    found = known.get((source + DEAD).lower())
+    if found is None:
+        names = ", ".join(entry.name.removesuffix(DEAD) for entry in known.values())
         raise CatalogError(
-            f"there are no dead letters of {name}",
+            f"there are no dead letters of {source}",
             condition="NOT_FOUND",
-            hint=f"known: {shown or 'none yet'}",
+            hint=f"known: {names or 'none yet'}",
         )
-    return found
+    return [found]

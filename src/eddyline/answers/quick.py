@@ -1,8 +1,8 @@
-"""Plain questions to a stored result, answered from its runs without starting Spark.
+"""Simple queries over a stored result, answered from its runs without starting Spark.
 
-Understood is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE column op literal
-AND ...] [ORDER BY columns] [LIMIT n]` over a table or view, where it gives what Spark gives to the
-letter. Everything else is Spark's.
+Supported is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE column op literal
+AND ...] [ORDER BY columns] [LIMIT n]` over a table or view, as long as the answer is exactly the one
+that Spark gives. Everything else is left to Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.entries import Catalog, Entry
 from eddyline.changes import WEIGHT, Epoch
 from eddyline.errors import StateError
 from eddyline.state.manifest import last_committed, read_manifest
@@ -66,17 +66,17 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _ForSpark(Exception):  # noqa: N818  # not an error
-    """Something in the question that only Spark can tell."""
+    """The query needs Spark; caught in `answered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result's columns, in the forms in which the command line writes them.
+    """The result of a query, in the forms in which the command line writes it.
 
     Attributes:
         numeric: places of the columns that hold numbers.
-        texts: gives the rows, each value in the text form that Spark gives it.
-        lines: gives the rows as JSON objects; None where only Spark knows how to write them.
+        texts: returns the rows, each value as the text that Spark makes of it.
+        lines: returns the rows as JSON objects; None where only Spark knows how to write them.
     """
 
     columns: list[str]
@@ -86,7 +86,7 @@ class Answer:
 
 
 def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
-    """The answer to a plain question; None where Spark is needed for it.
+    """Answer a simple query; None where Spark is needed for it.
 
     Raises:
         StateError: the epoch asked for is not retained, or the state is damaged.
@@ -100,29 +100,38 @@ def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
 
 def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     entry = catalog.find(_plain(asked["name"]))
-    result = "" if entry is None else entry.result or ("op0/rows" if entry.arranged else "")
+    result = _arrangement(entry)
     if entry is None or not result:
         raise _ForSpark
     epoch = asked["epoch"]
     manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
-    buckets = manifest.arrangements.get(f"{entry.id}/{result}", {})
+    buckets = manifest.arrangements.get(result, {})
     rows = _content(files, buckets.values(), names)
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
     if asked["order"]:
         rows = _sorted(rows, names, asked["order"])
+    rows = _selected(rows, names, asked)
+    return _answer(rows.slice(0, int(asked["limit"])) if asked["limit"] else rows)
+
+
+def _arrangement(entry: Entry | None) -> str:
+    """Return the name of the arrangement with an entry's rows; empty if only Spark can read them."""
+    if entry is None:
+        return ""
+    result = entry.result or ("op0/rows" if entry.arranged else "")
+    return f"{entry.id}/{result}" if result else ""
+
+
+def _selected(rows: pa.Table, names: Sequence[str], asked: re.Match[str]) -> pa.Table:
+    """Return the columns that the query selects, or the number of rows."""
     what = asked["what"]
     if what.lower().startswith("count"):
         shown = _plain(asked["alias"]) if asked["alias"] else "count(1)"
-        rows = pa.table({shown: _numbers(np.array([rows.num_rows]))})
-    else:
-        chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
-        places = [f"c{_place(names, name)}" for name in chosen]
-        rows = rows.select(places).rename_columns(chosen)
-    if asked["limit"]:
-        rows = rows.slice(0, int(asked["limit"]))
-    return _answer(rows)
+        return pa.table({shown: _numbers(np.array([rows.num_rows]))})
+    chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
+    return rows.select([f"c{_place(names, name)}" for name in chosen]).rename_columns(chosen)
 
 
 def _plain(name: str) -> str:
@@ -137,23 +146,24 @@ def _plain(name: str) -> str:
 def _place(names: Sequence[str], name: str) -> int:
     folded = [known.lower() for known in names]
     if folded.count(name.lower()) != 1:
-        raise _ForSpark  # Spark says what is wrong
+        raise _ForSpark  # Spark raises the fitting error
     return folded.index(name.lower())
 
 
 def _content(files: Files, buckets: Iterable[Sequence[Run]], names: Sequence[str]) -> pa.Table:
-    """The rows of a table or view as `c0..`, each as often as it is there."""
+    """Return the rows of a table or view as `c0..`, repeated by weight."""
     columns = [f"c{place}" for place in range(len(names))]
     tables = []
     for runs in buckets:
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
         tables.append(_consolidated(pa.concat_tables(parts), columns))
     if not tables:
-        raise _ForSpark  # it has no rows; Spark knows their types
+        raise _ForSpark  # without rows the types of the columns are not known here
     return pa.concat_tables(tables)
 
 
 def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Add up the weights of equal rows, and repeat each row by its weight."""
     if pc.min(rows[WEIGHT]).as_py() < 1:  # something was retracted: equal rows must meet
         codes = np.zeros(rows.num_rows, np.int64)
         for column in columns:
@@ -179,18 +189,18 @@ def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _numbers(values: np.ndarray) -> pa.Array:
-    """Whole numbers as an array; `pa.array` and `to_numpy` would import pandas, which takes long."""
+    """Convert integers to Arrow; `pa.array` and `to_numpy` would import pandas, which takes long."""
     buffer = pa.py_buffer(np.ascontiguousarray(values, np.int64))
     return pa.Array.from_buffers(pa.int64(), len(values), [None, buffer])
 
 
 def _whole_numbers(values: pa.Array) -> np.ndarray:
-    """The other way round."""
+    """Convert an Arrow array without nulls to numpy, also without pandas."""
     return np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    """Numbers that are equal where a column's values are the same bit by bit."""
+    """Return a number for each value of a column, equal where the values are equal bit by bit."""
     if pa.types.is_nested(column.type):
         raise _ForSpark
     values = column.combine_chunks()
@@ -223,7 +233,7 @@ def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) 
 
 
 def _sorted(rows: pa.Table, names: Sequence[str], order: str) -> pa.Table:
-    """Spark puts nulls first where it sorts upwards, and last downwards."""
+    """Sort as Spark does: nulls come first in ascending order, last in descending order."""
     keys, helpers = [], rows
     for number, part in enumerate(order.split(",")):
         words = part.split()
@@ -231,10 +241,10 @@ def _sorted(rows: pa.Table, names: Sequence[str], order: str) -> pa.Table:
         kind = rows.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
             raise _ForSpark
-        downwards = len(words) > 1 and words[1].upper() == "DESC"
+        descending = len(words) > 1 and words[1].upper() == "DESC"
         helpers = helpers.append_column(f"null{number}", pc.is_null(rows[name]).cast(pa.int8()))
-        keys += [(f"null{number}", "ascending" if downwards else "descending")]
-        keys += [(name, "descending" if downwards else "ascending")]
+        keys += [(f"null{number}", "ascending" if descending else "descending")]
+        keys += [(name, "descending" if descending else "ascending")]
     return rows.take(pc.sort_indices(helpers, sort_keys=keys))
 
 
@@ -257,7 +267,7 @@ def _answer(rows: pa.Table) -> Answer:
 
 
 def _is_plain_json(kind: pa.DataType) -> bool:
-    """Whether Spark and Python write values of a type alike in JSON."""
+    """Return whether Spark and Python write values of a type alike in JSON."""
     known = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean)
     return any(test(kind) for test in known)
 
@@ -269,7 +279,7 @@ def _texts(column: pa.ChunkedArray) -> list[str | None]:
 
 
 def _has_text(kind: pa.DataType) -> bool:
-    """Whether values of a type have one text form, which is known here."""
+    """Return whether `_text` writes values of a type as Spark does."""
     if pa.types.is_timestamp(kind):
         return kind.tz is None or (kind.tz in ("UTC", "Etc/UTC") and _clock_is_utc())
     if pa.types.is_struct(kind):
@@ -287,7 +297,7 @@ def _has_text(kind: pa.DataType) -> bool:
 
 
 def _clock_is_utc() -> bool:
-    """Whether a Spark that is started here takes UTC for its time zone."""
+    """Return whether a Spark session started on this machine would have the time zone UTC."""
     own = "timeZone" in os.environ.get("PYSPARK_SUBMIT_ARGS", "") or "SPARK_CONF_DIR" in os.environ
     return time.timezone == 0 and not time.daylight and not own
 

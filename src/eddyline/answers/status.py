@@ -1,4 +1,4 @@
-"""What a storage holds, in numbers: sources with their clocks, views with their state."""
+"""The status of a storage: positions and watermarks of its sources, state of its views."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
-    """Rows and bytes on disk of a table or view, its result and its operators' state."""
+    """Return the rows and bytes on disk of a table or view: its result and its operators' state."""
     runs = [run for own in manifest.of(entry.id).values() for run in own]
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
 def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.Table]:
-    """The rows of a table or view as of an epoch, `c0..`, without Spark."""
+    """Yield the rows of a table or view as of an epoch, as `c0..`, without Spark."""
     columns = numbered("c", len(entry.columns))
     for runs in manifest.arrangements.get(manifest.result(entry.id, ROWS), {}).values():
         rows = Arrangement(files, Layout(columns), runs).scan()
@@ -35,57 +35,64 @@ def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.T
 
 
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
-    """See `Engine.status`; without the pipelines."""
-    retained = committed_epochs(files)
-    known = {manifest.epoch: manifest}
+    """Return what `Engine.status` returns, but for the pipelines."""
     watermarks = Watermarks.behind(manifest, catalog)
+    retained = committed_epochs(files)
+    earlier = {manifest.epoch: manifest}
     sources, views = [], []
     for entry in catalog.entries:
-        if entry.late_of or entry.format in (PIPELINE, REJECTS):  # told with their streams
-            continue
-        if entry.kind != VIEW:
-            position = manifest.positions.get(entry.id, 0)
-            source = {"name": entry.name, "kind": entry.kind, "position": position}
-            if entry.event_time:
-                clock = manifest.clocks.get(entry.id)
-                source["watermark"] = _moment(watermarks.of(entry))
-                source["late_rows"] = clock.late if clock else 0
-            letters = catalog.letters_of(entry)
-            if letters is not None:
-                found = stored_rows(files, manifest, letters)
-                source["dead_letters"] = sum(rows.num_rows for rows in found)
-            sources.append(source)
-            continue
-        rows, size = state_size(manifest, entry)
-        since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
-        if since not in known:
-            known[since] = read_manifest(files, since)
-        views.append(
-            {
-                "name": entry.name,
-                "state_rows": rows,
-                "state_bytes": size,
-                "state_growth": _growth(entry, known[since], manifest),
-                "level": catalog.level(entry),
-                "paused": entry.paused,
-            }
-        )
+        if entry.kind == VIEW:
+            since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
+            if since not in earlier:
+                earlier[since] = read_manifest(files, since)
+            views.append(_view(catalog, entry, earlier[since], manifest))
+        elif not entry.late_of and entry.format not in (PIPELINE, REJECTS):
+            # the others belong to a stream or pipeline, whose status has their numbers
+            sources.append(_source(files, catalog, entry, watermarks, manifest))
     return {"epoch": manifest.epoch, "sources": sources, "views": views}
 
 
+def _source(
+    files: Files, catalog: Catalog, entry: Entry, watermarks: Watermarks, manifest: Manifest
+) -> dict[str, Any]:
+    position = manifest.positions.get(entry.id, 0)
+    status = {"name": entry.name, "kind": entry.kind, "position": position}
+    if entry.event_time:
+        clock = manifest.clocks.get(entry.id)
+        status["watermark"] = _timestamp(watermarks.of(entry))
+        status["late_rows"] = clock.late if clock else 0
+    letters = catalog.letters_of(entry)
+    if letters is not None:
+        tables = stored_rows(files, manifest, letters)
+        status["dead_letters"] = sum(rows.num_rows for rows in tables)
+    return status
+
+
+def _view(catalog: Catalog, entry: Entry, earlier: Manifest, now: Manifest) -> dict[str, Any]:
+    rows, size = state_size(now, entry)
+    return {
+        "name": entry.name,
+        "state_rows": rows,
+        "state_bytes": size,
+        "state_growth": _growth(entry, earlier, now),
+        "level": catalog.level(entry),
+        "paused": entry.paused,
+    }
+
+
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
-    """Rows an epoch by which the operators' state has grown, the result apart; None if not known."""
+    """Return by how many rows an epoch the operators' state has grown; None if that isn't known."""
     epochs = now.epoch - earlier.epoch
     grown = operator_rows(entry, now) - operator_rows(entry, earlier)
     return grown / epochs if epochs > 0 else None
 
 
 def operator_rows(entry: Entry, manifest: Manifest) -> int:
-    """Rows of a view's state besides its result."""
+    """Return how many rows a view's state has, those of its result not counted."""
     result = manifest.result(entry.id, ROWS)
     held = [runs for name, runs in manifest.of(entry.id).items() if name != result]
     return sum(run.rows for runs in held for run in runs)
 
 
-def _moment(micros: int | None) -> str | None:
+def _timestamp(micros: int | None) -> str | None:
     return None if micros is None else (_EPOCH + timedelta(microseconds=micros)).isoformat()
