@@ -13,14 +13,14 @@ from eddyline.state.kernels import Measure, consolidate, identities, repeat
 
 
 def net(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Rows with weights, equal rows brought together, those without change dropped."""
+    """Add up the weights of equal rows, and drop rows whose weights add up to zero."""
     hashed = rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
     done = consolidate(hashed, columns, [(WEIGHT, Measure.SUM)])
     return done.drop_columns([HASH])
 
 
 def retracted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Net changes as rows with `op`: first the deletes, then the appends, each as often as it is."""
+    """Return net changes in retract form: rows with `op`, deletes first, repeated by weight."""
     weights = rows[WEIGHT].to_numpy()
     parts = []
     for operation, counts in ((DELETE, -weights), (APPEND, weights)):
@@ -34,11 +34,11 @@ def retracted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 def paired(
     rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None, kind: pa.StructType
 ) -> pa.Table:
-    """Net changes as `before, after`: a delete and an append of the same key become one record.
+    """Return net changes in update form: a delete and an append of the same key become one row.
 
     Args:
         rows: columns and weights.
-        key: places of the key's columns; None where the view has no key: nothing is paired.
+        key: places of the key's columns; None for a view without a key: nothing is paired.
         kind: Arrow type of a row.
     """
     weights = rows[WEIGHT].to_numpy()

@@ -18,11 +18,11 @@ SHOWN_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two multisets of rows differ.
+    """The difference between two multisets of rows.
 
     Attributes:
-        left_rows, right_rows: their sizes.
-        left_only, right_only: rows of one that the other lacks, at most five of each.
+        left_rows, right_rows: how many rows each has.
+        left_only, right_only: rows that only one of them has, at most five of each.
     """
 
     left_rows: int
@@ -32,15 +32,15 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether there is none."""
+        """Whether the two are equal."""
         return not self.left_only and not self.right_only
 
 
 def difference(left: pa.Table, right: pa.Table) -> Difference:
     """Compare two tables as multisets of rows; columns by position.
 
-    Floating point numbers are equal within a relative 1e-9: the order in which offline Spark adds
-    them up is not defined. Everything else must be identical.
+    Floating point numbers are equal within a relative 1e-9, because Spark doesn't define the order
+    in which it adds them up. Everything else must be identical.
     """
     columns = [f"c{i}" for i in range(left.num_columns)]
     one = pa.table(left.columns, names=columns)
@@ -70,30 +70,31 @@ def difference(left: pa.Table, right: pa.Table) -> Difference:
 
 
 def _sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    rows = [tuple(_in_order(value) for value in row.values()) for row in table.to_pylist()]
-    return sorted(rows, key=lambda row: (repr(_coarse(row)), _floats(row)))
+    rows = [tuple(_with_sorted_maps(value) for value in row.values()) for row in table.to_pylist()]
+    return sorted(rows, key=lambda row: (repr(_without_floats(row)), _floats(row)))
 
 
-def _in_order(value: Any) -> Any:
-    """The value with the entries of its maps, which have no order, sorted."""
+def _with_sorted_maps(value: Any) -> Any:
+    """Sort the entries of a value's maps, which have no defined order."""
     if isinstance(value, dict):
-        return {key: _in_order(part) for key, part in value.items()}
+        return {key: _with_sorted_maps(part) for key, part in value.items()}
     if isinstance(value, list):
-        parts = [_in_order(part) for part in value]
+        parts = [_with_sorted_maps(part) for part in value]
         is_map = all(isinstance(part, tuple) for part in parts)
         return sorted(parts, key=repr) if is_map else parts
     if isinstance(value, tuple):
-        return tuple(_in_order(part) for part in value)
+        return tuple(_with_sorted_maps(part) for part in value)
     return value
 
 
-def _coarse(value: Any) -> Any:
+def _without_floats(value: Any) -> Any:
+    """Replace a value's finite floats by a mark, so that nearly equal rows sort alike."""
     if isinstance(value, float):
         return "f" if math.isfinite(value) else repr(value)
     if isinstance(value, list | tuple):
-        return [_coarse(part) for part in value]
+        return [_without_floats(part) for part in value]
     if isinstance(value, dict):
-        return [(key, _coarse(part)) for key, part in value.items()]
+        return [(key, _without_floats(part)) for key, part in value.items()]
     return value
 
 

@@ -1,4 +1,4 @@
-"""What is committed, as DataFrames: contents as of an epoch, changes between epochs."""
+"""Committed results as DataFrames: contents as of an epoch, changes between epochs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from eddyline.storage.files import Files
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Reads tables, streams and views of one storage.
+    """Reads the tables, streams and views of one storage.
 
     Attributes:
-        plan_of: the compiled form of an entry.
-        scan_tasks: tasks that read a stream's history.
+        plan_of: returns the compiled form of an entry.
+        scan_tasks: how many tasks read a stream's history.
     """
 
     files: Files
@@ -38,7 +38,7 @@ class Results:
     scan_tasks: int
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
-        """The rows of a table, stream or view as of an epoch; a view's in its order."""
+        """Return the rows of a table, stream or view as of an epoch, a view's in its ORDER BY."""
         columns = entry.columns
         if _unarranged(entry):
             assigned = spread(self.history(entry, manifest), self.scan_tasks)
@@ -57,7 +57,7 @@ class Results:
         )
 
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
-        """All that a relation holds as of an epoch, as input for a new view."""
+        """Return all segments of a relation as of an epoch, as input for a new view."""
         if _unarranged(entry):
             return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
         buckets = manifest.arrangements.get(self.plan_of(entry).plan.result, {})
@@ -97,7 +97,7 @@ class Results:
         after: int | None,
         form: str,
     ) -> DataFrame:
-        """The changes of the epochs after `after` up to the manifest's."""
+        """Return a view's changes in the epochs after `after` up to the manifest's."""
         if form not in ("retract", "update"):
             raise QueryError(
                 f"there is no changelog form {form!r}",
@@ -140,5 +140,5 @@ def _sort_column(name: str, order: Order) -> Column:
 
 
 def _unarranged(entry: Entry) -> bool:
-    """Whether an entry's rows are only in its redo log."""
+    """Return whether an entry's rows are kept only in its redo log."""
     return entry.kind == STREAM and not entry.arranged

@@ -1,4 +1,7 @@
-"""The statistics tasks of a storage, that is its views, from outside of the engine. No Spark."""
+"""Statistics tasks (a storage's views): list them, and ask the engine to change them.
+
+Works beside a running engine, from any process, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,20 @@ from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock, in_use
 
 ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
-_CATALOG_ONLY = (PAUSE, DROP)
-_LOOK_S = 0.05
+_CATALOG_ONLY = (PAUSE, DROP)  # actions that need no Spark
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What `task list` shows of one definition, or of one that is asked for.
+    """One line of `task list`: a definition, or a view that the engine was asked to add.
 
     Attributes:
         state: `running`, `paused since epoch N`, `waiting` for the engine to add it; empty for
             tables and streams.
-        level: distance from the sources; None for what is not there yet, as are `since`, the epoch
-            that gave it its first rows, and `rows`, those of its result.
+        level: distance from the sources.
+        since: the epoch that gave it its first rows.
+        rows: how many its result has. All three are None for a view that isn't added yet.
     """
 
     name: str
@@ -43,8 +47,8 @@ class Task:
     rows: int | None = None
 
 
-def known(store: CatalogStore) -> Catalog:
-    """The catalog of a storage that has one."""
+def stored_catalog(store: CatalogStore) -> Catalog:
+    """Return the catalog of a storage; StorageError NO_STORAGE if there is none."""
     catalog = store.read()
     if catalog is None:
         raise StorageError(
@@ -57,8 +61,8 @@ def known(store: CatalogStore) -> Catalog:
 
 
 def listed(store: CatalogStore) -> list[Task]:
-    """All definitions, upstream before downstream, and behind them the views that are asked for."""
-    catalog, manifest = known(store), last_committed(store.files)
+    """Return all definitions, upstream before downstream, then the views still to be added."""
+    catalog, manifest = stored_catalog(store), last_committed(store.files)
     tasks = []
     for entry in catalog.entries:
         if entry.kind != VIEW:
@@ -74,8 +78,8 @@ def listed(store: CatalogStore) -> list[Task]:
 
 
 def ask(store: CatalogStore, action: str, name: str, query: str = "") -> int:
-    """Leave a request for the engine; its number."""
-    known(store)
+    """Store a request for the engine, which answers it before its next epoch; return its number."""
+    stored_catalog(store)
     if store.outdated:
         raise StorageError(
             "the catalog of this storage is of an older version of Eddyline",
@@ -86,10 +90,10 @@ def ask(store: CatalogStore, action: str, name: str, query: str = "") -> int:
     return store.ask(action, name, query)
 
 
-def without_engine(store: CatalogStore, open_engine: Callable[[], None]) -> bool:
-    """Answer what waits, if no engine runs that would; whether that is so.
+def answer_if_unused(store: CatalogStore, open_engine: Callable[[], None]) -> bool:
+    """Answer the waiting requests unless an engine runs, which would do it; return whether none runs.
 
-    Pauses and drops change only the catalog. What else waits needs an engine of its own.
+    Pauses and drops change only the catalog, and are done here. Other requests need an engine.
 
     Args:
         open_engine: opens an engine on the storage and lets it answer.
@@ -114,22 +118,22 @@ def without_engine(store: CatalogStore, open_engine: Callable[[], None]) -> bool
     return True
 
 
-def answer(store: CatalogStore, number: int, patience_s: float) -> Request:
-    """Wait until a request has its answer, or for so many seconds; the request as it is then."""
+def await_answer(store: CatalogStore, number: int, patience_s: float) -> Request:
+    """Wait for the answer of a request, at most `patience_s` seconds; return the request as it is then."""
     end = time.monotonic() + patience_s
     while (request := store.request(number)).state == WAITING and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return request
 
 
 def _changed(store: CatalogStore, request: Request) -> Catalog:
-    catalog = known(store)
+    catalog = stored_catalog(store)
     if request.action == PAUSE:
         return catalog.pause(request.name, last_committed(store.files).epoch)
     return catalog.drop(catalog.get(request.name, VIEW).name)
 
 
 def _rows(files: Files, manifest: Manifest, view: str) -> int:
-    """The rows of a view's result."""
+    """Return how many rows a view's result has."""
     runs = manifest.of(view).get(manifest.result(view, ROWS), [])
     return sum(pc.sum(read_run(files, run)[WEIGHT]).as_py() or 0 for run in runs)

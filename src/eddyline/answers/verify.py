@@ -1,4 +1,4 @@
-"""The self-proof: live results against the identical SQL, run offline on the same inputs."""
+"""`verify`: compare live results with the same SQL, run offline over the same inputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ALL_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found; true if all views agree with offline SQL.
+    """The result of `verify`; true if all views agree with offline SQL.
 
     Attributes:
         epoch: as of which epoch.
         views: the difference of each view (left: live, right: offline).
-        paused: views that are paused, and since which epoch. As of that they are compared; those
-            which `views` lacks are skipped, because that epoch is no longer retained.
+        paused: the paused views, and the epoch of their pause, as of which they are compared.
+            Those missing in `views` weren't compared: that epoch is no longer retained.
     """
 
     epoch: Epoch
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether all views agree."""
+        """Whether all compared views agree."""
         return all(found.equal for found in self.views.values())
 
     def __bool__(self) -> bool:
@@ -126,7 +126,7 @@ def _load_offline(
 
 
 def _comparable(frame: DataFrame) -> DataFrame:
-    """The rows with VARIANTs as text: PySpark can't give a null one to Arrow."""
+    """Return the rows with VARIANTs as text: PySpark can't convert a null one to Arrow."""
     columns = []
     for column in frame.schema:
         name = quoted(column.name)

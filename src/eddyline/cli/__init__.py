@@ -318,7 +318,7 @@ def _task_list(args: argparse.Namespace) -> int:
 
 
 def _task(args: argparse.Namespace) -> int:
-    from eddyline.answers.tasks import answer, ask, listed, without_engine
+    from eddyline.answers.tasks import answer_if_unused, ask, await_answer, listed
 
     def open_engine() -> None:
         with _engine(args.storage) as engine:
@@ -327,9 +327,9 @@ def _task(args: argparse.Namespace) -> int:
     with _store(args.storage) as store:
         before = {task.name: task.state for task in listed(store)}
         number = ask(store, args.action, args.name, args.query)
-        if without_engine(store, open_engine):
+        if answer_if_unused(store, open_engine):
             print("no engine runs on this storage: this command does it itself", file=sys.stderr)
-        request = answer(store, number, args.wait)
+        request = await_answer(store, number, args.wait)
         after = {task.name: task.state for task in listed(store)}
     code = _unanswered(request, f"{args.action} {args.name}", args.wait)
     if code is not None:
@@ -378,14 +378,14 @@ def _deadletters_show(args: argparse.Namespace) -> int:
 
 def _deadletters(args: argparse.Namespace) -> int:
     from eddyline.answers.dead_letters import ask
-    from eddyline.answers.tasks import answer
+    from eddyline.answers.tasks import await_answer
 
     what = f"{args.action} {args.name}"
     with _store(args.storage) as store:
         number = ask(store, args.action, args.name, args.positions)
         runs = in_use(store.files)
         wait = args.wait if runs else 0.0
-        request = answer(store, number, wait)
+        request = await_answer(store, number, wait)
     code = _unanswered(request, what, wait, "" if runs else ", which does not run now")
     if code is None:
         print(f"{what}: done")

@@ -1,4 +1,4 @@
-"""Compiles catalog entries into plans that epochs run."""
+"""The compiler: from catalog entries to the plans that epochs run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from eddyline.storage.files import Files
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A compiled entry: what epochs run, and what is known about its result."""
+    """A compiled entry: the plan that epochs run, and the properties of its result."""
 
     plan: EpochPlan
     compiled: Compiled
@@ -43,17 +43,17 @@ class CompiledPlan:
 
     @property
     def order(self) -> tuple[Order, ...]:
-        """How the rows are sorted for users."""
+        """The ORDER BY of the view."""
         return self.compiled.order
 
     @property
     def key(self) -> tuple[int, ...] | None:
-        """Places of the columns that identify a row of the view; None if that isn't known."""
+        """Places of the columns that identify a row of the view; None if there is no known key."""
         return self.compiled.key
 
 
 class Compiler:
-    """Compiles for one storage.
+    """Compiles the tables and views of one storage.
 
     Args:
         spark: the user's session, with the user's functions.
@@ -78,7 +78,7 @@ class Compiler:
         self.zone = zone
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
-        """The names of the catalog that occur in a query as words, upstream first."""
+        """Return the names of the catalog that occur in a query as words, upstream first."""
         words = {word.lower() for word in re.findall(r"\w+", query)}
         return [
             entry.name
@@ -93,10 +93,14 @@ class Compiler:
         plan_of: Callable[[Entry], CompiledPlan],
         upstream: Sequence[str],
     ) -> CompiledPlan:
-        """Compile a view; QueryError if its query is wrong or can't be kept live.
+        """Compile a view.
 
         Args:
-            plan_of: gives the compiled form of another view.
+            plan_of: returns the compiled form of another view.
+            upstream: names that the query may read.
+
+        Raises:
+            QueryError: the query is wrong, or no live view can keep it.
         """
         # a new one has the functions that the user has registered by now
         session = epoch_session(self.spark, self.buckets, self.zone)
@@ -135,7 +139,7 @@ class Compiler:
         return Relation(entry.name, entry.columns, stream, stream, bounds, place, late)
 
     def table(self, entry: Entry) -> CompiledPlan:
-        """Compile the upkeep of a table (or of a stream of operations)."""
+        """Compile a table, or a stream of operations: applying its operations to its rows."""
         columns = entry.columns
         build = self._build(self.catalyst, entry, {entry.name: columns})
         key = tuple(columns.names.index(name) for name in entry.key)
@@ -154,7 +158,7 @@ class Compiler:
         return CompiledPlan(plan, compiled, columns)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
-        """Store the constant rows of a view; the segments of each of its constant leaves."""
+        """Store the constant rows of a view; return the segments of each leaf that reads some."""
         found: dict[str, list[Segment]] = {}
         for leaf, frame in compiled.compiled.build.constants.items():
             self.files.make_folder("constants")
@@ -230,12 +234,12 @@ class Compiler:
         return CompiledPlan(plan, compiled, stored)
 
 
-def _unused(name: str, taken: Sequence[str]) -> str:
-    while name in taken:
+def _unused(name: str, used: Sequence[str]) -> str:
+    while name in used:
         name += "_"
     return name
 
 
 def _first_paragraph(message: str) -> str:
-    kept = [line for line in message.split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
-    return " ".join(line.strip() for line in kept[:2]).split(";")[0]
+    lines = [line for line in message.split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
+    return " ".join(line.strip() for line in lines[:2]).split(";")[0]

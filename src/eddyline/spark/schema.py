@@ -1,4 +1,4 @@
-"""Schemas: Spark's columns as Arrow's, and as kernels know them."""
+"""Schemas as Spark, Arrow and the kernels have them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pyspark.sql.types import StructField, StructType
 
 
 def arrow_schema(schema: StructType, zone: str) -> pa.Schema:
-    """The Arrow schema in which Spark exchanges rows of a schema."""
+    """Return the Arrow schema in which Spark exchanges rows with Python."""
     return to_arrow_schema(schema, timezone=zone, prefers_large_types=False)
 
 
 def plain_schema(schema: StructType) -> StructType:
-    """The schema with columns named `c0`, `c1`, ... as kernels know them."""
+    """Return the schema with its columns renamed to `c0`, `c1`, ..., as kernels expect them."""
     return StructType(
         [StructField(f"c{i}", field.dataType, True) for i, field in enumerate(schema)]
     )

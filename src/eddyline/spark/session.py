@@ -1,4 +1,4 @@
-"""Spark sessions: a tuned local one by default, and an engine's own beside the user's."""
+"""Spark sessions: a tuned local one for users without a session, and the engine's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOCAL = {
     "spark.log.level": "ERROR",
 }
 
-# Of the session in which an engine runs its epochs.
+# Settings of the session in which an engine runs its epochs.
 _EPOCHS = {
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
@@ -42,10 +42,10 @@ _EPOCHS = {
 
 
 def local_session(zone: str = "") -> SparkSession:
-    """The running session, or a new local one on all cores that listens on loopback only.
+    """Return the active session, or make a local one on all cores that listens on loopback only.
 
     Args:
-        zone: time zone of a new one; empty for UTC.
+        zone: time zone of a new session; empty for UTC.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -59,8 +59,8 @@ def local_session(zone: str = "") -> SparkSession:
 
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:
-    """A session with the same functions, views and settings, and some settings of its own."""
-    # pyspark has no public way to a session with the same functions and settings
+    """Return a session with the same functions, views and settings, but for the given settings."""
+    # PySpark has no public call for it
     jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
     twin = SparkSession(session.sparkContext, jvm_session)
     for name, value in settings.items():
@@ -69,16 +69,16 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
 
 
 def zone_of(session: SparkSession) -> str:
-    """The time zone of a session."""
+    """Return the time zone of a session."""
     return session.conf.get(ZONE) or "UTC"
 
 
 def storage_zone(session: SparkSession, stored: str) -> str:
-    """The time zone in which a storage is kept: the stored one, or else that of the session.
+    """Return the time zone of a storage: the stored one, or the session's for a new storage.
 
     Raises:
-        EngineError: the session has a zone with other rules: its days begin at other moments; or
-            one that isn't a name of the IANA's, which Arrow and Python need.
+        EngineError: the session's days begin at other moments than the storage's; or its zone
+            isn't an IANA name, which Arrow and Python need.
     """
     own = zone_of(session)
     try:
@@ -99,14 +99,14 @@ def storage_zone(session: SparkSession, stored: str) -> str:
 
 
 def _rules(session: SparkSession, zone: str) -> Any:
-    """The offsets and clock changes of a time zone, as Spark reads its name."""
-    jvm = session.sparkContext._jvm  # noqa: SLF001  # pyspark has no public way to them
+    """Return the offsets and clock changes of a time zone, as Spark understands its name."""
+    jvm = session.sparkContext._jvm  # noqa: SLF001  # not public in PySpark
     times = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils  # type: ignore[union-attr]
     return times.getZoneId(zone).getRules()
 
 
 def epoch_session(session: SparkSession, buckets: int, zone: str) -> SparkSession:
-    """The session in which an engine compiles and runs its plans."""
+    """Return the session in which an engine compiles and runs its plans."""
     twin = cloned(session, **{ZONE: zone})
     for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
         twin.conf.set(name, value)
@@ -114,6 +114,6 @@ def epoch_session(session: SparkSession, buckets: int, zone: str) -> SparkSessio
 
 
 def numbers(session: SparkSession, count: int) -> DataFrame:
-    """One row a task."""
+    """Return a frame of `count` rows, one in each task: its number, from 0."""
     rows = session.range(0, max(count, 1), 1, max(count, 1))
     return rows if count else rows.where("false")
