@@ -118,12 +118,11 @@ class Results:
         Changes from before the oldest retained epoch come as one append of all its rows.
         """
         retained = [e for e in unbroken(committed_epochs(self.files)) if e <= manifest.epoch]
+        start = max(after or 0, 0)
         epochs = []
-        for epoch in retained:
-            if after is not None and epoch <= after:
-                continue
+        for epoch in (epoch for epoch in retained if epoch > start):
             known = read_manifest(self.files, epoch)
-            cut = epoch == retained[0] and epoch > 1 and (after is None or after < epoch - 1)
+            cut = epoch == retained[0] and start < epoch - 1
             buckets = (known.arrangements if cut else known.deltas).get(result, {})
             runs = tuple(run for own in buckets.values() for run in own)
             if runs:

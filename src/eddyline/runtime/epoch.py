@@ -109,16 +109,7 @@ class EpochRunner:
                     if plan.id in rebuilt:
                         self._replace_delta(folder, plan, base, state)
                 results = {plan.result for plan in plans}
-                manifest = Manifest(
-                    epoch,
-                    {**base.positions, **positions},
-                    state.arrangements,
-                    {name: runs for name, runs in state.deltas.items() if name in results},
-                    state.counters,
-                    watermarks.after(positions),
-                    {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
-                    self.zone,
-                )
+                manifest = self._next_manifest(base, state, results, positions, watermarks, rebuilt)
                 write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
@@ -216,6 +207,28 @@ class EpochRunner:
         state.deltas[plan.result] = delta
         if plan.name in state.counters:
             state.counters[plan.name]["out"] = row_count(delta)
+
+    def _next_manifest(
+        self,
+        base: Manifest,
+        state: EpochState,
+        results: Collection[str],
+        positions: Mapping[str, int],
+        watermarks: Watermarks,
+        rebuilt: Collection[ViewId],
+    ) -> Manifest:
+        """Return the manifest to commit; the deltas of `results` become the changelog."""
+        epoch = Epoch(base.epoch + 1)
+        return Manifest(
+            epoch,
+            {**base.positions, **positions},
+            state.arrangements,
+            {name: buckets for name, buckets in state.deltas.items() if name in results},
+            state.counters,
+            watermarks.after(positions),
+            {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
+            self.zone,
+        )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:
         """Remove an attempt that failed, unless its epoch is committed."""

@@ -91,21 +91,32 @@ def next_delivery(
         >>> next_delivery(view, Cursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
     """
-    if target is not None and target > committed:
-        return Refuse(_target_ahead(target, committed))
+    error = _contradiction(view, cursor, target, committed)
+    if error is not None:
+        return Refuse(error)
     if committed == 0:
         return UpToDate()
-    if cursor is not None and cursor.view != view:
-        return Snapshot(committed)  # the target holds rows of another view
-    if cursor is not None and (target is None or target < cursor.epoch):
-        return Refuse(_target_restored(target, cursor.epoch))
-    if target is None:
+    other_view = cursor is not None and cursor.view != view
+    if target is None or other_view:
         return Snapshot(committed)
     if target == committed:
         return UpToDate()
     if retained and retained[0] <= target + 1:
         return Deliver(Epoch(target + 1), committed)
     return Snapshot(committed)
+
+
+def _contradiction(
+    view: ViewId, cursor: Cursor | None, target: Epoch | None, committed: Epoch
+) -> StateError | None:
+    """Return the error of a target that can't be what was delivered from this storage."""
+    if target is not None and target > committed:
+        return _target_ahead(target, committed)
+    if cursor is None or cursor.view != view:
+        return None
+    if target is None or target < cursor.epoch:
+        return _target_restored(target, cursor.epoch)
+    return None
 
 
 def _target_restored(target: Epoch | None, cursor: Epoch) -> StateError:
