@@ -21,8 +21,3 @@ OPERATION = "op"
 
 APPEND = "append"
 DELETE = "delete"
-
-
-def quoted(name: str) -> str:
-    """Return a name in backticks, so that SQL takes it literally, dots and backticks included."""
-    return f"`{name.replace('`', '``')}`"

@@ -11,13 +11,14 @@ from pyspark.sql.functions import col
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, Catalog, Entry
-from eddyline.changes import Epoch, quoted
+from eddyline.changes import Epoch
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
 from eddyline.source.segments import RUN, Segment, spread
+from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, unbroken
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files

@@ -12,11 +12,12 @@ from pyspark.sql.types import VariantType
 from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import VIEW, Catalog, Entry
-from eddyline.changes import Epoch, quoted
+from eddyline.changes import Epoch
 from eddyline.intake.watermarks import Watermarks, below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
 from eddyline.spark.session import cloned
+from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1

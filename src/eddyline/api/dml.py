@@ -13,13 +13,14 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import StructField
 
 from eddyline.catalog.entries import TABLE, Entry
-from eddyline.changes import APPEND, DELETE, HASH, WEIGHT, quoted
+from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.errors import DataError, QueryError
 from eddyline.operators.result import ROWS, Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.source.segments import Segment, read_segment
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import zone_of
+from eddyline.sql.names import quoted
 from eddyline.state.kernels import repeat
 from eddyline.storage.files import Files
 

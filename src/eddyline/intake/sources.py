@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from eddyline.catalog.entries import OF, VIEW, Catalog, Entry
-from eddyline.changes import quoted
 from eddyline.errors import CatalogError, DataError
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import Rejects
@@ -23,6 +22,7 @@ from eddyline.source.segments import NDJSON, PARQUET, Segment
 from eddyline.source.streams import FILE, RECORD, FileStream, GeneratedStream, SparkStream
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import ZONE, cloned
+from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 

@@ -11,10 +11,10 @@ from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
 
 from eddyline.catalog.entries import Catalog, Entry
-from eddyline.changes import quoted
 from eddyline.errors import DataError
 from eddyline.operators.hold import Hold
 from eddyline.plan.nodes import StatefulPart
+from eddyline.sql.names import quoted
 from eddyline.state.manifest import Clock, Manifest
 
 

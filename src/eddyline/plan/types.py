@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from eddyline.changes import quoted
+from eddyline.sql.names import quoted
 
 
 def sql_type(data_type: DataType) -> str:

@@ -13,12 +13,13 @@ from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from eddyline.changes import APPEND, DELETE, OPERATION, quoted
+from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import EngineError, StateError
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.generator import Generator
 from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, NDJSON, NEXMARK, PARQUET, Segment
+from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
 APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
