@@ -19,6 +19,7 @@ import eddyline.state.manifest
 import eddyline.state.recover
 import eddyline.testing
 from eddyline.catalog.store import open_store
+from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.source.redo_log import RedoLog, write_rows
 from eddyline.source.segments import NDJSON, PARQUET, read_segment
@@ -339,6 +340,20 @@ def test_retiring_keeps_what_the_retained_epochs_need(files: FaultyFiles) -> Non
     retire(files, 1)
     for run in made[-1].all_runs():
         verify_run(files, run)
+
+
+def test_retiring_leaves_epochs_that_are_still_needed(files: FaultyFiles) -> None:
+    made = history(files, 10)
+    retire(files, 3, Epoch(5))
+    assert committed_epochs(files) == list(range(5, 11))
+    for run in {run for manifest in made[4:] for run in manifest.all_runs()}:
+        verify_run(files, run)
+    retire(files, 3, Epoch(9))
+    assert committed_epochs(files) == [8, 9, 10]
+    retire(files, 2, Epoch(4))  # it is gone already
+    assert committed_epochs(files) == [8, 9, 10]
+    retire(files, 2, Epoch(11))  # not there yet
+    assert committed_epochs(files) == [9, 10]
 
 
 def test_retiring_may_be_broken_off_anywhere(tmp_path: Path) -> None:

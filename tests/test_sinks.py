@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import eddyline as el
 import eddyline.sink.outbox
 from eddyline.answers.delivery import CommittedChangelog, Delivery
+from eddyline.catalog.entries import VIEW as VIEW_KIND
+from eddyline.catalog.entries import Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
 from eddyline.sink.outbox import (
@@ -29,7 +31,8 @@ from eddyline.sink.outbox import (
     first_needed,
     next_delivery,
 )
-from eddyline.state.manifest import committed_epochs, read_manifest
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, write_manifest
+from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
 from eddyline.testing import Crash, FaultyFiles, MemorySink
 
@@ -266,6 +269,20 @@ def test_the_slowest_sink_holds_epochs_up_to_a_limit(tmp_path: Path) -> None:
     assert first_needed(files, Epoch(6 + HELD_MAX)) == 7
     Outbox(files, "k2").forget()
     assert first_needed(files, Epoch(9)) == 8
+
+
+def test_epochs_are_flushed_before_they_are_delivered(tmp_path: Path) -> None:
+    files = FaultyFiles(str(tmp_path))
+    files.unflushed = ("epochs/", "manifests/")
+    open_storage(files, writable=True)
+    write_manifest(files, Manifest(Epoch(1)))
+    changelog = CommittedChangelog(files, Entry("v1", VIEW_KIND, "v", '{"fields": []}'))
+    files.arm(0)
+    assert changelog.committed() == 1
+    assert "sync manifests/000000000001.json" in files.effects()
+    files.arm(0)
+    assert changelog.committed() == 1
+    assert files.effects() == []
 
 
 # -- with an engine --------------------------------------------------------------------------

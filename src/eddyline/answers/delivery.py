@@ -52,6 +52,7 @@ class CommittedChangelog:
     """The changelog of a view in a storage.
 
     Args:
+        files: the engine's own: they know whether epochs are flushed one by one.
         view: the view's entry in the catalog.
     """
 
