@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -148,13 +148,13 @@ class Compiler:
             return self._planned(entry, None, compiled, ())
         part = build.parts[-1]
         wire = arrow_schema(operations_schema(columns), self.zone)
-        task = TableUpkeep(
-            cast("Kernel", build.task(part, StructType())),
+        upkeep = TableUpkeep(
+            self._kernel(entry.id, part, StructType()),
             self.buckets,
             tuple(f"c{i}" for i in key or range(len(columns))),
             wire,
         )
-        plan = EpochPlan(entry.id, entry.name, task, tuple(build.leaves), (part,), 0)
+        plan = EpochPlan(entry.id, entry.name, upkeep, tuple(build.leaves), (part,), 0)
         return CompiledPlan(plan, compiled, columns)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
@@ -167,46 +167,52 @@ class Compiler:
         return found
 
     def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, StructType]) -> Build:
-        zone = self.zone
-        node = entry.id
-
-        def scan(leaf: Leaf, schema: StructType) -> LeafScan:
-            columns = known.get(leaf.relation, StructType())
-            time = None
-            if leaf.time is not None:
-                time = leaf.time, arrow_schema(StructType([columns[leaf.time]]), zone).types[0]
-            return LeafScan(
-                self.files,
-                node,
-                leaf.name,
-                tuple(columns.names),
-                leaf.columns,
-                arrow_schema(schema, zone),
-                time,
-                leaf.late,
-            )
-
-        def task(part: StatefulPart, schema: StructType) -> Kernel:
-            return Kernel(
-                self.files,
-                node,
-                part.name,
-                part.operator,
-                arrow_schema(schema, zone),
-                self.options.compaction_fan_in,
-                tuple(Place(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
-            )
-
         return Build(
             catalyst,
             entry.name,
             {},
-            scan,
-            task,
+            partial(self._scan, entry.id, known),
+            partial(self._kernel, entry.id),
             self.buckets,
             self.options.scan_tasks,
             self.options.hash_bits,
             bool(self.options.native_rules),
+        )
+
+    def _scan(
+        self, node: str, known: Mapping[str, StructType], leaf: Leaf, schema: StructType
+    ) -> LeafScan:
+        """Return the function that Spark runs for a leaf.
+
+        Args:
+            known: the columns of the relations that leaves may read, by name.
+        """
+        columns = known.get(leaf.relation, StructType())
+        time = None
+        if leaf.time is not None:
+            kind = arrow_schema(StructType([columns[leaf.time]]), self.zone).types[0]
+            time = leaf.time, kind
+        return LeafScan(
+            self.files,
+            node,
+            leaf.name,
+            tuple(columns.names),
+            leaf.columns,
+            arrow_schema(schema, self.zone),
+            time,
+            leaf.late,
+        )
+
+    def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:
+        """Return the function that Spark runs for a stateful operator."""
+        return Kernel(
+            self.files,
+            node,
+            part.name,
+            part.operator,
+            arrow_schema(schema, self.zone),
+            self.options.compaction_fan_in,
+            tuple(Place(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
         )
 
     def _planned(
