@@ -128,7 +128,7 @@ def test_delivery():
     assert "at_most_once" in result.text()
 
 
-def mars_result(counted: int = 1000) -> mars.Result:
+def mars_result(counted: int = 1000) -> mars.MarsResult:
     """A made-up one: an epoch takes 0.1 s, and 10 microseconds a record on one core."""
     curves = {
         cores: [Point(size, 0.1 + size / 100_000 / cores) for size in (1000, 5000, 20_000)]
@@ -137,7 +137,7 @@ def mars_result(counted: int = 1000) -> mars.Result:
     peace = ClusterRun([1.0, 2.0, 3.0, 4.0], [250, 500, 750, 1000], [], 0, 1000, True)
     mishaps = [Mishap(2.5, "worker 1 killed")]
     faults = ClusterRun([1.0, 2.0, 3.0, 9.0], [250, 500, 750, 1000], mishaps, 1, counted, True)
-    return mars.Result(
+    return mars.MarsResult(
         Machine(2, 0.1, "2026-01-02"),
         200.0,
         curves,
@@ -222,7 +222,7 @@ def test_relay(tmp_path):
         replays = own_replays(0.5, 2e-4, 100)
         adaptive, fixed = (course(spark, way, 0.2, 0.5, 2e-4, 50) for way in (None, Fixed(4, True)))
     overload = Overload(2e-4, adaptive, fixed, {Fixed(4, True): 1.0, Fixed(4, False): 2.0})
-    result = relay.Result(Machine(2, 0.1, "2026-01-02"), acks, poison, overload, replays)
+    result = relay.RelayResult(Machine(2, 0.1, "2026-01-02"), acks, poison, overload, replays)
     assert (acks.equal, poison.equal, replays.equal, overload.equal) == (True,) * 4
     assert list(poison.costs) == ["none", "some"]
     assert all(len(waits) for waits in replays.waits.values())

@@ -16,7 +16,7 @@ from eddyline_bench.two_level import QUERY
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DeliveryResult:
     """Seconds of each insert and of each epoch, by delivery semantics."""
 
     rows: int
@@ -46,7 +46,7 @@ class Result:
         )
 
 
-def run(*, rows: int = 1000, repeat: int = 15, cores: int = 2) -> Result:
+def run(*, rows: int = 1000, repeat: int = 15, cores: int = 2) -> DeliveryResult:
     """Time inserts and epochs under each of the delivery semantics, in turns.
 
     Args:
@@ -80,4 +80,4 @@ def run(*, rows: int = 1000, repeat: int = 15, cores: int = 2) -> Result:
         equal = all(bool(engine.verify()) for engine in engines.values())
         for engine in engines.values():
             engine.stop()
-    return Result(rows, inserts, epochs, equal)
+    return DeliveryResult(rows, inserts, epochs, equal)

@@ -122,8 +122,8 @@ class Hashed:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a simulation has seen.
+class Simulation:
+    """The measurements of one simulation.
 
     Attributes:
         ends: when each tuple was first done, by number; NaN for those that weren't.
@@ -166,7 +166,7 @@ def simulate(
     load: float = 2.0,
     noise: float = 0.0,
     seed: int = 1,
-) -> Outcome:
+) -> Simulation:
     """Run a way of sending.
 
     Args:
@@ -186,7 +186,7 @@ def simulate(
     arrivals = np.arange(0.0, duration_ms, every_ms)
     random = np.random.default_rng(seed)
     work = 1.0 + noise * random.uniform(-1, 1, len(arrivals))
-    outcome = Outcome(np.full(len(arrivals) + 1, np.nan), np.empty(0), [[] for _ in speeds])
+    outcome = Simulation(np.full(len(arrivals) + 1, np.nan), np.empty(0), [[] for _ in speeds])
     order = count()
     events: list[tuple[float, int, Callable[[float], None]]] = []
     queues: list[deque[Sending]] = [deque() for _ in speeds]

@@ -38,7 +38,7 @@ STORES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GroupedCountResult:
     """Costs of each repetition on both sides, over the same `rows` records."""
 
     rows: int
@@ -83,7 +83,7 @@ def run(
     cores: int = 2,
     epochs: int = 4,
     store: str = "default",
-) -> Result:
+) -> GroupedCountResult:
     """Run both sides in turn, after one warm-up each: the JVM compiles for seconds.
 
     Args:
@@ -114,7 +114,7 @@ def run(
             if number:
                 structured.append(cost)
                 live.append(our_cost)
-    return Result(rows, size, epochs, live, structured, equal)
+    return GroupedCountResult(rows, size, epochs, live, structured, equal)
 
 
 def structured_streaming(spark: SparkSession, source: Path, target: Path, per_batch: int) -> Cost:

@@ -31,7 +31,7 @@ ROWS_PER_GROUP = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class HistoryResult:
     """Seconds of each epoch of each query, over `rows` and over `rows * factor` rows of history."""
 
     rows: int
@@ -77,7 +77,7 @@ class Result:
 
 def run(
     *, rows: int = 10_000, factor: int = 100, delta: int = 1000, repeat: int = 9, cores: int = 2
-) -> Result:
+) -> HistoryResult:
     """Time the same kind of epoch over both histories in turn, for each query of `SHAPES`.
 
     An epoch replaces rows (half of the delta) and adds rows (the other half).
@@ -109,7 +109,7 @@ def run(
                         seconds.append(side.epoch(delta, number))
                 short[name], long[name] = (seconds[2:] for seconds in times)
                 equal = equal and all(side.is_right() for side in sides)
-    return Result(rows, factor, delta, short, long, equal)
+    return HistoryResult(rows, factor, delta, short, long, equal)
 
 
 class Side:

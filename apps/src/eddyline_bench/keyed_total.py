@@ -75,7 +75,7 @@ def running_total(form: str) -> StatefulProcessor:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class KeyedTotalResult:
     """Seconds of each batch on both sides; each batch updates `keys` keys with `rows` rows."""
 
     keys: int
@@ -109,7 +109,9 @@ class Result:
         )
 
 
-def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "row") -> Result:
+def run(
+    *, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "row"
+) -> KeyedTotalResult:
     """Feed the same batches to both sides in turn, after a small one to warm up.
 
     Args:
@@ -149,7 +151,7 @@ def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "ro
         updates = pl.read_parquet(target / "result/batch=*/*.parquet", hive_partitioning=True)
         totals = updates.sort("batch").unique("k", keep="last").drop("batch")
         equal = same_rows(totals, pl.DataFrame(view.snapshot().toArrow()))
-    return Result(keys, rows, form, ours[1:], theirs[1:], equal)
+    return KeyedTotalResult(keys, rows, form, ours[1:], theirs[1:], equal)
 
 
 def require_protobuf() -> None:

@@ -50,7 +50,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """A table under its title, with what must be said of it."""
 
     title: str
@@ -59,7 +59,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def text(name: str, machine: Machine, tables: Iterable[Table], equal: bool) -> str:
+def text(name: str, machine: Machine, tables: Iterable[PageTable], equal: bool) -> str:
     """The tables in plain text."""
     lines = [f"{name}: {machine}"]
     for table in tables:
@@ -67,7 +67,7 @@ def text(name: str, machine: Machine, tables: Iterable[Table], equal: bool) -> s
     return "\n".join([*lines, verdict(equal)])
 
 
-def markdown(beginning: Sequence[str], tables: Iterable[Table]) -> str:
+def markdown(beginning: Sequence[str], tables: Iterable[PageTable]) -> str:
     """A page of the documentation: paragraphs, and then the tables."""
     lines = list(beginning)
     for table in tables:

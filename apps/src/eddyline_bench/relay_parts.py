@@ -21,7 +21,7 @@ FAILING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RelayPartsResult:
     """What was measured.
 
     Attributes:
@@ -67,7 +67,7 @@ class Result:
         )
 
 
-def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> Result:  # noqa: ARG001  # every benchmark takes it
+def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> RelayPartsResult:  # noqa: ARG001  # every benchmark takes it
     """Measure each part.
 
     Args:
@@ -81,7 +81,7 @@ def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> Result:  # n
     (backflow, backflow_same), (at_tail, tail_same) = (
         replay_rounds(rounds, tail=tail) for tail in (False, True)
     )
-    return Result(
+    return RelayPartsResult(
         rows,
         median(rate for rate, _, _, _ in ackers),
         median(rate for _, rate, _, _ in ackers),

@@ -17,7 +17,7 @@ QUERY = """
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TwoLevelResult:
     """Seconds of each epoch, whole and by stage."""
 
     delta: int
@@ -54,7 +54,7 @@ def run(
     history: int = 100_000,
     repeat: int = 20,
     cores: int = 2,
-) -> Result:
+) -> TwoLevelResult:
     """Time `repeat` epochs after five to warm up.
 
     Args:
@@ -87,4 +87,4 @@ def run(
                 for stage, seconds in progress.seconds.items():
                     stages.setdefault(stage, []).append(seconds)
         equal = bool(engine.verify())
-    return Result(rows, epochs, stages, equal)
+    return TwoLevelResult(rows, epochs, stages, equal)

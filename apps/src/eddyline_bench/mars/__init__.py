@@ -25,7 +25,7 @@ from eddyline_bench.page import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MarsResult:
     """All four parts.
 
     Attributes:
@@ -79,7 +79,7 @@ def run(
     seconds: float = 12,
     fault_rows: int = 1_000_000,
     fault_batch: int = 40_000,
-) -> Result:
+) -> MarsResult:
     """Run all four parts, each in processes of its own; five minutes on a machine of two cores.
 
     Args:
@@ -111,7 +111,7 @@ def run(
     arrived = in_own_process(own_latency, round(peak / 2), seconds, most)
     _say("faults")
     faults = in_own_process(on_cluster, fault_rows, fault_batch)
-    return Result(machine, written / made, curves, counted, arrived, faults)
+    return MarsResult(machine, written / made, curves, counted, arrived, faults)
 
 
 def _say(part: str) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 
 from eddyline_bench import page
 from eddyline_bench.mars.runs import WARM_UP
-from eddyline_bench.page import FAINT, INK, OTHER, Table
+from eddyline_bench.page import FAINT, INK, OTHER, PageTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from eddyline_bench.mars import Result
+    from eddyline_bench.mars import MarsResult
     from eddyline_bench.mars.faults import ClusterRun
 
 SIMULATED_UP_TO = 32
@@ -29,12 +29,12 @@ PAPER_LATENCY_MS = {"Storm": 653, "Mars": 1372, "Spark Streaming": 2383}
 COMMAND = "eddyline bench mars --write docs"
 
 
-def text(result: Result) -> str:
+def text(result: MarsResult) -> str:
     """The tables in plain text."""
     return page.text("mars", result.machine, _tables(result), result.equal)
 
 
-def write(result: Result, folder: Path) -> None:
+def write(result: MarsResult, folder: Path) -> None:
     """Write `mars.md` and `mars.svg` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with page.plots(folder / "mars.svg", 2, 2, (10, 7.5)) as axes:
@@ -44,7 +44,7 @@ def write(result: Result, folder: Path) -> None:
     (folder / "mars.md").write_text(page.markdown(_beginning(result), _tables(result)))
 
 
-def _beginning(result: Result) -> list[str]:
+def _beginning(result: MarsResult) -> list[str]:
     return [
         "# Mars's experiment",
         "",
@@ -64,7 +64,7 @@ def _beginning(result: Result) -> list[str]:
 # --- tables ---
 
 
-def _tables(result: Result) -> Iterator[Table]:
+def _tables(result: MarsResult) -> Iterator[PageTable]:
     yield _beside_the_paper(result)
     yield _batches(result)
     yield _cores(result)
@@ -72,13 +72,13 @@ def _tables(result: Result) -> Iterator[Table]:
     yield _faults(result)
 
 
-def _beside_the_paper(result: Result) -> Table:
+def _beside_the_paper(result: MarsResult) -> PageTable:
     peak, faults = result.peak, result.faults
     bytes_a_second = peak.throughput * result.record_bytes / 1e6
     measured = [max(p.throughput for p in curve) for curve in result.curves.values()]
     kept = "nothing lost, nothing doubled" if faults.equal else "COUNTS DIFFER"
     latencies = PAPER_LATENCY_MS
-    return Table(
+    return PageTable(
         "Beside the paper",
         "**Not comparable in absolute numbers.** The paper had up to 20 nodes, a message broker and a "
         f"network between them; here it is {result.machine.cores} cores of one machine, local files, "
@@ -115,13 +115,13 @@ def _beside_the_paper(result: Result) -> Table:
     )
 
 
-def _falls(result: Result) -> bool:
+def _falls(result: MarsResult) -> bool:
     return result.peak.size < max(point.size for point in result.curves[result.cores])
 
 
-def _batches(result: Result) -> Table:
+def _batches(result: MarsResult) -> PageTable:
     curve = result.curves[result.cores]
-    return Table(
+    return PageTable(
         "Throughput against records per batch",
         f"On {result.cores} cores. A batch is one epoch: read, counted, merged into the state, "
         "committed and on the disk. An epoch has a cost of its own, about "
@@ -140,7 +140,7 @@ def _batches(result: Result) -> Table:
     )
 
 
-def _cores(result: Result) -> Table:
+def _cores(result: MarsResult) -> PageTable:
     model, size = result.model, result.peak.size
     rows = []
     for cores in (*result.curves, *_beyond(result)):
@@ -156,7 +156,7 @@ def _cores(result: Result) -> Table:
                 f"{model.throughput(size * cores // result.cores, cores):,.0f}",
             ]
         )
-    return Table(
+    return PageTable(
         "Throughput against cores",
         "Measured: a process of its own for each number of cores, which Python, the JVM and its "
         f"workers share; records/s of batches of {size:,}. **Simulated, not measured:** an epoch takes "
@@ -171,7 +171,7 @@ def _cores(result: Result) -> Table:
     )
 
 
-def _beyond(result: Result) -> list[int]:
+def _beyond(result: MarsResult) -> list[int]:
     found, cores = [], result.cores * 2
     while cores <= SIMULATED_UP_TO:
         found.append(cores)
@@ -179,7 +179,7 @@ def _beyond(result: Result) -> list[int]:
     return found
 
 
-def _latency(result: Result) -> Table:
+def _latency(result: MarsResult) -> PageTable:
     latency = result.latency
     values = {
         "mean": latency.mean,
@@ -187,7 +187,7 @@ def _latency(result: Result) -> Table:
         "p99": latency.quantile(0.99),
         "max": latency.quantile(1.0),
     }
-    return Table(
+    return PageTable(
         "Latency of a record",
         f"From the arrival of each of {len(latency.seconds):,} records to the commit of its epoch, at "
         f"{latency.rate:,} records/s: half of the highest throughput above. Records arrive one by one "
@@ -197,7 +197,7 @@ def _latency(result: Result) -> Table:
     )
 
 
-def _faults(result: Result) -> Table:
+def _faults(result: MarsResult) -> PageTable:
     faults = result.faults
     runs = (faults.peace, faults.faults)
     rows = [
@@ -209,7 +209,7 @@ def _faults(result: Result) -> Table:
         ["epochs called again", *(f"{run.again}" for run in runs)],
     ]
     what = "; ".join(f"{m.what} at {m.seconds:.1f} s" for m in faults.faults.mishaps)
-    return Table(
+    return PageTable(
         "Faults",
         f"A cluster of a master and three workers, each a process with one core, on this machine; "
         f"batches of {faults.batch:,} records. Killed: SIGKILL to the worker and its executor in the "
@@ -229,7 +229,7 @@ def _longest(run: ClusterRun) -> float:
 # --- plots ---
 
 
-def _draw_batches(result: Result, axes: Axes) -> None:
+def _draw_batches(result: MarsResult, axes: Axes) -> None:
     for cores, curve in result.curves.items():
         axes.plot(
             [point.size for point in curve],
@@ -244,7 +244,7 @@ def _draw_batches(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_cores(result: Result, axes: Axes) -> None:
+def _draw_cores(result: MarsResult, axes: Axes) -> None:
     size, model = result.peak.size, result.model
     measured = {
         cores: next(p.throughput for p in curve if p.size == size)
@@ -267,7 +267,7 @@ def _draw_cores(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_latency(result: Result, axes: Axes) -> None:
+def _draw_latency(result: MarsResult, axes: Axes) -> None:
     shares = np.linspace(0, 1, 201)
     axes.plot(np.quantile(result.latency.seconds, shares) * 1000, shares * 100, color=INK)
     axes.axvline(result.latency.mean * 1000, color=INK, linestyle="--", label="mean")
@@ -278,7 +278,7 @@ def _draw_latency(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_faults(result: Result, axes: Axes) -> None:
+def _draw_faults(result: MarsResult, axes: Axes) -> None:
     faults = result.faults
     for run, color, label in ((faults.peace, FAINT, "in peace"), (faults.faults, INK, "faults")):
         axes.step([0, *run.times], [0, *run.records], where="post", color=color, label=label)

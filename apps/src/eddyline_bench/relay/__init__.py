@@ -15,7 +15,7 @@ from eddyline_bench.relay.steady import Steady, own_acks, own_poison
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RelayResult:
     """All four parts."""
 
     machine: Machine
@@ -47,7 +47,7 @@ def run(
     search_seconds: float = 10,
     warm_up_seconds: float = 15,
     load_seconds: float = 30,
-) -> Result:
+) -> RelayResult:
     """Run all four parts, each in a process of its own; twenty minutes on a machine of two cores.
 
     Args:
@@ -69,7 +69,7 @@ def run(
     replays = in_own_process(own_replays, load_seconds, RECORD_S)
     _say("overload")
     overload = in_own_process(own_overload, seconds, search_seconds, warm_up_seconds)
-    return Result(machine, acks, poison, overload, replays)
+    return RelayResult(machine, acks, poison, overload, replays)
 
 
 def _say(part: str) -> None:

@@ -143,7 +143,7 @@ class FixedWindows(FlowControl):
         lane.stepped_ms = now
 
 
-class Load:
+class BenchPipeline:
     """A pipeline from a queue into a stream of one BINARY column, both in a new folder.
 
     Args:
@@ -217,7 +217,9 @@ class Load:
 
 
 @contextmanager
-def producing(load: Load, rate: float, size: int, *, first: int = 0) -> Iterator[list[int]]:
+def producing(
+    load: BenchPipeline, rate: float, size: int, *, first: int = 0
+) -> Iterator[list[int]]:
     """A thread that puts `rate` records a second, at the same times whatever becomes of them.
 
     Gives a list whose last entry is how many were put.

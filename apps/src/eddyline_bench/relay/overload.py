@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from eddyline.pipelines.batches import Settings
 from eddyline_bench.measure import bench_session, tree_rss
-from eddyline_bench.relay.load import Fixed, Load, Waited, each_once, producing
+from eddyline_bench.relay.load import BenchPipeline, Fixed, Waited, each_once, producing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +183,7 @@ def course(
     with TemporaryDirectory(prefix="eddyline-bench-") as name:
         folder = Path(name)
         slowed = folder / "slowed"
-        load = Load(
+        load = BenchPipeline(
             spark,
             folder,
             [Waited(record_s, str(slowed))],
@@ -221,7 +221,7 @@ def course(
 class _Sampler:
     """Looks at a pipeline every few milliseconds."""
 
-    load: Load
+    load: BenchPipeline
     times: list[float] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eddyline_bench import page
-from eddyline_bench.page import FAINT, INK, OTHER, Table
+from eddyline_bench.page import FAINT, INK, OTHER, PageTable
 from eddyline_bench.relay.overload import LANES, LOADED, LOOK_S, PHASES, SLOWED
 from eddyline_bench.relay.replays import BACKFLOW, EVERY, TAIL
 from eddyline_bench.relay.steady import BOLTS, OFF, POISON_WINDOW, RECORD_BYTES, WINDOW, Steady
@@ -17,19 +17,19 @@ from eddyline_bench.relay.steady import BOLTS, OFF, POISON_WINDOW, RECORD_BYTES,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from eddyline_bench.relay import Result
+    from eddyline_bench.relay import RelayResult
     from eddyline_bench.relay.overload import Course
 
 COMMAND = "eddyline bench relay --write docs"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
-def text(result: Result) -> str:
+def text(result: RelayResult) -> str:
     """The tables in plain text."""
     return page.text("relay", result.machine, _tables(result), result.equal)
 
 
-def write(result: Result, folder: Path) -> None:
+def write(result: RelayResult, folder: Path) -> None:
     """Write `relay.md` and `relay.svg` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with page.plots(folder / "relay.svg", 2, 2, (10, 7.5)) as axes:
@@ -39,7 +39,7 @@ def write(result: Result, folder: Path) -> None:
     (folder / "relay.md").write_text(page.markdown(_beginning(result), _tables(result)))
 
 
-def _beginning(result: Result) -> list[str]:
+def _beginning(result: RelayResult) -> list[str]:
     kept = "each record ended once" if result.equal else "RECORDS WERE LOST OR DOUBLED"
     return [
         "# Pipelines of bolts",
@@ -58,7 +58,7 @@ def _beginning(result: Result) -> list[str]:
 # --- tables ---
 
 
-def _tables(result: Result) -> Iterator[Table]:
+def _tables(result: RelayResult) -> Iterator[PageTable]:
     yield _acks(result.acks)
     yield _poison(result.poison)
     yield _overload(result)
@@ -66,8 +66,8 @@ def _tables(result: Result) -> Iterator[Table]:
     yield _waits(result)
 
 
-def _acks(acks: Steady) -> Table:
-    return Table(
+def _acks(acks: Steady) -> PageTable:
+    return PageTable(
         "What acks cost",
         f"{BOLTS} pass-through bolts, records of {RECORD_BYTES} bytes that lie in the queue; "
         f"{acks.rows:,} a round, the pipelines in turns, windows of {WINDOW} tuples at the start. Without "
@@ -78,9 +78,9 @@ def _acks(acks: Steady) -> Table:
     )
 
 
-def _poison(poison: Steady) -> Table:
+def _poison(poison: Steady) -> PageTable:
     base = next(iter(poison.costs))
-    return Table(
+    return PageTable(
         "What records cost that fail for good",
         "The same pipeline with acks, and windows of "
         f"{POISON_WINDOW} tuples at the start; {poison.rows:,} records a round. One bolt raises for a tuple "
@@ -111,7 +111,7 @@ def _steady_rows(steady: Steady, base: str) -> list[list[str]]:
     ]
 
 
-def _overload(result: Result) -> Table:
+def _overload(result: RelayResult) -> PageTable:
     overload = result.overload
     courses = (overload.adaptive, overload.best)
     phase_s = overload.adaptive.starts[1] - overload.adaptive.starts[0]
@@ -134,7 +134,7 @@ def _overload(result: Result) -> Table:
             [f"MB of {name}, {phase}", *(f"{c.peak(of, i) / 1e6:,.0f}" for c in courses)]
             for i, phase in enumerate(PHASES)
         ]
-    return Table(
+    return PageTable(
         f"Overload at {LOADED:g}x, and a lane that is {SLOWED:g} times as slow for a while",
         f"{LANES} lanes whose bolt sleeps {overload.record_s * 1e6:.0f} microseconds a record, so all of "
         f"them could do {overload.capacity:,.0f} records/s; {LOADED:g} times as many come in all the time. "
@@ -152,9 +152,9 @@ def _windows(course: Course) -> str:
     return ", ".join(f"{course.window(phase):.0f}" for phase in range(len(PHASES)))
 
 
-def _search(result: Result) -> Table:
+def _search(result: RelayResult) -> PageTable:
     kept, taken = _curves(result)
-    return Table(
+    return PageTable(
         "The search for the best fixed windows",
         "The same three phases, shorter, with so many tuples under way to each lane. Kept: a lane works on "
         "all that it was given. Taken: what it hasn't begun in two seconds goes to another one, as it does "
@@ -164,9 +164,9 @@ def _search(result: Result) -> Table:
     )
 
 
-def _waits(result: Result) -> Table:
+def _waits(result: RelayResult) -> PageTable:
     replays = result.replays
-    return Table(
+    return PageTable(
         "How long a record waits that has failed",
         f"Seconds from its first failure to the attempt in which it was done. One of {EVERY} records fails "
         f"when it is tried first. For {replays.load_seconds:.0f} s {LOADED:g} times as many records come in "
@@ -187,7 +187,7 @@ def _waits(result: Result) -> Table:
     )
 
 
-def _curves(result: Result) -> tuple[dict[int, float], dict[int, float]]:
+def _curves(result: RelayResult) -> tuple[dict[int, float], dict[int, float]]:
     """Throughput by fixed window: tuples stay with their lanes, or are taken from them."""
     kept, taken = (
         {
@@ -203,12 +203,12 @@ def _curves(result: Result) -> tuple[dict[int, float], dict[int, float]]:
 # --- plots ---
 
 
-def _courses(result: Result) -> Iterator[tuple[Course, str]]:
+def _courses(result: RelayResult) -> Iterator[tuple[Course, str]]:
     yield result.overload.adaptive, INK
     yield result.overload.best, FAINT
 
 
-def _draw_rate(result: Result, axes: Axes) -> None:
+def _draw_rate(result: RelayResult, axes: Axes) -> None:
     for course, color in _courses(result):
         grid = np.arange(course.starts[0], course.starts[-1], 0.5)
         rates = [(course.at(now) - course.at(now - LOOK_S)) / LOOK_S for now in grid]
@@ -219,7 +219,7 @@ def _draw_rate(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False, loc="lower right")
 
 
-def _draw_memory(result: Result, axes: Axes) -> None:
+def _draw_memory(result: RelayResult, axes: Axes) -> None:
     for course, color in _courses(result):
         for of, style in {"tree": "-", "driver": "--"}.items():
             axes.plot(
@@ -235,14 +235,14 @@ def _draw_memory(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_phases(result: Result, axes: Axes) -> None:
+def _draw_phases(result: RelayResult, axes: Axes) -> None:
     starts = result.overload.adaptive.starts
     for start, what in zip(starts[1:], ("slow", "well again"), strict=False):
         axes.axvline(start - starts[0], color=OTHER, linestyle=":")
         axes.text(start - starts[0], 0, what, rotation=90, va="bottom", ha="right", color=OTHER)
 
 
-def _draw_waits(result: Result, axes: Axes) -> None:
+def _draw_waits(result: RelayResult, axes: Axes) -> None:
     for name, color in {BACKFLOW: INK, TAIL: OTHER}.items():
         waits = np.sort(result.replays.waits[name])
         axes.plot(
@@ -253,7 +253,7 @@ def _draw_waits(result: Result, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_search(result: Result, axes: Axes) -> None:
+def _draw_search(result: RelayResult, axes: Axes) -> None:
     overload = result.overload
     for curve, style, name in zip(_curves(result), "-:", ("kept", "taken"), strict=True):
         label = f"fixed windows, {name}; short phases"

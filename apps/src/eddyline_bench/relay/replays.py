@@ -22,7 +22,7 @@ from eddyline.relay.queue import Producer
 from eddyline_bench.measure import bench_session
 from eddyline_bench.relay.load import (
     UNREAD_ROWS_MAX,
-    Load,
+    BenchPipeline,
     Waited,
     each_once,
     numbers_of,
@@ -116,7 +116,7 @@ def own_replays(seconds: float, record_s: float, tuple_rows: int = 1000) -> Repl
                 notes = Path(folder) / "notes"
                 notes.mkdir()
                 tail = f"{folder}/queue" if name == TAIL else ""
-                load = Load(
+                load = BenchPipeline(
                     spark,
                     Path(folder),
                     [Waited(record_s, f"{folder}/slowed", whole=True), Flaky(str(notes), tail)],

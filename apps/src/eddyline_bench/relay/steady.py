@@ -11,7 +11,7 @@ import numpy as np
 
 from eddyline.pipelines.batches import Settings
 from eddyline_bench.measure import Cost, Meter, bench_session, median
-from eddyline_bench.relay.load import Load, Passed, passed
+from eddyline_bench.relay.load import BenchPipeline, Passed, passed
 
 BOLTS = 3
 RECORD_BYTES = 100
@@ -97,7 +97,7 @@ def measured(
                 functions[1:2] = [Passed(variant.every)]
             settings = Settings(lanes=cores, acks=variant.acks)
             path = Path(folder) / name.replace(" ", "-")
-            loads[name] = Load(spark, path, functions, settings, window=window)
+            loads[name] = BenchPipeline(spark, path, functions, settings, window=window)
         for turn in range(repeat + 1):
             order = list(loads.items())
             for name, load in order if turn % 2 else order[::-1]:
@@ -113,7 +113,7 @@ def measured(
     return Steady(rows, costs, equal)
 
 
-def _equal(load: Load, every: int, total: int) -> bool:
+def _equal(load: BenchPipeline, every: int, total: int) -> bool:
     expected = np.arange(total)
     if every:
         expected = expected[~Passed(every).bad(expected)]
