@@ -36,7 +36,7 @@ from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
 from eddyline.state import front
 from eddyline.state.arrangement import Arrangement, Layout, compaction_start
-from eddyline.state.expiry import Place, without_expired
+from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.front import Ties
 from eddyline.state.kernels import (
     Measure,
@@ -694,7 +694,7 @@ def test_a_session_leaves_the_state_as_a_whole(
             "w": (pa.int64(), [1] * len(rows)),
         }
     )
-    place = Place("rows", "c0", "end", sessions=True)
+    place = ExpiryColumn("rows", "c0", "end", sessions=True)
     kept = set(without_expired(given, [(place, limit)], whole=True)["c1"].to_pylist())
     assert without_expired(given, [(place, limit)], whole=False).num_rows == len(rows)
     for group in {crude_hash((key,)) for key, _, _ in rows}:

@@ -30,7 +30,7 @@ from eddyline.state.manifest import (
     last_committed,
     manifest_name,
     read_manifest,
-    unbroken,
+    without_gaps,
     write_manifest,
 )
 from eddyline.state.recover import Recovery, decide, open_storage, retire
@@ -133,7 +133,7 @@ def test_what_is_committed_is_never_stale(epochs: set[int], attempts: list[int])
 
 @given(st.sets(st.integers(1, 30)))
 def test_unbroken_ends_with_the_last_and_has_no_gap(epochs: set[int]) -> None:
-    found = unbroken(sorted(epochs))
+    found = without_gaps(sorted(epochs))
     assert bool(found) == bool(epochs)
     if found:
         assert found == list(range(found[0], max(epochs) + 1))

@@ -21,7 +21,7 @@ from eddyline.state.manifest import (
     committed_epochs,
     last_committed,
     read_manifest,
-    unbroken,
+    without_gaps,
 )
 from eddyline.state.recover import flush
 from eddyline.state.runs import read_run
@@ -74,7 +74,7 @@ class CommittedChangelog:
         return epoch
 
     def retained(self) -> list[Epoch]:
-        return unbroken(committed_epochs(self.files))
+        return without_gaps(committed_epochs(self.files))
 
     def changes(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)

@@ -19,7 +19,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
 from eddyline.source.segments import RUN, Segment, spread
 from eddyline.sql.names import quoted
-from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, unbroken
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, without_gaps
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -118,7 +118,7 @@ class Results:
 
         Changes from before the oldest retained epoch come as one append of all its rows.
         """
-        retained = [e for e in unbroken(committed_epochs(self.files)) if e <= manifest.epoch]
+        retained = [e for e in without_gaps(committed_epochs(self.files)) if e <= manifest.epoch]
         start = max(after or 0, 0)
         epochs = []
         for epoch in (epoch for epoch in retained if epoch > start):

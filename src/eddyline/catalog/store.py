@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from eddyline.catalog.entries import Catalog, Entry
 from eddyline.errors import EngineError, StateError, StorageError
-from eddyline.storage.files import Files, damaged, told
+from eddyline.storage.files import Files, damaged, storage_errors
 
 if TYPE_CHECKING:
     import psycopg
@@ -293,10 +293,10 @@ class CatalogStore:
         """A transaction whose commit is an effect that tests can count, and make fail."""
         with self.database.transaction(write=True) as execute:
             yield execute
-            with told(self.name):
+            with storage_errors(self.name):
                 self.files.step("commit", self.name)
             self.certain = self.certain and not catalog
-        with told(self.name):
+        with storage_errors(self.name):
             self.files.step("committed", self.name)
 
     def _storage(self, *, make: bool = False) -> str:

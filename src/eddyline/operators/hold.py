@@ -25,7 +25,7 @@ class Hold:
     that an epoch reads only those that have become final.
 
     Attributes:
-        column, field: where a row's time is; see `state.expiry.Place`.
+        column, field: where a row's time is; see `state.expiry.ExpiryColumn`.
         bound: rows below it are final; None while there is no watermark.
     """
 

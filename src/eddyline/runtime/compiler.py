@@ -29,7 +29,7 @@ from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import epoch_session
-from eddyline.state.expiry import Place
+from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
 
 
@@ -212,7 +212,7 @@ class Compiler:
             part.operator,
             arrow_schema(schema, self.zone),
             self.options.compaction_fan_in,
-            tuple(Place(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
+            tuple(ExpiryColumn(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
         )
 
     def _planned(

@@ -17,11 +17,11 @@ from eddyline.operators.hold import Hold
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement
-from eddyline.state.expiry import Place
+from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import Manifest, manifest_name, read_manifest
 from eddyline.storage.files import Files
 
-Limits = Sequence[tuple[Place, int]]
+Limits = Sequence[tuple[ExpiryColumn, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Kernel:
     operator: Operator
     schema: pa.Schema
     fan_in: int
-    expiry: tuple[Place, ...] = ()
+    expiry: tuple[ExpiryColumn, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output delta."""

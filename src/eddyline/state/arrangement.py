@@ -1,4 +1,4 @@
-"""Arrangements: one bucket of a keyed collection, as a small log-structured merge tree of runs."""
+"""Arrangements: keyed state; each bucket is a small log-structured merge tree of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.state.expiry import Place, without_expired
+from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.kernels import Measure, SortKey, consolidate, sorted_rows, spans
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.storage.files import Files
@@ -20,10 +20,12 @@ Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the rows of an arrangement look like: `h`, identity columns, measures.
+    """The columns of an arrangement: the key hash `h`, identity columns, measures.
 
     Attributes:
-        order: how the rows of one hash are sorted in each run; in any way if there is none.
+        identity: the columns that identify a row.
+        measures: the columns that are combined when equal rows meet, and how.
+        order: how the rows of one hash are sorted in each run; empty for no order.
     """
 
     identity: tuple[str, ...]
@@ -32,15 +34,15 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """All columns in their order on disk."""
+        """Names of all columns, in their order on disk."""
         return [HASH, *self.identity, *(name for name, _ in self.measures)]
 
     def consolidate(self, table: pa.Table) -> pa.Table:
-        """Equal rows brought together, empty ones dropped."""
+        """Merge equal rows, and drop those whose measures are zero."""
         return consolidate(table, self.identity, self.measures)
 
     def sorted(self, table: pa.Table) -> pa.Table:
-        """The rows as a run of this layout has them."""
+        """Sort rows as a run of this layout stores them."""
         if self.order:
             return sorted_rows(table, self.identity, self.order)
         hashes = table[HASH].to_numpy()
@@ -50,7 +52,13 @@ class Layout:
 
 
 class Arrangement:
-    """One bucket: its runs as of the last committed epoch, and what this epoch adds."""
+    """One bucket of an arrangement, as of the last committed epoch.
+
+    Args:
+        files: the files of the storage.
+        layout: the columns.
+        runs: the runs of the bucket, old to new.
+    """
 
     def __init__(self, files: Files, layout: Layout, runs: Sequence[Run]) -> None:
         self.files = files
@@ -58,28 +66,31 @@ class Arrangement:
         self.runs = tuple(runs)
 
     def lookup(self, hashes: np.ndarray) -> pa.Table | None:
-        """All stored rows whose key hash is in `hashes` (sorted, unique); None if there is none.
+        """Return the stored rows whose key hash is in `hashes`; None if there are none.
 
-        Rows come as they lie in the runs: the same row can come several times.
+        Rows are not consolidated: a row that is in several runs is returned several times.
+
+        Args:
+            hashes: key hashes, sorted and distinct.
         """
         if not len(hashes):
             return None
         found = []
         for run in self.runs:
             table = read_run(self.files, run)
-            places = spans(table[HASH].to_numpy(), hashes)
-            if len(places):
-                found.append(table.take(pa.array(places)))
+            indices = spans(table[HASH].to_numpy(), hashes)
+            if len(indices):
+                found.append(table.take(pa.array(indices)))
         return pa.concat_tables(found) if found else None
 
     def scan(self) -> pa.Table | None:
-        """All rows, consolidated; None if there never was one."""
+        """Return all rows, consolidated; None if the bucket has no runs."""
         if not self.runs:
             return None
         return self.layout.consolidate(pa.concat_tables(self.tables()))
 
     def tables(self) -> list[pa.Table]:
-        """The runs, old to new."""
+        """Return the rows of each run, old to new."""
         return [read_run(self.files, run) for run in self.runs]
 
     def extend(
@@ -87,18 +98,19 @@ class Arrangement:
         name: str,
         delta: pa.Table,
         fan_in: int,
-        expired: Sequence[tuple[Place, int]] = (),
+        expired: Sequence[tuple[ExpiryColumn, int]] = (),
     ) -> tuple[tuple[Run, ...], Run | None]:
-        """Write this epoch's delta, and a merged run where a size tier is full.
+        """Write the delta of an epoch as a run, and compact runs if a size tier is full.
 
         Args:
-            name: file name without ending; the delta is `<name>.arrow`, a merged run `<name>.merged.arrow`.
-            delta: columns of the layout.
-            fan_in: runs of one tier (of sizes within a factor `fan_in`) that are merged into one.
-            expired: limits below which rows needn't be kept; they are left out of a merged run.
+            name: file name without extension. The delta is written to `<name>.arrow`, a merged run
+                to `<name>.merged.arrow`.
+            delta: changed rows, with the columns of the layout.
+            fan_in: number of runs of one tier (sizes within a factor `fan_in`) to merge into one.
+            expired: limits below which rows may be dropped; compaction drops them.
 
         Returns:
-            the runs that now make up the bucket, and the delta's own run (None if it is empty).
+            The runs that now make up the bucket, and the run of the delta (None if it is empty).
         """
         if delta.num_rows == 0:
             return self.runs, None
@@ -117,17 +129,18 @@ class Arrangement:
 
 
 def difference_run(files: Files, name: str, old: Sequence[Run], new: Sequence[Run]) -> Run | None:
-    """Write what leads from one content of a bucket to another; None if they are the same.
+    """Write the difference of two versions of a bucket as a run; None if they are equal.
 
     Args:
-        name: of the file.
-        old, new: runs of Z-sets with the same columns.
+        files: the files of the storage.
+        name: name of the file.
+        old, new: the runs of both versions, Z-sets with the same columns.
     """
     tables = [read_run(files, run) for run in new]
     for run in old:
         rows = read_run(files, run)
-        taken = pc.negate(rows[WEIGHT])
-        tables.append(rows.set_column(rows.column_names.index(WEIGHT), WEIGHT, taken))
+        negated = pc.negate(rows[WEIGHT])
+        tables.append(rows.set_column(rows.column_names.index(WEIGHT), WEIGHT, negated))
     if not tables:
         return None
     layout = Layout(tuple(n for n in tables[0].column_names if n not in (HASH, WEIGHT)))
@@ -136,11 +149,16 @@ def difference_run(files: Files, name: str, old: Sequence[Run], new: Sequence[Ru
 
 
 def compaction_start(rows: Sequence[int], fan_in: int) -> int | None:
-    """Where in a list of run sizes, old to new, the merge of the newest runs begins; None for none.
+    """Return the index of the oldest run to merge with all newer ones; None if there is no merge.
 
-    Size-tiered: a run's tier is the logarithm of its rows to the base `fan_in`; once the newest
-    `fan_in` runs lie in one tier or below they are merged, and so on with what that gives. So each
-    row is rewritten once a tier, and there are fewer than `fan_in` runs a tier.
+    Compaction is size-tiered: the tier of a run is the logarithm of its rows to the base `fan_in`.
+    Once the newest `fan_in` runs are of one tier or below, they are merged; the merged run counts
+    in its own tier again. So a row is rewritten once for each tier, and each tier has fewer than
+    `fan_in` runs.
+
+    Args:
+        rows: the sizes of the runs, old to new.
+        fan_in: number of runs of a tier that are merged.
 
     Example:
         >>> compaction_start([100, 1, 1, 1], 3), compaction_start([100, 1, 1], 3)

@@ -1,4 +1,4 @@
-"""Which rows of an arrangement a watermark has made useless."""
+"""Expiry: rows of an arrangement that a watermark allows to drop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from eddyline.changes import HASH
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the rows of an arrangement hold the value that is compared with a bound.
+class ExpiryColumn:
+    """The column of an arrangement whose values are compared with a bound to expire rows.
 
     Attributes:
-        field: of a struct column; empty for the value itself.
-        sessions: the column is a struct of start and end; rows whose spans touch leave together.
+        slot: the arrangement's slot of its operator.
+        column: name of the column.
+        field: the field to compare, if the column is a struct; empty for the column itself.
+        sessions: whether the column is a struct of start and end. Rows whose spans touch form a
+            session, and expire together.
     """
 
     slot: str
@@ -29,7 +32,13 @@ class Place:
 
 
 def times(rows: pa.Table, column: str, field: str = "") -> pa.ChunkedArray:
-    """Timestamps as microseconds, dates as days, since 1970; whole numbers as they are."""
+    """Return a column as integers: timestamps as microseconds, dates as days since 1970.
+
+    Args:
+        rows: the table.
+        column: name of the column.
+        field: a field of a struct column; empty for the column itself.
+    """
     values = rows[column]
     if field:
         values = pa.chunked_array(
@@ -44,24 +53,27 @@ def times(rows: pa.Table, column: str, field: str = "") -> pa.ChunkedArray:
 
 
 def without_expired(
-    rows: pa.Table, limits: Sequence[tuple[Place, int]], *, whole: bool
+    rows: pa.Table, limits: Sequence[tuple[ExpiryColumn, int]], *, whole: bool
 ) -> pa.Table:
-    """The rows that are not below any of the limits; rows without a value stay.
+    """Drop the rows that are below any of the limits; rows with a null there stay.
 
     Args:
-        whole: these are all rows of the bucket; only then can a session be told to be over.
+        rows: rows of a bucket.
+        limits: columns with the limits of their values.
+        whole: whether these are all rows of the bucket. Only then can sessions expire, since other
+            rows could extend them.
     """
-    for place, limit in limits:
-        if not place.sessions:
-            below = pc.less(times(rows, place.column, place.field), limit)
+    for expiry, limit in limits:
+        if not expiry.sessions:
+            below = pc.less(times(rows, expiry.column, expiry.field), limit)
             rows = rows.filter(pc.invert(pc.fill_null(below, False)))
         elif whole:
-            rows = rows.filter(pa.array(~_over(rows, place.column, limit)))
+            rows = rows.filter(pa.array(~_in_expired_session(rows, expiry.column, limit)))
     return rows
 
 
-def _over(rows: pa.Table, column: str, limit: int) -> np.ndarray:
-    """Which rows belong to a chain of touching spans, of one hash, that ends below the limit."""
+def _in_expired_session(rows: pa.Table, column: str, limit: int) -> np.ndarray:
+    """Return a mask of the rows of sessions that end below the limit."""
     spans = pl.DataFrame(
         {
             "hash": rows[HASH].to_numpy(),
@@ -73,9 +85,9 @@ def _over(rows: pa.Table, column: str, limit: int) -> np.ndarray:
         reach=pl.col("end").cum_max().shift(1).over("hash")
     )
     begins = (pl.col("start") > pl.col("reach")).fill_null(True)
-    spans = spans.with_columns(chain=begins.cum_sum().over("hash"))
-    over = pl.col("end").max().over("hash", "chain") < limit
-    found: np.ndarray = (
-        spans.with_columns(over=over.fill_null(False)).sort("row")["over"].to_numpy()
+    spans = spans.with_columns(session=begins.cum_sum().over("hash"))
+    expired = pl.col("end").max().over("hash", "session") < limit
+    mask: np.ndarray = (
+        spans.with_columns(expired=expired.fill_null(False)).sort("row")["expired"].to_numpy()
     )
-    return found
+    return mask

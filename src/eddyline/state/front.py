@@ -1,4 +1,4 @@
-"""The best rows of each group of an arrangement that keeps an order, without reading the others."""
+"""The first rows of each group of an ordered arrangement, read without the rest of the group."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GROWTH = 4
 
 
 class Ties(StrEnum):
-    """How the place of a row is counted among rows that the order finds equal."""
+    """How rows with equal sort keys are ranked."""
 
-    ROW_NUMBER = "row_number"  # each row has its own
-    RANK = "rank"  # rows before the first of them
-    DENSE_RANK = "dense_rank"  # different sort keys before theirs
+    ROW_NUMBER = "row_number"  # each row has a rank of its own
+    RANK = "rank"  # the number of rows before the first of them
+    DENSE_RANK = "dense_rank"  # the number of distinct sort keys before theirs
 
 
 def front(
@@ -41,20 +41,24 @@ def front(
     limit: int,
     ties: Ties = Ties.ROW_NUMBER,
 ) -> pa.Table:
-    """The rows of some groups whose place is below `limit`, of the state and a delta on top of it.
+    """Return the rows of some groups whose rank is below `limit`.
 
-    Each run is sorted by hash and order, so the front of a group is the merge of the fronts of its
-    runs. Of each run the same number of rows is read; what the merge gives is complete up to the
-    first of the runs' last rows. A group that needs more (because of deletions, or ties) is read
-    again, four times as deep. So the cost follows `limit` and the number of runs, not the group.
+    Each run is sorted by hash and order, so the first rows of a group are the merge of the first
+    rows of its runs. The same number of rows is read from each run; the merge is complete up to the
+    smallest of the runs' last rows. A group that needs more (because of deletions or ties) is read
+    again, four times as deep. So the cost grows with `limit` and the number of runs, not with the
+    size of the group.
 
     Args:
-        delta: consolidated rows in the arrangement's layout, as one more run; may be empty.
-        groups: the wanted groups: `h` and the key columns, each group once.
+        arrangement: the stored rows.
+        delta: changes on top of them: consolidated rows of the same layout; may be empty.
+        groups: the groups to read: `h` and the key columns, each group once.
+        limit: the ranks to return are those from 0 up to but not including `limit`.
+        ties: how rows with equal sort keys are ranked.
 
     Returns:
-        the columns of the layout, sorted by them, each row once; and `place`, that of the row's
-        first copy. A weight below zero says that a row was retracted which is not there.
+        The columns of the layout, sorted by them, each row once; and `place`, the rank of the row's
+        first copy. A negative weight means that a row was retracted that doesn't exist.
     """
     layout = arrangement.layout
     runs = [*arrangement.tables(), layout.sorted(delta)]
@@ -65,13 +69,13 @@ def front(
     found: list[pa.Table] = []
     read = min(max(2 * limit, FIRST_READ), MOST_AT_FIRST)
     while len(hashes):
-        taken, cut = _heads(runs, hashes, read)
-        rows, places, short = _merged(layout, taken, cut, wanted, limit, ties)
-        settled = ~np.isin(rows[HASH].to_numpy(), short)
-        kept = settled & ((places < limit) | (rows[WEIGHT].to_numpy() < 0))
-        rows = rows.append_column(PLACE, pa.array(places))
+        heads, cut = _heads(runs, hashes, read)
+        rows, ranks, incomplete = _merge(layout, heads, cut, wanted, limit, ties)
+        complete = ~np.isin(rows[HASH].to_numpy(), incomplete)
+        kept = complete & ((ranks < limit) | (rows[WEIGHT].to_numpy() < 0))
+        rows = rows.append_column(PLACE, pa.array(ranks))
         found.append(rows.filter(pa.array(kept)))
-        hashes = short
+        hashes = incomplete
         read *= GROWTH
     return pa.concat_tables(found)
 
@@ -79,36 +83,41 @@ def front(
 def _heads(
     runs: Sequence[pa.Table], hashes: np.ndarray, read: int
 ) -> tuple[pa.Table, list[tuple[int, np.ndarray]]]:
-    """Up to `read` first rows of each hash in each run.
+    """Read the first rows, up to `read`, of each hash in each run.
 
     Returns:
-        the rows, and for each run its number of rows and which hashes go on behind them.
+        The rows, and for each run the number of rows read and the hashes that have more.
     """
-    taken, cut = [], []
+    heads, cut = [], []
     for run in runs:
         stored = run[HASH].to_numpy()
         first = np.searchsorted(stored, hashes, "left")
         length = np.searchsorted(stored, hashes, "right") - first
-        places = ranges(first, np.minimum(length, read))
-        taken.append(run.take(pa.array(places)))
-        cut.append((len(places), hashes[length > read]))
-    return pa.concat_tables(taken), cut
+        indices = ranges(first, np.minimum(length, read))
+        heads.append(run.take(pa.array(indices)))
+        cut.append((len(indices), hashes[length > read]))
+    return pa.concat_tables(heads), cut
 
 
-def _merged(
+def _merge(
     layout: Layout,
-    taken: pa.Table,
+    heads: pa.Table,
     cut: Sequence[tuple[int, np.ndarray]],
     wanted: pl.DataFrame,
     limit: int,
     ties: Ties,
 ) -> tuple[pa.Table, np.ndarray, np.ndarray]:
-    """The rows that are complete, their places, and the hashes of groups that need more."""
-    frame, by, descending, nulls_last = order_frame(taken, layout.identity, layout.order)
+    """Merge the first rows of all runs.
+
+    Returns:
+        The merged rows that no unread row can precede, their ranks, and the hashes of the groups
+        that must be read deeper.
+    """
+    frame, by, descending, nulls_last = order_frame(heads, layout.identity, layout.order)
     frame = frame.with_columns(
         pl.Series("run", np.repeat(np.arange(len(cut)), [count for count, _ in cut])),
-        pl.Series("row", np.arange(taken.num_rows)),
-        pl.Series(WEIGHT, taken[WEIGHT].combine_chunks()),
+        pl.Series("row", np.arange(heads.num_rows)),
+        pl.Series(WEIGHT, heads[WEIGHT].combine_chunks()),
     ).sort(by, descending=descending, nulls_last=nulls_last)
     sort_keys = by[1 : len(layout.order) + 1]
     rows = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
@@ -118,36 +127,36 @@ def _merged(
     count = len(rows)
     number = np.repeat(np.arange(count), rows["copies"].to_numpy())
 
-    # a hash is complete up to the first of the last rows of those runs that go on
+    # of the runs that have more rows of a hash, the smallest last row bounds what is complete
     hashes, at = np.unique(frame[HASH].to_numpy(), return_inverse=True)
     bound = np.full(len(hashes), count)
     run_of = frame["run"].to_numpy()
     for run, (_, longer) in enumerate(cut):
-        mine, goes_on = run_of == run, np.isin(hashes, longer)
+        in_run, has_more = run_of == run, np.isin(hashes, longer)
         last = np.zeros(len(hashes), np.int64)
-        np.maximum.at(last, at[mine], number[mine])
-        bound[goes_on] = np.minimum(bound[goes_on], last[goes_on])
-    place_of_hash = np.searchsorted(hashes, rows[HASH].to_numpy())
-    complete = pl.Series(np.arange(count) <= bound[place_of_hash])
+        np.maximum.at(last, at[in_run], number[in_run])
+        bound[has_more] = np.minimum(bound[has_more], last[has_more])
+    hash_index = np.searchsorted(hashes, rows[HASH].to_numpy())
+    complete = pl.Series(np.arange(count) <= bound[hash_index])
     rows = rows.filter(complete & (pl.col(WEIGHT) != 0))
-    # another group of the same hash may be cut short: only the wanted ones are read to their end
+    # another group with the same hash may be incomplete: only the wanted ones are read to the end
     rows = rows.join(wanted, on=wanted.columns, how="semi", nulls_equal=True, maintain_order="left")
-    rows = _placed(rows, wanted.columns, sort_keys, ties)
+    rows = _ranked(rows, wanted.columns, sort_keys, ties)
 
     reached = pl.col(PLACE) + (pl.col(WEIGHT) if ties is Ties.ROW_NUMBER else 0)
     full = rows.group_by(wanted.columns).agg((reached.max() >= limit).alias("full"))
     full = full.filter("full").select(wanted.columns)
     lacking = wanted.filter(pl.Series(matched(wanted, full) < 0))[HASH].to_numpy()
-    short = np.intersect1d(lacking, hashes[bound < count])
-    table = taken.take(pa.array(rows["row"].to_numpy()))
+    incomplete = np.intersect1d(lacking, hashes[bound < count])
+    table = heads.take(pa.array(rows["row"].to_numpy()))
     table = with_weights(table, rows[WEIGHT].to_numpy())
-    return table, rows[PLACE].to_numpy(), short
+    return table, rows[PLACE].to_numpy(), incomplete
 
 
-def _placed(
+def _ranked(
     rows: pl.DataFrame, group: Sequence[str], sort_keys: Sequence[str], ties: Ties
 ) -> pl.DataFrame:
-    """Sorted rows with their places within their groups."""
+    """Add the rank of each row within its group to sorted rows."""
     before = pl.col(WEIGHT).cum_sum().over(group) - pl.col(WEIGHT)
     rows = rows.with_columns(before.alias(PLACE))
     if ties is Ties.ROW_NUMBER:

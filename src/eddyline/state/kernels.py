@@ -1,8 +1,8 @@
-"""Vectorised algebra of changes: rows with additive measures, over Arrow.
+"""Vectorised operations on tables of changes: rows with measures that can be combined.
 
-A *collection* is a table `h, identity columns..., measures...`: `h` is the 64-bit hash of the key,
-the identity columns say which row it is, the measures add up when the same row comes twice. A
-Z-set has one measure, the weight. Measures of a linear aggregate are its accumulators.
+A *collection* is an Arrow table `h, identity columns..., measures...`. `h` is the 64-bit hash of the
+key, the identity columns identify a row, and the measures of equal rows are combined. A Z-set has
+one measure, the weight. The measures of a linear aggregate are its accumulators.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SAMPLE_ROWS = 4096
 
 
 class Measure(StrEnum):
-    """How two measures of the same row become one."""
+    """How the measures of equal rows are combined."""
 
     SUM = "sum"
     XOR = "xor"
     MIN = "min"
     MAX = "max"
-    EXACT = "exact"  # sums of doubles, kept as an unevaluated pair: see `add_exactly`
+    EXACT = "exact"  # sums of doubles as unevaluated pairs; see `add_exactly`
 
 
 def comparable(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The same column in a form in which polars finds equal exactly what Spark stores as the same.
+    """Convert a column so that polars considers two values equal if and only if Spark stores the same.
 
-    Floating point numbers become their bits, so that -0.0 and 0.0 stay apart and NaN equals NaN;
-    maps become lists of entries; the nested types are rebuilt around their changed children.
+    Floating point numbers become their bits, so -0.0 and 0.0 differ and NaN equals NaN. Maps become
+    lists of entries. Nested types are rebuilt around their converted children.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # too large for one chunk
@@ -76,13 +76,13 @@ def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def identities(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
-    """The named columns as a polars frame whose equality is the identity of rows."""
+    """Return columns as a polars frame in which equal rows are identical rows."""
     return pl.DataFrame({name: pl.Series(comparable(table[name])) for name in columns})
 
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """A column that rows are sorted by."""
+    """A column to sort by."""
 
     column: str
     descending: bool = False
@@ -90,7 +90,7 @@ class SortKey:
 
 
 def sorted_rows(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> pa.Table:
-    """The rows by hash, then by `order`, ties by identity: the same rows always lie the same way."""
+    """Sort rows by hash, then by `order`, then by identity, so that the result is deterministic."""
     if table.num_rows < 2:
         return table
     frame, by, descending, nulls_last = order_frame(table, identity, order)
@@ -101,11 +101,11 @@ def sorted_rows(table: pa.Table, identity: Sequence[str], order: Sequence[SortKe
 def order_frame(
     table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]
 ) -> tuple[pl.DataFrame, list[str], list[bool], list[bool]]:
-    """What `sorted_rows` sorts by: `h`, the sort keys as `by0..`, and the identities of the rows.
+    """Return the columns that `sorted_rows` sorts by: `h`, the sort keys as `by0..`, the identity.
 
     Returns:
-        the frame, its columns in the order in which they count, and for each how it sorts:
-        descending, nulls last.
+        The frame, the names of its columns by precedence, and for each column whether it sorts
+        descending, and whether nulls come last.
     """
     names = [f"by{i}" for i in range(len(order))]
     keys = [
@@ -122,9 +122,9 @@ def order_frame(
 
 
 def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """A 64-bit hash of some columns, the same in every process and version; an index only.
+    """Return a 64-bit hash of some columns for each row, stable over processes and versions.
 
-    Nested columns don't count: rows that differ only there share a hash.
+    Hashes can collide, so use them as an index only. Nested columns are ignored.
     """
     total = np.zeros(table.num_rows, np.uint64)
     for name in columns:
@@ -146,10 +146,10 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
 
 
 def in_types_of(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the names and types of a schema; a column that has its type stays as it is.
+    """Cast a table to the names and types of a schema.
 
-    Arrow's own cast does the same, but refuses a null VARIANT, whose parts can't be null, and
-    nulls without a type where a nested one is wanted.
+    Arrow's own cast refuses a null VARIANT, whose parts can't be null, and a column of type null
+    where a nested type is wanted.
     """
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
@@ -164,7 +164,7 @@ def in_types_of(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def consolidate(
     table: pa.Table, identity: Sequence[str], measures: Sequence[tuple[str, Measure]]
 ) -> pa.Table:
-    """Bring equal rows together, combine their measures, drop those whose measures are all zero."""
+    """Merge equal rows, combine their measures, and drop rows whose measures are all zero."""
     if table.num_rows == 0:
         return table
     columns = [HASH, *identity]
@@ -180,14 +180,14 @@ def consolidate(
 
 
 def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The distinct rows of some columns, in the order of their first appearance."""
+    """Return the distinct rows of some columns, in the order of their first occurrence."""
     frame = identities(table, columns).with_row_index("__row")
     first = frame.group_by(columns, maintain_order=True).agg(pl.col("__row").first())["__row"]
     return table.select(columns).take(pa.array(first.to_numpy()))
 
 
 def matched(left: pl.DataFrame, right: pl.DataFrame) -> np.ndarray:
-    """For each row of `left` the place of the same row in `right`, -1 if there is none; no doubles."""
+    """Return the index in `right` of each row of `left`, or -1; neither has duplicate rows."""
     both = pl.concat(
         [
             left.with_columns(pl.lit(-1).alias("__at"), pl.Series("__row", np.arange(len(left)))),
@@ -201,7 +201,7 @@ def matched(left: pl.DataFrame, right: pl.DataFrame) -> np.ndarray:
 
 
 def condensed(rows: pa.Table) -> pa.Table:
-    """Equal rows with weights brought together, where a sample says that this is worth its time."""
+    """Merge equal rows and add their weights, if a sample shows that there are enough of them."""
     columns = [name for name in rows.column_names if name != WEIGHT]
     if any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
         return rows
@@ -219,14 +219,20 @@ def condensed(rows: pa.Table) -> pa.Table:
 
 
 def measure_series(table: pa.Table, measures: Sequence[tuple[str, Measure]]) -> list[pl.Series]:
-    """The measures of a table as polars series."""
+    """Return the measures of a table as polars series."""
     return [pl.Series(name, table[name].combine_chunks()) for name, _ in measures]
 
 
 def combined(
     measures: Sequence[tuple[str, Measure]], where: pl.Expr | None = None, prefix: str = ""
 ) -> list[pl.Expr]:
-    """Expressions that combine each measure over a group, of the rows `where` says."""
+    """Return expressions that combine each measure over a group.
+
+    Args:
+        measures: the measures.
+        where: which rows count; None for all.
+        prefix: put in front of the names of the results.
+    """
     found = []
     for name, measure in measures:
         column = pl.col(name) if where is None else pl.col(name).filter(where)
@@ -246,17 +252,17 @@ _COMBINE = {
 def finish(
     grouped: pl.DataFrame, measures: Sequence[tuple[str, Measure]], prefix: str = ""
 ) -> pl.DataFrame:
-    """Add up the lists that EXACT measures were gathered into."""
+    """Sum the lists that `combined` collects for EXACT measures."""
     exact = [prefix + name for name, measure in measures if measure is Measure.EXACT]
     return grouped.with_columns([add_exactly(grouped[name]) for name in exact])
 
 
 def add_exactly(lists: pl.Series) -> pl.Series:
-    """Sum lists of unevaluated pairs {hi, lo} to one pair each, by rounds of pairwise addition.
+    """Sum each list of unevaluated pairs {hi, lo} to one pair, in rounds of pairwise addition.
 
-    Error-free addition is Knuth's TwoSum, the sum of pairs is "accurate" double-double addition
-    (Dekker 1971; Li et al., XBLAS 2002): relative error about 2^-104 of the largest partial sum,
-    whatever was added and taken away in between.
+    Uses Knuth's error-free TwoSum and "accurate" double-double addition (Dekker 1971; Li et al.,
+    XBLAS 2002). The relative error is about 2^-104 of the largest partial sum, whatever was added
+    and subtracted in between.
     """
     name = lists.name
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
@@ -266,10 +272,9 @@ def add_exactly(lists: pl.Series) -> pl.Series:
     group = np.repeat(np.arange(len(lengths)), lengths)
     while len(group) and lengths.max() > 1:
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        place = np.arange(len(group)) - starts[group]
-        even = place % 2 == 0
-        left = np.flatnonzero(even)
-        paired = place[left] + 1 < lengths[group[left]]
+        index = np.arange(len(group)) - starts[group]
+        left = np.flatnonzero(index % 2 == 0)
+        paired = index[left] + 1 < lengths[group[left]]
         new_hi, new_lo = hi[left], lo[left]
         one = left[paired]
         new_hi[paired], new_lo[paired] = _add_pairs(hi[one], lo[one], hi[one + 1], lo[one + 1])
@@ -290,7 +295,7 @@ def _add_pairs(
 
 
 def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a + b as the rounded sum and its exact error (Knuth)."""
+    """Return a + b as the rounded sum and its exact error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
@@ -302,7 +307,7 @@ def _quick_two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a * b as the rounded product and its exact error (Dekker's splitting)."""
+    """Return a * b as the rounded product and its exact error (Dekker's splitting)."""
     product = a * b
     with np.errstate(over="ignore", invalid="ignore"):
         a_high, a_low = _split(a)
@@ -318,7 +323,7 @@ def _split(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def any_nonzero(measures: Sequence[tuple[str, Measure]], prefix: str = "") -> pl.Expr:
-    """Whether a row's measures say anything; minima and maxima never count."""
+    """Return an expression: whether any measure of a row is not zero, minima and maxima ignored."""
     tests = []
     for name, measure in measures:
         column = pl.col(prefix + name)
@@ -336,7 +341,7 @@ def with_measures(
     schema: pa.Schema,
     prefix: str = "",
 ) -> pa.Table:
-    """Rows with the measures of `frame` (same order) behind them, in the types of `schema`."""
+    """Append the measures in `frame` to rows in the same order, with the types of `schema`."""
     for name, _ in measures:
         column = frame[prefix + name].to_arrow()
         rows = rows.append_column(name, column.cast(schema.field(name).type))
@@ -344,35 +349,35 @@ def with_measures(
 
 
 def spans(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Indices of all places in `sorted_hashes` that hold one of `wanted` (sorted, unique)."""
+    """Return the indices in `sorted_hashes` of all values in `wanted` (sorted, distinct)."""
     first = np.searchsorted(sorted_hashes, wanted, "left")
-    behind = np.searchsorted(sorted_hashes, wanted, "right")
-    return ranges(first, behind - first)
+    end = np.searchsorted(sorted_hashes, wanted, "right")
+    return ranges(first, end - first)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The concatenation of `arange(start, start + length)` for each pair."""
+    """Return the concatenation of `arange(start, start + length)` for each pair."""
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.int64)
     offsets = np.repeat(starts - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    places: np.ndarray = np.arange(total) + offsets
-    return places
+    indices: np.ndarray = np.arange(total) + offsets
+    return indices
 
 
 def hashes_of(table: pa.Table) -> np.ndarray:
-    """The sorted distinct key hashes of a table."""
+    """Return the distinct key hashes of a table, sorted."""
     found: np.ndarray = np.unique(table[HASH].to_numpy())
     return found
 
 
 def with_weights(table: pa.Table, weights: np.ndarray) -> pa.Table:
-    """The rows with other weights."""
+    """Replace the weights of rows."""
     return table.set_column(table.column_names.index(WEIGHT), WEIGHT, pa.array(weights))
 
 
 def repeat(table: pa.Table, weights: np.ndarray) -> pa.Table:
-    """Each row as often as its weight says; rows of weight 0 or less are left out."""
+    """Repeat each row by its weight; rows with a weight of 0 or less are dropped."""
     counts = np.maximum(weights, 0)
     if (counts == 1).all():
         return table

@@ -1,4 +1,4 @@
-"""The manifest: what is committed as of an epoch. One atomic file; its appearance is the commit."""
+"""Manifests: one file for each epoch, which commits the epoch when it appears."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Clock:
     """The event time of a stream, in microseconds since 1970.
 
     Attributes:
-        latest: the largest event time seen.
-        watermark: what held in the last epoch; rows below it were late. None: there was none yet.
-        late: how many rows were late so far.
+        latest: the largest event time so far.
+        watermark: the watermark of the last epoch; rows below it were late. None before the first.
+        late: number of late rows so far.
     """
 
     latest: int
@@ -34,17 +34,17 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one committed epoch consists of.
+    """The content of a committed epoch.
 
     Attributes:
         epoch: number of the epoch, from 1; 0 is the empty storage.
-        positions: for each source, how far its redo log is consumed.
+        positions: for each source, the end of the consumed part of its redo log.
         arrangements: the runs of each arrangement, by its name, then by bucket.
-        deltas: the runs that this epoch added to the arrangements whose changelog is kept.
-        counters: for each operator the rows it took in and gave out in this epoch.
-        clocks: for each stream with a watermark where its event time stands.
-        rebuilt: for each view whose state was made anew, in which epoch (the last time).
-        zone: the time zone in which the views' days begin; empty where that isn't known.
+        deltas: the runs that this epoch added to arrangements whose changelog is retained.
+        counters: for each operator, the number of input and output rows in this epoch.
+        clocks: the event time of each stream with a watermark.
+        rebuilt: for each view whose state was rebuilt, the last epoch that did.
+        zone: the time zone of the views; empty if unknown.
     """
 
     epoch: Epoch
@@ -57,11 +57,11 @@ class Manifest:
     zone: str = ""
 
     def runs(self, arrangement: str, bucket: BucketId) -> tuple[Run, ...]:
-        """The runs of one bucket; none if it never held a row."""
+        """Return the runs of a bucket; none if it never held a row."""
         return self.arrangements.get(arrangement, {}).get(bucket, ())
 
     def of(self, node: str) -> dict[str, list[Run]]:
-        """The runs of all arrangements of a table or view, by the arrangement's name."""
+        """Return the runs of all arrangements of a table or view, by arrangement."""
         return {
             name: [run for runs in buckets.values() for run in runs]
             for name, buckets in self.arrangements.items()
@@ -69,17 +69,17 @@ class Manifest:
         }
 
     def result(self, node: str, slot: str) -> str:
-        """The name of a node's arrangement `slot` that its last operator keeps; empty if none does."""
-        own = [name.split("/") for name in self.arrangements]
-        parts = [part for owner, part, held in own if (owner, held) == (node, slot)]
+        """Return the name of the arrangement `slot` of a node's last operator; empty if there is none."""
+        names = [name.split("/") for name in self.arrangements]
+        parts = [part for owner, part, kept in names if (owner, kept) == (node, slot)]
         last = max(parts, key=lambda part: int(part.removeprefix("op")), default="")
         return f"{node}/{last}/{slot}" if last else ""
 
     def owned(self, nodes: Collection[str]) -> Manifest:
-        """Without the arrangements and positions of anything but these tables, streams, views.
+        """Return the manifest with the state of these tables, streams and views only.
 
-        Others are there when a crash came between a view's first epoch and the catalog that makes
-        the view known, or when something was dropped.
+        Others remain when something was dropped, or after a crash between a view's first epoch and
+        the catalog entry of the view.
         """
 
         def keep(parts: dict[str, Buckets]) -> dict[str, Buckets]:
@@ -95,12 +95,12 @@ class Manifest:
         )
 
     def all_runs(self) -> list[Run]:
-        """Every run that the manifest needs."""
+        """Return every run that the manifest refers to."""
         parts = [*self.arrangements.values(), *self.deltas.values()]
         return [run for buckets in parts for runs in buckets.values() for run in runs]
 
     def as_document(self) -> dict[str, Any]:
-        """For `Files.write_json`."""
+        """Return the manifest as a JSON document."""
         return {
             "format": FORMAT_VERSION,
             "epoch": self.epoch,
@@ -132,15 +132,15 @@ def _from_json(parts: dict[str, dict[str, list[list[Any]]]]) -> dict[str, Bucket
 
 
 def manifest_name(epoch: Epoch) -> str:
-    """Name of the file of an epoch's manifest."""
+    """Return the name of the manifest file of an epoch."""
     return f"{FOLDER}/{epoch:012d}.json"
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Commit: from the return of this call on the epoch is there, whatever happens.
+    """Commit an epoch; it is durable on return.
 
     Raises:
-        StateError: the epoch is committed already; what is committed is never written again.
+        StateError: the epoch is committed already. A committed epoch is never overwritten.
     """
     name = manifest_name(manifest.epoch)
     if files.exists(name):
@@ -154,7 +154,11 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
 
 
 def read_manifest(files: Files, epoch: Epoch) -> Manifest:
-    """The manifest of a committed epoch; StateError if it is damaged, too new or removed."""
+    """Return the manifest of a committed epoch.
+
+    Raises:
+        StateError: it is damaged, not retained, or of a newer format.
+    """
     if epoch == 0:
         return Manifest(Epoch(0))
     name = manifest_name(epoch)
@@ -185,15 +189,15 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
 
 
 def committed_epochs(files: Files) -> list[Epoch]:
-    """All retained committed epochs, oldest first."""
+    """Return the retained committed epochs, oldest first."""
     return [Epoch(int(name.removesuffix(".json"))) for name in files.names(FOLDER)]
 
 
-def unbroken(epochs: Sequence[Epoch]) -> list[Epoch]:
-    """The last epochs without a gap: whose changes, one after the other, lead to the last one.
+def without_gaps(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """Return the longest run of consecutive epochs at the end, whose changes can be replayed.
 
     Example:
-        >>> unbroken([1, 2, 4, 5])
+        >>> without_gaps([1, 2, 4, 5])
         [4, 5]
     """
     start = len(epochs)
@@ -203,6 +207,6 @@ def unbroken(epochs: Sequence[Epoch]) -> list[Epoch]:
 
 
 def last_committed(files: Files) -> Manifest:
-    """The manifest of the last committed epoch; that of epoch 0 in a new storage."""
+    """Return the manifest of the last committed epoch; that of epoch 0 in a new storage."""
     epochs = committed_epochs(files)
     return read_manifest(files, epochs[-1] if epochs else Epoch(0))

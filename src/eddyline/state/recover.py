@@ -1,4 +1,4 @@
-"""Opening a storage after anything: what is committed is kept, what is not is removed."""
+"""Recovery: opening a storage keeps what is committed, and removes what is not."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONSTANTS = "constants"
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is to be done with a storage.
+    """The decision of how to recover a storage.
 
     Attributes:
         epoch: the last committed epoch; 0 to start empty.
-        stale: attempt folders that were never committed.
+        stale: folders of attempts that were never committed; they are removed.
     """
 
     epoch: Epoch
@@ -36,11 +36,11 @@ class Recovery:
 
 
 def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:
-    """The last committed epoch, and the attempts behind it. Pure.
+    """Return the last committed epoch, and the attempts after it. Has no side effects.
 
     Args:
         epochs: committed epochs, oldest first.
-        attempts: names of attempt folders, `<epoch>-<random>`.
+        attempts: names of the folders of attempts, `<epoch>-<random>`.
 
     Example:
         >>> decide([1, 2], ["000000000002-ab", "000000000003-cd"])
@@ -51,11 +51,13 @@ def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:
 
 
 def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Manifest:
-    """The last committed manifest, its runs checked byte by byte; what crashes left is removed.
+    """Verify the checksums of the last epoch, clean up after crashes, and return its manifest.
 
     Args:
-        lenient: epochs aren't flushed one by one, so that a power cut can damage the newest; the
-            last one that is whole is taken, and those behind it are removed.
+        files: the files of the storage.
+        writable: whether this process may clean up.
+        lenient: accept an older epoch if the newest are damaged, and remove those. For storages
+            whose epochs aren't flushed one by one, so that a power cut can damage the newest.
 
     Raises:
         StateError: a manifest or a run is damaged or missing.
@@ -64,7 +66,7 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
         for folder in (FOLDER, EPOCHS):
             files.make_folder(folder)
     epochs = committed_epochs(files)
-    manifest, epochs = _last_whole(files, epochs, lenient=lenient)
+    manifest, epochs = _last_undamaged(files, epochs, lenient=lenient)
     recovery = decide(epochs, files.names(EPOCHS))
     if writable:
         for epoch in reversed(committed_epochs(files)):
@@ -81,10 +83,10 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
     return manifest
 
 
-def _last_whole(
+def _last_undamaged(
     files: Files, epochs: list[Epoch], *, lenient: bool
 ) -> tuple[Manifest, list[Epoch]]:
-    """The newest manifest that is whole with all its runs, and the epochs up to it."""
+    """Return the newest manifest that is undamaged, with all its runs, and the epochs up to it."""
     while True:
         try:
             manifest = read_manifest(files, epochs[-1] if epochs else Epoch(0))
@@ -99,7 +101,7 @@ def _last_whole(
 
 
 def flush(files: Files, since: Epoch) -> None:
-    """Make durable all that was committed after an epoch without being flushed."""
+    """Flush to the disk what epochs after `since` have committed."""
     epochs = [epoch for epoch in committed_epochs(files) if epoch > since]
     runs = {run.name for epoch in epochs for run in read_manifest(files, epoch).all_runs()}
     folders = {FOLDER}
@@ -132,9 +134,14 @@ def retire(files: Files, retained: int, held: Epoch | None = None) -> None:
 
 
 def sweep(files: Files, oldest: Manifest) -> None:
-    """Remove what was written for earlier epochs than `oldest` and is not in its state.
+    """Remove runs of epochs before `oldest` that its manifest doesn't refer to.
 
-    What a later manifest needs of that time is in this one too.
+    Later manifests don't refer to them either: once a manifest has dropped a run, no later one
+    refers to it again.
+
+    Args:
+        files: the files of the storage.
+        oldest: the oldest retained manifest.
     """
     needed = {run.name for run in oldest.all_runs()}
     for attempt in files.names(EPOCHS):

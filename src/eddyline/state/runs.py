@@ -1,4 +1,4 @@
-"""Runs: immutable Arrow IPC files, sorted by key hash, memory-mapped when read."""
+"""Runs: immutable Arrow IPC files, sorted by key hash, and memory-mapped for reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN_RUNS_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run file as the manifest knows it: name below the storage folder, rows, bytes, CRC-32."""
+    """A run file as in the manifest: name in the storage, rows, bytes, CRC-32."""
 
     name: str
     rows: int
@@ -24,12 +24,12 @@ class Run:
     crc: int
 
     def as_list(self) -> list[Any]:
-        """For the manifest."""
+        """Return the entry for the manifest."""
         return [self.name, self.rows, self.bytes, self.crc]
 
 
 def write_run(files: Files, name: str, table: pa.Table) -> Run:
-    """Write a table, sorted by key hash, as a run."""
+    """Write a table, which must be sorted by key hash, as a run."""
     crc = 0
 
     def fill(stream: BinaryIO) -> None:
@@ -47,7 +47,11 @@ _open_runs: OrderedDict[str, pa.Table] = OrderedDict()
 
 
 def read_run(files: Files, run: Run) -> pa.Table:
-    """Map a run into memory; StateError if the file is missing, cut or not Arrow."""
+    """Map a run into memory and return its rows.
+
+    Raises:
+        StateError: the file is missing, truncated or not an Arrow file.
+    """
     path = files.path(run.name)
     table = _open_runs.get(path)
     if table is None:
@@ -67,7 +71,11 @@ def read_run(files: Files, run: Run) -> pa.Table:
 
 
 def verify_run(files: Files, run: Run) -> None:
-    """Compare a run's bytes with its checksum; StateError if they differ."""
+    """Compare a run's bytes with its checksum.
+
+    Raises:
+        StateError: they differ, or the file can't be read.
+    """
     try:
         found = checksum(files.path(run.name))
     except OSError as error:

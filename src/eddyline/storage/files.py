@@ -1,4 +1,4 @@
-"""Durable bytes: each file appears whole under its name, or not at all."""
+"""Durable files: each file appears complete under its name, or not at all."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ UNFINISHED = ".tmp"
 
 
 class Files:
-    """Files of one storage folder, by names relative to it.
+    """The files of one storage folder, by names relative to it.
 
-    A write goes to a temporary name, is flushed to the disk, renamed, and the folder is flushed:
-    a crash leaves the old file or the new one. `step` is called before each effect on the disk;
-    tests replace it to fail there.
+    `write` writes to a temporary name, flushes the file to the disk, renames it, and flushes the
+    folder. So a crash leaves either the old file or the new one. `step` is called before each
+    effect on the disk; tests replace it to inject failures.
+
+    Args:
+        root: path or file: URL of the folder.
 
     Attributes:
-        unflushed: beginnings of names whose files aren't flushed when they are written: they
-            outlive the process, but perhaps not the machine.
+        root: absolute path of the folder.
+        unflushed: prefixes of names whose files aren't flushed when they are written. They survive
+            a crash of the process, but perhaps not of the machine.
     """
 
     def __init__(self, root: str) -> None:
@@ -42,19 +46,23 @@ class Files:
         self.unflushed: tuple[str, ...] = ()
 
     def step(self, what: str, name: str) -> None:
-        """Hook before each effect on the disk; nothing here."""
+        """Do nothing; tests override this hook, which is called before each effect on the disk."""
 
     def path(self, name: str) -> str:
-        """The absolute path of a name."""
+        """Return the absolute path of a name."""
         return os.path.join(self.root, name)
 
     def write(self, name: str, fill: Callable[[BinaryIO], Any], *, durable: bool = True) -> int:
-        """Make the file `name` out of what `fill` writes; returns its size in bytes."""
+        """Create or replace a file atomically with what `fill` writes; return its size in bytes.
+
+        Raises:
+            StorageError: the file can't be written; the old one is unchanged.
+        """
         target = self.path(name)
         durable = durable and not name.startswith(self.unflushed)
         suffix = f".{uuid.uuid4().hex}{UNFINISHED}"
         try:
-            with told(name):
+            with storage_errors(name):
                 self.step("write", name)
                 with open(target + suffix, "wb") as stream:
                     fill(stream)
@@ -73,11 +81,11 @@ class Files:
         return size
 
     def append(self, name: str, data: bytes | memoryview, at: int) -> None:
-        """Put `data` behind the first `at` bytes of a file, which is made if it is missing.
+        """Write `data` at offset `at` of a file; create the file if it is missing.
 
-        What stood behind them, left by a write that broke off, is cut. Durable after `sync`.
+        Bytes after `at`, left by an interrupted write, are truncated. Durable after `sync`.
         """
-        with told(name):
+        with storage_errors(name):
             handle = os.open(self.path(name), os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 if os.fstat(handle).st_size > at:
@@ -92,13 +100,17 @@ class Files:
                 os.close(handle)
 
     def write_json(self, name: str, value: object, *, durable: bool = True) -> None:
-        """Write a JSON document with its checksum in front."""
+        """Write a JSON document, preceded by its checksum."""
         body = json.dumps(value, separators=(",", ":")).encode()
         head = f"{zlib.crc32(body):08x} ".encode()
         self.write(name, lambda stream: stream.write(head + body), durable=durable)
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON document; StateError DAMAGED_FILE if it is missing or its checksum is wrong."""
+        """Read a JSON document.
+
+        Raises:
+            StateError: DAMAGED_FILE, the file is missing or doesn't match its checksum.
+        """
         try:
             data = Path(self.path(name)).read_bytes()
         except FileNotFoundError as error:
@@ -110,31 +122,31 @@ class Files:
 
     def sync(self, name: str) -> None:
         """Flush a file, or the entries of a folder, to the disk."""
-        with told(name):
+        with storage_errors(name):
             self.step("sync", name)
             _sync(self.path(name))
 
     def make_folder(self, name: str) -> None:
-        """Make a folder and those above it, durably; no error if it is there."""
+        """Create a folder and its parents, durably; does nothing if it exists."""
         target = os.path.normpath(self.path(name))
         if os.path.isdir(target):
             return
-        made = []
+        missing = []
         while not os.path.isdir(target):
-            made.append(target)
+            missing.append(target)
             target = os.path.dirname(target)
-        with told(name):
+        with storage_errors(name):
             self.step("make", name)
-            for folder in reversed(made):
+            for folder in reversed(missing):
                 os.makedirs(folder, exist_ok=True)
                 _sync(os.path.dirname(folder))
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether a file or folder exists."""
         return os.path.exists(self.path(name))
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted, without those of unfinished writes; empty if there is none."""
+        """Return the sorted names in a folder, without unfinished writes; empty if it doesn't exist."""
         try:
             found = os.listdir(self.path(folder))
         except FileNotFoundError:
@@ -142,16 +154,16 @@ class Files:
         return sorted(name for name in found if not name.endswith(UNFINISHED))
 
     def remove_unfinished(self, folder: str) -> None:
-        """Remove what writes that never ended have left in a folder."""
+        """Remove the temporary files of interrupted writes from a folder."""
         target = self.path(folder)
         for name in os.listdir(target) if os.path.isdir(target) else ():
             if name.endswith(UNFINISHED):
                 self.remove(os.path.join(folder, name))
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder with all in it; no error if it is missing."""
+        """Remove a file, or a folder with its content; does nothing if it is missing."""
         target = self.path(name)
-        with told(name):
+        with storage_errors(name):
             self.step("remove", name)
             if os.path.isdir(target):
                 shutil.rmtree(target, ignore_errors=True)
@@ -160,7 +172,11 @@ class Files:
 
 
 class Summing:
-    """A stream that keeps the CRC-32 of what is written through it."""
+    """A stream that computes the CRC-32 of everything written to it.
+
+    Attributes:
+        crc: the checksum so far.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -176,7 +192,7 @@ class Summing:
 
 
 def checksum(path: str) -> int:
-    """CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     value = 0
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):
@@ -185,7 +201,7 @@ def checksum(path: str) -> int:
 
 
 def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateError:
-    """The error that names a file of the storage which is not what was written."""
+    """Return the error for a file of the storage that is damaged or missing."""
     return StateError(
         f"a file of the storage is damaged: {why}",
         condition="DAMAGED_FILE",
@@ -195,8 +211,8 @@ def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateE
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
-    """What the system says about a file becomes an error of ours: StorageError WRITE_FAILED."""
+def storage_errors(name: str) -> Iterator[None]:
+    """Translate OSError into StorageError WRITE_FAILED, naming the file."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A log of rows: append-only segments of checksummed frames, with many producers.
+"""An append-only log of rows: segments of checksummed frames, written by many producers.
 
-A frame holds rows, as bytes that only the caller understands, and is there as a whole or not at
-all: what a write that broke off has left at the end of the log is not read, and the next append
-cuts it. Rows are numbered from 0 on, and frames never change.
+A frame holds rows, as bytes that are opaque to the log, and is written completely or not at all:
+the remains of an interrupted write at the end of the log are not read, and the next append
+truncates them. Rows are numbered from 0, and frames never change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARK = b"EDL1"
 HEADER = struct.Struct(
     "<4sIIIIQq"
 )  # mark, CRC of what follows, CRC and bytes of the body, rows, ...
-CHECKED = 8  # where in the header what its CRC covers begins
+CHECKED = 8  # offset in the header from which its CRC is computed
 SUFFIX = ".frames"
 LOCK = "appending"
 SEGMENT_BYTES = 64 << 20
@@ -37,8 +37,8 @@ class Frame:
 
     Attributes:
         first: number of the first row.
-        rows: how many there are.
-        time_ms: when they were appended, in milliseconds since 1970; never falls within a log.
+        rows: number of rows.
+        time_ms: when they were appended, in milliseconds since 1970; never decreases within a log.
         body: the bytes.
     """
 
@@ -50,19 +50,34 @@ class Frame:
 
 @dataclass(slots=True)
 class _Segment:
-    """A file of frames: what of it was read and found sound."""
+    """The index of a file of frames, up to the last frame that was read and verified.
+
+    Attributes:
+        name: name of the file.
+        first: number of its first row.
+        end: number of the row after its last verified one.
+        size: number of verified bytes.
+        rows: for each frame, the number of its first row.
+        offsets: for each frame, its offset in the file.
+        times: for each frame, when it was appended.
+    """
 
     name: str
     first: int
     end: int
     size: int = 0
-    rows: array[int] = field(default_factory=lambda: array("q"))  # first row of each frame
-    places: array[int] = field(default_factory=lambda: array("q"))
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
     times: array[int] = field(default_factory=lambda: array("q"))
 
 
 class FrameLog:
-    """The log in one folder. Threads and processes may append side by side.
+    """A log in one folder. Several threads and processes may append to it concurrently.
+
+    Args:
+        files: the files of the storage.
+        folder: name of the log's folder.
+        segment_bytes: size at which a new segment is begun.
 
     Example:
         >>> import tempfile
@@ -88,24 +103,24 @@ class FrameLog:
 
     @property
     def start(self) -> int:
-        """The first row that is kept."""
+        """Number of the first retained row."""
         return self._segments[0].first
 
     def end(self) -> int:
-        """One more than the number of the last row, what other processes have appended included."""
+        """Return the number after the last row, including rows appended by other processes."""
         with self._index:
             self._refresh(torn=False)
             return self._segments[-1].end
 
     def append(self, body: bytes, rows: int, time_ms: int, at: int | None = None) -> int:
-        """Append a frame; the number of its first row. Durable after `sync`.
+        """Append a frame and return the number of its first row. Durable after `sync`.
 
         Args:
             body: the bytes.
-            rows: how many rows these are.
-            time_ms: now.
-            at: the row behind which the log goes on; what is there now was never committed and
-                is cut. None: at the end.
+            rows: number of rows in it.
+            time_ms: the time now, in milliseconds since 1970.
+            at: the number of its first row; later rows, which were never committed, are truncated.
+                None to append at the end.
         """
         with self._appending():
             self._refresh(torn=True)
@@ -115,23 +130,23 @@ class FrameLog:
             if segment.size >= self.segment_bytes:
                 self.files.sync(segment.name)
                 segment = self._segment(segment.end)
-            first, place = segment.end, segment.size
+            first, offset = segment.end, segment.size
             last = self._last_time()
             time_ms = max(time_ms, last)
             rest = (zlib.crc32(body), len(body), rows, first, time_ms)
             checked = HEADER.pack(MARK, 0, *rest)[CHECKED:]
             self.files.append(
-                segment.name, HEADER.pack(MARK, zlib.crc32(checked), *rest) + body, place
+                segment.name, HEADER.pack(MARK, zlib.crc32(checked), *rest) + body, offset
             )
-            if not place:
+            if not offset:
                 self.files.sync(self.folder)
             if segment is not self._segments[-1]:
-                self._follow(segment)
-            self._found(segment, first, rows, time_ms, place, len(body))
+                self._add_segment(segment)
+            self._add_frame(segment, first, rows, time_ms, offset, len(body))
             return first
 
     def sync(self) -> None:
-        """Flush all rows up to `end` to the disk; of calls side by side one does it for all."""
+        """Flush all rows to the disk; one flush serves all concurrent calls."""
         wanted = self._segments[-1].end
         with self._syncing:
             if self._synced >= wanted:
@@ -142,10 +157,10 @@ class FrameLog:
             self._synced = end
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """The frames that hold the rows from `start` up to but not including `end`.
+        """Yield the frames that hold the rows from `start` up to but not including `end`.
 
         Raises:
-            StateError: a frame is damaged or no longer kept.
+            StateError: a frame is damaged or not retained.
         """
         with self._index:
             segments = [s for s in self._segments if s.end > start and s.first < end]
@@ -154,20 +169,20 @@ class FrameLog:
         for segment in segments:
             low = max(bisect_right(segment.rows, start) - 1, 0)
             high = bisect_left(segment.rows, end)
-            stop = segment.places[high] if high < len(segment.places) else segment.size
-            yield from self._read(segment, segment.places[low], stop)
+            stop = segment.offsets[high] if high < len(segment.offsets) else segment.size
+            yield from self._read(segment, segment.offsets[low], stop)
 
     def end_before(self, time_ms: int) -> int:
-        """The first row that was appended after a moment; `end` if there is none."""
+        """Return the first row that was appended after `time_ms`; `end` if there is none."""
         with self._index:
             for segment in reversed(self._segments):
-                place = bisect_right(segment.times, time_ms)
-                if place or segment is self._segments[0]:
-                    return segment.rows[place] if place < len(segment.rows) else segment.end
+                frame = bisect_right(segment.times, time_ms)
+                if frame or segment is self._segments[0]:
+                    return segment.rows[frame] if frame < len(segment.rows) else segment.end
             return self._segments[-1].end
 
     def cut(self, end: int) -> None:
-        """Forget the rows from `end` on, which were never committed.
+        """Truncate the rows from `end` on, which were never committed.
 
         Raises:
             StateError: rows before `end` are missing.
@@ -176,16 +191,16 @@ class FrameLog:
             self._cut(end)
 
     def forget(self, start: int) -> None:
-        """Remove segments whose rows are all before `start`; the last one stays."""
+        """Remove segments with rows before `start` only; the last segment stays."""
         with self._index:
-            gone = [segment for segment in self._segments[:-1] if segment.end <= start]
-            for segment in gone:
+            obsolete = [segment for segment in self._segments[:-1] if segment.end <= start]
+            for segment in obsolete:
                 self.files.remove(segment.name)
                 self._segments.remove(segment)
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        """Only one appends at a time, over all threads and processes."""
+        """Hold the lock for appending, which is exclusive over all threads and processes."""
         with self._index:
             handle = os.open(
                 self.files.path(f"{self.folder}/{LOCK}"), os.O_RDWR | os.O_CREAT, 0o644
@@ -207,13 +222,13 @@ class FrameLog:
         return [name for name in self.files.names(self.folder) if name.endswith(SUFFIX)]
 
     def _load(self, names: list[str], *, torn: bool) -> None:
-        """Take in all that is there; `torn` as for `_scan`."""
+        """Index all segments; `torn` as for `_scan`."""
         self._segments = [self._segment(int(name.removesuffix(SUFFIX))) for name in names]
         self._segments = self._segments or [self._segment(0)]
-        self._synced = self._segments[-1].first  # a segment is flushed before the next one is begun
+        self._synced = self._segments[-1].first  # earlier segments were flushed before it was begun
         for segment in self._segments:
             self._scan(segment, torn=torn and segment is self._segments[-1])
-        # a reader, maybe another process, removes old ones meanwhile, the oldest first
+        # a reader, perhaps in another process, may remove old segments meanwhile, oldest first
         while len(self._segments) > 1 and not self.files.exists(self._segments[0].name):
             del self._segments[0]
         for segment, follower in pairwise(self._segments):
@@ -221,25 +236,31 @@ class FrameLog:
                 raise damaged(segment.name, f"it ends before row {follower.first}")
 
     def _refresh(self, *, torn: bool) -> None:
-        """Take in what other processes have appended."""
+        """Index what other processes have appended."""
         while True:
             last = self._segments[-1]
             if not self.files.exists(last.name) and (names := self._names()):
-                self._load(names, torn=torn)  # others went on, and a reader has removed it
+                self._load(names, torn=torn)  # others began new segments, and a reader removed it
                 last = self._segments[-1]
             self._scan(last, torn=torn)
             follower = self._segment(last.end)
             if last.end == last.first or not self.files.exists(follower.name):
                 return
-            self._follow(follower)
+            self._add_segment(follower)
 
-    def _follow(self, segment: _Segment) -> None:
-        """A new segment is there; a reader, maybe another process, may have removed old ones."""
+    def _add_segment(self, segment: _Segment) -> None:
+        """Add a new segment, and drop those that a reader, perhaps of another process, has removed."""
         kept = [held for held in self._segments[:-1] if self.files.exists(held.name)]
         self._segments = [*kept, self._segments[-1], segment]
 
     def _scan(self, segment: _Segment, *, torn: bool) -> None:
-        """Read and check new frames; `torn`: this is the end of the log, and no one writes now."""
+        """Read, verify and index the new frames of a segment.
+
+        Args:
+            segment: the segment.
+            torn: whether this is the end of the log and nobody writes now, so that bytes after the
+                last complete frame are the remains of an interrupted write, or damage.
+        """
         try:
             if os.path.getsize(self.files.path(segment.name)) <= segment.size:
                 return
@@ -248,28 +269,29 @@ class FrameLog:
                 data = memoryview(stream.read())
         except FileNotFoundError:
             return
-        start, place = segment.size, 0
-        while (frame := _frame_at(data, place)) is not None and frame.first == segment.end:
-            self._found(
-                segment, frame.first, frame.rows, frame.time_ms, start + place, len(frame.body)
+        start, offset = segment.size, 0
+        while (frame := _frame_at(data, offset)) is not None and frame.first == segment.end:
+            self._add_frame(
+                segment, frame.first, frame.rows, frame.time_ms, start + offset, len(frame.body)
             )
-            place += HEADER.size + len(frame.body)
-        if place < len(data) and segment is not self._segments[-1]:
+            offset += HEADER.size + len(frame.body)
+        if offset < len(data) and segment is not self._segments[-1]:
             raise damaged(segment.name, f"the frame at byte {segment.size} is not what was written")
-        if torn and place < len(data) and _goes_on(data, place):
+        if torn and offset < len(data) and _has_frame_after(data, offset):
             raise damaged(
                 segment.name,
                 f"the frame at byte {segment.size} is not what was written, and others follow it",
             )
 
-    def _found(
-        self, segment: _Segment, first: int, rows: int, time_ms: int, place: int, length: int
+    def _add_frame(
+        self, segment: _Segment, first: int, rows: int, time_ms: int, offset: int, length: int
     ) -> None:
+        """Add a verified frame at the end of a segment's index."""
         segment.rows.append(first)
-        segment.places.append(place)
+        segment.offsets.append(offset)
         segment.times.append(time_ms)
         segment.end = first + rows
-        segment.size = place + HEADER.size + length
+        segment.size = offset + HEADER.size + length
 
     def _read(self, segment: _Segment, start: int, stop: int) -> Iterator[Frame]:
         try:
@@ -278,15 +300,15 @@ class FrameLog:
                 data = memoryview(stream.read(stop - start))
         except OSError as error:
             raise damaged(segment.name, str(error)) from error
-        place = 0
-        while place < stop - start:
-            frame = _frame_at(data, place)
+        offset = 0
+        while offset < stop - start:
+            frame = _frame_at(data, offset)
             if frame is None:
                 raise damaged(
-                    segment.name, f"the frame at byte {start + place} is not what was written"
+                    segment.name, f"the frame at byte {start + offset} is not what was written"
                 )
             yield frame
-            place += HEADER.size + len(frame.body)
+            offset += HEADER.size + len(frame.body)
 
     def _cut(self, end: int) -> None:
         if end == self._segments[-1].end:
@@ -298,29 +320,29 @@ class FrameLog:
         if last.end < end or (keep < len(last.rows) and last.rows[keep] != end):
             raise damaged(last.name, f"it has no end at row {end}, where the state has it")
         if keep < len(last.rows):
-            last.size, last.end = last.places[keep], end
-            for column in (last.rows, last.places, last.times):
+            last.size, last.end = last.offsets[keep], end
+            for column in (last.rows, last.offsets, last.times):
                 del column[keep:]
         self._synced = min(self._synced, last.first)
         self.files.append(last.name, b"", last.size)
 
 
-def _frame_at(data: memoryview, place: int) -> Frame | None:
-    """The frame that begins there; None if it isn't whole and sound."""
-    body = place + HEADER.size
+def _frame_at(data: memoryview, offset: int) -> Frame | None:
+    """Return the frame at an offset; None if it is incomplete or damaged."""
+    body = offset + HEADER.size
     if body > len(data):
         return None
-    mark, head, crc, length, rows, first, time_ms = HEADER.unpack_from(data, place)
-    if mark != MARK or head != zlib.crc32(data[place + CHECKED : body]):
+    mark, head, crc, length, rows, first, time_ms = HEADER.unpack_from(data, offset)
+    if mark != MARK or head != zlib.crc32(data[offset + CHECKED : body]):
         return None
     if body + length > len(data) or zlib.crc32(data[body : body + length]) != crc:
         return None
     return Frame(first, rows, time_ms, data[body : body + length])
 
 
-def _goes_on(data: memoryview, place: int) -> bool:
-    """Whether sound frames follow one that isn't: then it is damaged, not a write broken off."""
-    raw = bytes(data[place:])
+def _has_frame_after(data: memoryview, offset: int) -> bool:
+    """Whether a valid frame follows an invalid one, which is then damaged rather than unfinished."""
+    raw = bytes(data[offset:])
     found = raw.find(MARK, 1)
     while found >= 0:
         if _frame_at(memoryview(raw), found) is not None:

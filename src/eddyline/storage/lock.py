@@ -1,4 +1,4 @@
-"""One writer a storage: a lock that the operating system gives free when its process dies."""
+"""The lock of a storage for one writer; the operating system releases it when the process dies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from eddyline.storage.files import Files
 
 NAME = "lock"
 
-# Within a process a newer engine takes a storage over from an older one.
+# Within a process, a newer engine takes the lock over from an older one.
 _holders: dict[str, StorageLock] = {}
 
 
 class StorageLock:
-    """Tries to take the storage for writing; `held` says whether that went well."""
+    """Tries to lock the storage for writing; `held` tells whether it succeeded."""
 
     def __init__(self, files: Files) -> None:
         self._handle: int | None = None
@@ -42,11 +42,11 @@ class StorageLock:
 
     @property
     def held(self) -> bool:
-        """Whether this engine may write."""
+        """Whether this object holds the lock."""
         return self._handle is not None
 
     def release(self) -> None:
-        """Give the storage free."""
+        """Release the lock."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -55,7 +55,7 @@ class StorageLock:
 
 
 def in_use(files: Files) -> bool:
-    """Whether an engine, of this process or another, holds the storage."""
+    """Whether any engine, of this process or another, holds the lock of a storage."""
     try:
         handle = os.open(files.path(NAME), os.O_RDONLY)
     except FileNotFoundError:
