@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 
 from eddyline.errors import EngineError
+from eddyline.spark.jvm import logging_settings, start_jvm
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -52,8 +53,10 @@ def local_session(zone: str = "") -> SparkSession:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {})
+    start_jvm(settings)
     builder = SparkSession.builder.master("local[*]")
-    for name, value in (_LOCAL | ({ZONE: zone} if zone else {})).items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
