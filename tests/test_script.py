@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eddyline.api import script
 from eddyline.api.script import (
     CreateStream,
     CreateTable,
@@ -26,6 +25,7 @@ from eddyline.api.script import (
     run_script,
 )
 from eddyline.errors import CatalogError, ScriptError
+from eddyline.sql import statements
 
 READ: list[tuple[str, Statement]] = [
     ("CREATE TABLE t (id BIGINT, v INT)", CreateTable("t", "id BIGINT, v INT")),
@@ -240,7 +240,7 @@ def test_lines_are_those_of_the_first_words() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(script).failed == 0
+    assert doctest.testmod(statements).failed == 0
 
 
 # --- splitting ---

@@ -16,6 +16,7 @@ from eddyline.api.handles import Stream, Table, View
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.running import Running
+from eddyline.api.script import run_script
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
@@ -269,8 +270,6 @@ class Engine:
 
     def execute(self, script: str) -> DataFrame | None:
         """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any."""
-        from eddyline.api.script import run_script
-
         return run_script(self, script)
 
     def sql(self, query: str) -> DataFrame:

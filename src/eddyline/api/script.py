@@ -1,472 +1,188 @@
-"""SQL scripts: text -> frozen statements (pure, no JVM) -> calls on an Engine.
+"""Run SQL scripts: each statement is one call on an engine.
 
-Only the head of a statement is read here. Queries, conditions, expressions and column types are
-handed on as the very slice of text that the user wrote: Spark alone gives SQL its meaning.
-
-A script is read whole before any of it runs: a mistake in the last line leaves nothing half done.
+A script is parsed whole before any of it runs: a mistake in the last line leaves nothing half done.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eddyline.errors import EddylineError
-from eddyline.sql.lexer import Cursor, split
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from eddyline.api.engine import Engine
-
-QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
-"""The words (or the bracket) that a query can start with."""
-
-KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view"}
-"""What a script can create, show and drop."""
-
-WAYS_OUT = {
-    "SINK": "read `view.changes(after=epoch)` from Python and write it where you need it",
-    "ALTER": "DROP it and CREATE it anew, or give a view with CREATE OR REPLACE VIEW",
-    "BEGIN": "write the statements one after another, without BEGIN and END",
-    "CACHE": "leave it out: the result of a view is stored already",
-    "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
-    "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
-    "MERGE": "use `table.upsert(rows)` from Python, or DELETE and INSERT",
-    "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
-    "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
-    "TRUNCATE": "use DELETE FROM the table without a condition",
-    "USE": "leave it out: all names of an engine live side by side",
-}
-"""Statements and objects of other SQL systems that are refused, each with what to do instead."""
-
-_DEFAULT_WAY_OUT = (
-    "a script holds CREATE or DROP of a TABLE, STREAM or VIEW; INSERT, DELETE, UPDATE; SELECT, "
-    "EXPLAIN, SHOW TABLES, STREAMS or VIEWS"
+from eddyline.sql.statements import (
+    CreateStream,
+    CreateTable,
+    CreateView,
+    Delete,
+    Drop,
+    Explain,
+    Insert,
+    Select,
+    Show,
+    Statement,
+    Update,
+    parse_script,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-# --- statements ---
-
-
-@dataclass(frozen=True, slots=True)
-class Statement(ABC):
-    """One statement of a script; `line` is where it starts, from 1, and no part of equality."""
-
-    line: int = field(default=1, kw_only=True, compare=False)
-
-    @abstractmethod
-    def run(self, engine: Engine) -> DataFrame | None:
-        """Do it on the engine; a DataFrame where the statement asks for one."""
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTable(Statement):
-    """`CREATE TABLE name (columns, PRIMARY KEY (...))`."""
-
-    kind: ClassVar[str] = "table"
-    name: str
-    schema_ddl: str
-    primary_key: tuple[str, ...] = ()
-    if_not_exists: bool = False
-
-    def run(self, engine: Engine) -> None:
-        if not _is_there(engine, self):
-            engine.table(self.name, self.schema_ddl, primary_key=self.primary_key)
+__all__ = [
+    "CreateStream",
+    "CreateTable",
+    "CreateView",
+    "Delete",
+    "Drop",
+    "Explain",
+    "Insert",
+    "ScriptEngine",
+    "Select",
+    "Show",
+    "Statement",
+    "Update",
+    "parse_script",
+    "run_script",
+    "run_statement",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateStream(Statement):
-    """`CREATE STREAM name (columns, PRIMARY KEY (...)) USING format OP column OPTIONS (...)`.
+class ScriptEngine(Protocol):
+    """What statements call. `Engine` documents the methods."""
 
-    `schema_ddl` is None where no columns were given and the source tells them itself. `op` names
-    the column that says what a record does (append, delete, ...); without it all are appended.
+    @property
+    def spark(self) -> SparkSession: ...
+
+    def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
+
+    def create_stream(
+        self,
+        name: str,
+        schema: str | None,
+        format: str,
+        options: Mapping[str, str] | None = None,
+        op: str | None = None,
+        primary_key: Sequence[str] = (),
+        watermark: tuple[str, str] | None = None,
+    ) -> object: ...
+
+    def view(self, name: str, query: str, *, replace: bool = False) -> object: ...
+
+    def drop(self, kind: str, name: str, if_exists: bool = False) -> None: ...
+
+    def show(self, kind: str) -> DataFrame: ...
+
+    def explain(self, name_or_query: str, stage: str = "dag") -> str: ...
+
+    def sql(self, query: str) -> DataFrame: ...
+
+    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None: ...
+
+    def delete_where(self, table: str, condition: str | None) -> None: ...
+
+    def update_where(
+        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
+    ) -> None: ...
+
+
+def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
+    """Run a script.
+
+    Returns:
+        the result of the last SELECT, EXPLAIN or SHOW; None if the script has none.
+
+    Raises:
+        ScriptError: the text is no script; nothing has run.
+        EddylineError: a statement failed; those before it stay done. A note names its line.
     """
-
-    kind: ClassVar[str] = "stream"
-    name: str
-    schema_ddl: str | None
-    format: str
-    options: tuple[tuple[str, str], ...] = ()
-    primary_key: tuple[str, ...] = ()
-    op: str | None = None
-    watermark: tuple[str, str] | None = None
-    if_not_exists: bool = False
-
-    def run(self, engine: Engine) -> None:
-        if not _is_there(engine, self):
-            engine.create_stream(
-                self.name,
-                self.schema_ddl,
-                self.format,
-                dict(self.options),
-                op=self.op,
-                primary_key=self.primary_key,
-                watermark=self.watermark,
-            )
+    last: DataFrame | None = None
+    for statement in parse_script(text):
+        try:
+            result = run_statement(engine, statement)
+        except EddylineError as error:
+            error.add_note(f"in the statement at line {statement.line} of the script")
+            raise
+        last = last if result is None else result
+    return last
 
 
-@dataclass(frozen=True, slots=True)
-class CreateView(Statement):
-    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name AS query`."""
+def run_statement(engine: ScriptEngine, statement: Statement) -> DataFrame | None:
+    """Run one statement.
 
-    kind: ClassVar[str] = "view"
-    name: str
-    query: str
-    replace: bool = False
-    if_not_exists: bool = False
-
-    def run(self, engine: Engine) -> None:
-        if not _is_there(engine, self):
-            engine.view(self.name, self.query, replace=self.replace)
+    Returns:
+        the result of a SELECT, EXPLAIN or SHOW; None for other statements.
+    """
+    return _RUN[type(statement)](engine, statement)
 
 
-@dataclass(frozen=True, slots=True)
-class Insert(Statement):
-    """`INSERT INTO table (columns) VALUES ...` or a query; `columns` None: all, in order."""
-
-    table: str
-    columns: tuple[str, ...] | None
-    query_text: str
-
-    def run(self, engine: Engine) -> None:
-        engine.insert_query(self.table, self.columns, self.query_text)
+def _create_table(engine: ScriptEngine, statement: CreateTable) -> None:
+    if not _exists(engine, statement):
+        engine.table(statement.name, statement.schema_ddl, primary_key=statement.primary_key)
 
 
-@dataclass(frozen=True, slots=True)
-class Delete(Statement):
-    """`DELETE FROM table WHERE condition`; `where_text` is None for every row."""
-
-    table: str
-    where_text: str | None = None
-
-    def run(self, engine: Engine) -> None:
-        engine.delete_where(self.table, self.where_text)
-
-
-@dataclass(frozen=True, slots=True)
-class Update(Statement):
-    """`UPDATE table SET column = expression, ... WHERE condition`; no condition: every row."""
-
-    table: str
-    assignments: tuple[tuple[str, str], ...]
-    where_text: str | None = None
-
-    def run(self, engine: Engine) -> None:
-        engine.update_where(self.table, self.assignments, self.where_text)
+def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
+    if not _exists(engine, statement):
+        engine.create_stream(
+            statement.name,
+            statement.schema_ddl,
+            statement.format,
+            dict(statement.options),
+            op=statement.op,
+            primary_key=statement.primary_key,
+            watermark=statement.watermark,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Drop(Statement):
-    """`DROP TABLE | STREAM | VIEW [IF EXISTS] name`; `kind` is one of the values of `KINDS`."""
-
-    kind: str
-    name: str
-    if_exists: bool = False
-
-    def run(self, engine: Engine) -> None:
-        engine.drop(self.kind, self.name, self.if_exists)
+def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
+    if not _exists(engine, statement):
+        engine.view(statement.name, statement.query, replace=statement.replace)
 
 
-@dataclass(frozen=True, slots=True)
-class Show(Statement):
-    """`SHOW TABLES | STREAMS | VIEWS`; `kind` is one of the values of `KINDS`."""
-
-    kind: str
-
-    def run(self, engine: Engine) -> DataFrame:
-        return engine.show(self.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Explain(Statement):
-    """`EXPLAIN [stage] view-or-query`."""
-
-    target_text: str
-    stage: str = "dag"
-
-    def run(self, engine: Engine) -> DataFrame:
-        text = engine.explain(self.target_text, stage=self.stage)
-        return engine.spark.createDataFrame([(line,) for line in text.splitlines()], "plan string")
-
-
-@dataclass(frozen=True, slots=True)
-class Select(Statement):
-    """Any query, run once on the last committed epoch."""
-
-    text: str
-
-    def run(self, engine: Engine) -> DataFrame:
-        return engine.sql(self.text)
-
-
-def _is_there(engine: Engine, statement: CreateTable | CreateStream | CreateView) -> bool:
-    """Whether IF NOT EXISTS makes this statement do nothing."""
+def _exists(engine: ScriptEngine, statement: CreateTable | CreateStream | CreateView) -> bool:
+    """Return whether IF NOT EXISTS makes a statement do nothing."""
     if not statement.if_not_exists:
         return False
     names = (row["name"] for row in engine.show(statement.kind).collect())
     return statement.name.lower() in {name.lower() for name in names}
 
 
-# --- public functions ---
+def _insert(engine: ScriptEngine, statement: Insert) -> None:
+    engine.insert_query(statement.table, statement.columns, statement.query_text)
 
 
-def parse_script(text: str) -> tuple[Statement, ...]:
-    """The statements of a script, in order. Pure; needs no JVM.
-
-    Raises:
-        ScriptError: a statement can't be read, or is none that Eddyline knows.
-
-    Example:
-        >>> parse_script("CREATE VIEW v AS SELECT a FROM t; -- done")
-        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False),)
-    """
-    return tuple(_statement(cursor) for cursor in split(text))
+def _delete(engine: ScriptEngine, statement: Delete) -> None:
+    engine.delete_where(statement.table, statement.where_text)
 
 
-def run_script(engine: Engine, text: str) -> DataFrame | None:
-    """Run a script; returns the answer of its last SELECT, EXPLAIN or SHOW, None if it has none.
-
-    Raises:
-        ScriptError: as `parse_script`, before anything has run.
-        EddylineError: a statement failed; those before it stay done. A note tells its line.
-    """
-    answer: DataFrame | None = None
-    for statement in parse_script(text):
-        try:
-            given = statement.run(engine)
-        except EddylineError as error:
-            error.add_note(f"in the statement at line {statement.line} of the script")
-            raise
-        answer = answer if given is None else given
-    return answer
+def _update(engine: ScriptEngine, statement: Update) -> None:
+    engine.update_where(statement.table, statement.assignments, statement.where_text)
 
 
-# --- statement heads ---
+def _drop(engine: ScriptEngine, statement: Drop) -> None:
+    engine.drop(statement.kind, statement.name, statement.if_exists)
 
 
-def _statement(cursor: Cursor) -> Statement:
-    head = cursor.word()
-    if head in QUERY_HEADS:
-        return Select(_query(cursor), line=cursor.line)
-    if head not in _HEADS:
-        cursor.refuse(head, WAYS_OUT.get(head, _DEFAULT_WAY_OUT))
-    cursor.at += 1
-    statement = _HEADS[head](cursor)
-    cursor.end()
-    return statement
+def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
+    return engine.show(statement.kind)
 
 
-def _query(cursor: Cursor) -> str:
-    """The rest of the statement as a query, verbatim; refused is what Spark could misread."""
-    if cursor.word() not in QUERY_HEADS:
-        cursor.fail(f"a query is expected {cursor.place()}")
-    start = cursor.at
-    while not cursor.done:
-        pair = cursor.word(), cursor.word(1)
-        if pair == ("WATERMARK", "FOR") or pair == ("DELAY", "OF"):
-            cursor.refuse(
-                "WATERMARK within a query",
-                "declare it in CREATE STREAM: (..., WATERMARK FOR ts AS ts - ...)",
-            )
-        if pair in (("INSERT", "INTO"), ("INSERT", "OVERWRITE")):
-            cursor.refuse("a query before INSERT", "put the query after INSERT INTO the table")
-        cursor.at += 1
-    return cursor.slice(start, cursor.at)
+def _explain(engine: ScriptEngine, statement: Explain) -> DataFrame:
+    text = engine.explain(statement.target_text, stage=statement.stage)
+    return engine.spark.createDataFrame([(line,) for line in text.splitlines()], "plan string")
 
 
-def _kind(cursor: Cursor, verb: str) -> str:
-    """Step over `TABLE`, `STREAM` or `[MATERIALIZED | LIVE] VIEW`, and return the last word."""
-    modified = cursor.accept("MATERIALIZED") or cursor.accept("LIVE")
-    kind = cursor.word()
-    if kind not in KINDS or (modified and kind != "VIEW"):
-        cursor.refuse(f"{verb} {kind}".strip(), WAYS_OUT.get(kind, _DEFAULT_WAY_OUT))
-    cursor.at += 1
-    return kind
+def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
+    return engine.sql(statement.text)
 
 
-def _create(cursor: Cursor) -> Statement:
-    replace = cursor.accept("OR", "REPLACE")
-    kind = _kind(cursor, "CREATE")
-    if replace and kind != "VIEW":
-        cursor.refuse(f"OR REPLACE {kind}", f"DROP {kind} IF EXISTS first: its data goes with it")
-    if_not_exists = cursor.accept("IF", "NOT", "EXISTS")
-    name = cursor.name(f"the name of the {kind.lower()}")
-    if kind == "VIEW":
-        return _create_view(cursor, name, replace, if_not_exists)
-    if kind == "STREAM":
-        return _create_stream(cursor, name, if_not_exists)
-    if cursor.accept("AS"):
-        cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
-    schema_ddl, primary_key, watermark = _columns(cursor)
-    if watermark is not None:
-        cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
-    if schema_ddl is None:
-        cursor.fail("no column is given")
-    if cursor.word() == "USING":
-        cursor.refuse("CREATE TABLE ... USING", "CREATE STREAM ... USING reads other systems' data")
-    return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
-
-
-def _create_view(cursor: Cursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
-    if cursor.word() == "(":
-        cursor.refuse("a view's list of columns", "name them in the query: SELECT a AS name")
-    cursor.expect("AS")
-    return CreateView(name, _query(cursor), replace, if_not_exists, line=cursor.line)
-
-
-def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStream:
-    has_columns = cursor.word() == "("
-    schema_ddl, primary_key, watermark = _columns(cursor) if has_columns else (None, (), None)
-    cursor.expect("USING")
-    source = cursor.dotted()
-    op: str | None = None
-    options: tuple[tuple[str, str], ...] = ()
-    while not cursor.done:
-        if cursor.one_of("OP", "OPTIONS") == "OP":
-            op = cursor.name("the column that tells the operation")
-        else:
-            options = _options(cursor)
-    return CreateStream(
-        name, schema_ddl, source, options, primary_key, op, watermark, if_not_exists,
-        line=cursor.line,
-    )  # fmt: skip
-
-
-def _columns(
-    cursor: Cursor,
-) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None]:
-    """`(column type, ..., PRIMARY KEY (...), WATERMARK FOR ...)` -> DDL, key, watermark."""
-    cursor.expect("(")
-    columns: list[str] = []
-    keys: list[tuple[str, ...]] = []
-    watermarks: list[tuple[str, str]] = []
-    for item in cursor.items(")"):
-        if item.accept("PRIMARY", "KEY"):
-            keys.append(item.names())
-            item.end()
-            continue
-        if item.accept("WATERMARK", "FOR"):
-            watermarks.append(_watermark(item))
-            continue
-        column = item.name("a column name")
-        for at in range(1, len(item.tokens)):
-            item.at = at
-            if item.accept("PRIMARY", "KEY"):
-                keys.append((column,))
-                rest = item.slice(item.at, len(item.tokens))
-                columns.append(f"{item.slice(0, at)} {rest}".strip())
-                break
-        else:
-            columns.append(item.slice(0, len(item.tokens)))
-    if not columns and not watermarks:
-        cursor.fail("no column is given")
-    if len(keys) > 1:
-        cursor.fail("more than one PRIMARY KEY is given", "use PRIMARY KEY (a, b) once")
-    if len(watermarks) > 1:
-        cursor.fail("more than one WATERMARK is given", "a stream has one time")
-    key = keys[0] if keys else ()
-    return ", ".join(columns) or None, key, watermarks[0] if watermarks else None
-
-
-def _watermark(item: Cursor) -> tuple[str, str]:
-    """`ts AS ts - INTERVAL 10 MINUTES` -> the column and the delay."""
-    column = item.name("the column that tells the time")
-    item.expect("AS")
-    again = item.name("the column that tells the time")
-    if again.lower() != column.lower():
-        item.fail(f"the watermark of {column} follows {again}", "name the same column twice")
-    if item.done:
-        return column, "INTERVAL 0 SECONDS"
-    item.expect("-")
-    return column, item.rest("an interval, such as INTERVAL 10 MINUTES")
-
-
-def _options(cursor: Cursor) -> tuple[tuple[str, str], ...]:
-    """`(path '...', header = true, maxFilesPerTrigger 10)`; every value becomes a string."""
-    cursor.expect("(")
-    options: dict[str, tuple[str, str]] = {}
-    for item in cursor.items(")"):
-        key = item.dotted()
-        item.accept("=")
-        value = item.string() if item.at_string else item.literal()
-        item.end()
-        if key.lower() in options:
-            cursor.fail(f"option {key} is given twice")
-        options[key.lower()] = key, value
-    return tuple(options.values())
-
-
-def _insert(cursor: Cursor) -> Insert:
-    if cursor.word() == "OVERWRITE":
-        cursor.refuse("INSERT OVERWRITE", "use DELETE FROM the table, then INSERT INTO it")
-    cursor.expect("INTO")
-    if cursor.word() == "TABLE" and cursor.word(1) not in QUERY_HEADS:
-        cursor.accept("TABLE")
-    table = cursor.name("the name of the table")
-    is_query = cursor.word(1) in QUERY_HEADS and cursor.word(2) not in (",", ")")
-    columns = cursor.names() if cursor.word() == "(" and not is_query else None
-    return Insert(table, columns, _query(cursor), line=cursor.line)
-
-
-def _where(cursor: Cursor) -> str | None:
-    return cursor.rest("the condition") if cursor.accept("WHERE") else None
-
-
-def _delete(cursor: Cursor) -> Delete:
-    cursor.expect("FROM")
-    table = cursor.name("the name of the table")
-    return Delete(table, _where(cursor), line=cursor.line)
-
-
-def _update(cursor: Cursor) -> Update:
-    table = cursor.name("the name of the table")
-    cursor.expect("SET")
-    assignments: dict[str, tuple[str, str]] = {}
-    for item in cursor.items("WHERE"):
-        column = item.name("a column name")
-        item.expect("=")
-        if column.lower() in assignments:
-            cursor.fail(f"column {column} is set twice")
-        assignments[column.lower()] = column, item.rest(f"the value of {column}")
-    if not assignments:
-        cursor.fail("no column is set")
-    where = cursor.rest("the condition") if cursor.word(-1) == "WHERE" else None
-    return Update(table, tuple(assignments.values()), where, line=cursor.line)
-
-
-def _drop(cursor: Cursor) -> Drop:
-    kind = _kind(cursor, "DROP")
-    if_exists = cursor.accept("IF", "EXISTS")
-    name = cursor.name(f"the name of the {kind.lower()}")
-    return Drop(KINDS[kind], name, if_exists, line=cursor.line)
-
-
-def _show(cursor: Cursor) -> Show:
-    if cursor.word() == "SINKS":
-        cursor.refuse("SHOW SINKS", WAYS_OUT["SINK"])
-    kind = cursor.one_of(*(f"{kind}S" for kind in KINDS))
-    return Show(KINDS[kind[:-1]], line=cursor.line)
-
-
-def _explain(cursor: Cursor) -> Explain:
-    """`EXPLAIN v`, `EXPLAIN SELECT ...`, and with a stage: `EXPLAIN nodes v`."""
-    stage = "dag"
-    if cursor.word() not in QUERY_HEADS and cursor.word(1) not in ("", "."):
-        stage = cursor.name("a stage").lower()
-    is_query = cursor.word() in QUERY_HEADS
-    target = _query(cursor) if is_query else cursor.name("the name of a view, or a query,")
-    return Explain(target, stage, line=cursor.line)
-
-
-_HEADS: dict[str, Callable[[Cursor], Statement]] = {
-    "CREATE": _create,
-    "DELETE": _delete,
-    "DROP": _drop,
-    "EXPLAIN": _explain,
-    "INSERT": _insert,
-    "SHOW": _show,
-    "UPDATE": _update,
+_RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
+    CreateStream: _create_stream,
+    CreateTable: _create_table,
+    CreateView: _create_view,
+    Delete: _delete,
+    Drop: _drop,
+    Explain: _explain,
+    Insert: _insert,
+    Select: _select,
+    Show: _show,
+    Update: _update,
 }

@@ -235,7 +235,14 @@ def _without_spark(storage: str, query: str) -> Answer | None:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from eddyline.api.script import CreateStream, CreateTable, CreateView, Drop, parse_script
+    from eddyline.api.script import (
+        CreateStream,
+        CreateTable,
+        CreateView,
+        Drop,
+        parse_script,
+        run_statement,
+    )
 
     views: dict[str, None] = {}
     statements = parse_script(_read_script(args.script))
@@ -243,7 +250,7 @@ def _explain(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as storage, _engine(storage, options) as engine:
         for statement in statements:
             if isinstance(statement, CreateTable | CreateStream | CreateView | Drop):
-                statement.run(engine)
+                run_statement(engine, statement)
             if isinstance(statement, CreateView):
                 views[statement.name] = None
             elif isinstance(statement, Drop):

@@ -1,8 +1,8 @@
-"""What queries may hold beyond Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
+"""Clauses that queries may have beyond Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
 
-WINDOWING is written out in plain Spark SQL. `SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: the time column
-stands for the start of the row's window wherever it is selected or grouped by. WHERE and ON see
-the rows as they are. The clause is that of Mars's experiments; its forms:
+WINDOWING is expanded to plain Spark SQL. `SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: in
+SELECT, GROUP BY and HAVING the time column becomes the start of the row's window. WHERE and ON read
+the rows unchanged. The clause is that of the experiments of the paper on Mars; its forms:
 
     WINDOWING 60 s                      tumbling; 1 day begins at midnight of the session's time zone
     WINDOWING 60 s SLIDE 10 s           sliding: a row is in six windows
@@ -33,11 +33,11 @@ _JOINS = frozenset({"JOIN", ",", "LATERAL"})
 
 @dataclass(frozen=True, slots=True)
 class _Select:
-    """Places of the tokens of one SELECT that ends in WINDOWING; -1 where a clause is missing.
+    """Positions of tokens of one SELECT that ends in WINDOWING; -1 where a clause is missing.
 
     Attributes:
-        select, from_, where, group: of the clauses' first words.
-        clause, end: of WINDOWING, and behind its last word.
+        select, from_, where, group: first words of these clauses.
+        clause, end: the word WINDOWING, and the token after the clause.
     """
 
     select: int
@@ -49,14 +49,17 @@ class _Select:
 
 
 def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
-    """The query with each `name VERSION AS OF epoch` as a name of its own, and what these stand for.
+    """Give each `name VERSION AS OF epoch` of a query an alias.
+
+    Returns:
+        the query with the aliases; alias -> name and epoch.
 
     Example:
         >>> at_epochs("SELECT * FROM v VERSION AS OF 12")
         ('SELECT * FROM v_version_12 AS v', {'v_version_12': ('v', 12)})
     """
     found: dict[str, tuple[str, int]] = {}
-    cursor = _only(query, "version")
+    cursor = _one_statement(query, "version")
     if cursor is None:
         return query, found
     parts: list[str] = []
@@ -83,13 +86,16 @@ def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
 
 
 def without_emit(query: str) -> tuple[str, bool]:
-    """The query without EMIT FINAL at its end, and whether it was there.
+    """Remove EMIT FINAL from the end of a query.
+
+    Returns:
+        the query without it; whether it was there.
 
     Example:
         >>> without_emit("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
         ('SELECT day, count(*) FROM s GROUP BY day', True)
     """
-    cursor = _only(query, "final")
+    cursor = _one_statement(query, "final")
     if cursor is None:
         return query, False
     cursor.at = len(cursor.tokens) - 2
@@ -99,45 +105,48 @@ def without_emit(query: str) -> tuple[str, bool]:
 
 
 def written_out(query: str, time_columns: Collection[str]) -> str:
-    """The query without WINDOWING clauses; any other query as it is.
+    """Expand the WINDOWING clauses of a query; return any other query unchanged.
 
     Args:
         time_columns: names of the timestamp columns of the relations that the query reads.
 
     Raises:
-        ScriptError: a clause can't be read, or it isn't clear which column tells the time.
+        ScriptError: a clause is wrong, or it isn't clear which column is the event time.
 
     Example:
         >>> written_out("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
         "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
     """
     times = {name.lower() for name in time_columns}
-    while (cursor := _only(query, "windowing")) is not None:
+    while (cursor := _one_statement(query, "windowing")) is not None:
         clause = _clause(cursor)
         if clause < 0:
             break
-        query = _rewritten(cursor, clause, times)
+        query = _expand(cursor, clause, times)
     return query
 
 
-def _only(query: str, word: str) -> Cursor | None:
-    """The one statement of a text, if a word occurs in it at all: to look closer takes longer."""
+def _one_statement(query: str, word: str) -> Cursor | None:
+    """Return a cursor over a text that is one statement and holds a word in small letters, or None.
+
+    The word is looked for first because most queries hold none, and tokenizing takes longer.
+    """
     cursors = list(split(query)) if word in query.lower() else []
     return cursors[0] if len(cursors) == 1 else None
 
 
 def _clause(cursor: Cursor) -> int:
-    """The place of the first WINDOWING that is a clause; -1 if there is none."""
+    """Return the position of the first WINDOWING that is a clause; -1 if there is none."""
     for at in range(len(cursor.tokens)):
         cursor.at = at
         if cursor.word() == "WINDOWING":
-            behind = cursor.word(1)
-            if behind == "LANDMARK" or behind[:1].isdigit():
+            following = cursor.word(1)
+            if following == "LANDMARK" or following[:1].isdigit():
                 return at
     return -1
 
 
-def _rewritten(cursor: Cursor, clause: int, times: Collection[str]) -> str:
+def _expand(cursor: Cursor, clause: int, times: Collection[str]) -> str:
     cursor.at = clause + 1
     rows, since = 0, ""
     if cursor.accept("LANDMARK"):
@@ -168,7 +177,7 @@ def _count(cursor: Cursor) -> int:
 
 
 def _start(cursor: Cursor, count: int) -> str:
-    """SQL of the start of a row's window, with {} for the time column."""
+    """Return SQL of the start of a row's window, with {} for the time column."""
     size = f"{count} {_unit(cursor)}"
     if cursor.accept("SLIDE"):
         step = _count(cursor)
@@ -188,7 +197,7 @@ def _unit(cursor: Cursor) -> str:
 
 
 def _select(cursor: Cursor, clause: int) -> _Select:
-    """The SELECT that the clause ends: words of the same depth in brackets before it."""
+    """Find the SELECT that the clause ends, at the same depth of brackets."""
     end, depth = cursor.at, 0
     places = dict.fromkeys(("SELECT", "FROM", "WHERE", "GROUP"), -1)
     for at in range(clause - 1, -1, -1):
@@ -208,7 +217,7 @@ def _select(cursor: Cursor, clause: int) -> _Select:
 
 
 def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
-    """The time column as it is written in GROUP BY, or the only one there is; and its bare name."""
+    """Return the time column as written in GROUP BY, or else the only one; and its bare name."""
     found: dict[str, str] = {}
     if select.group >= 0:
         for column in _columns(cursor, select.group + 2, select.clause):
@@ -228,7 +237,14 @@ def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A reference to a column, of the tokens `first` up to `end`, perhaps an item of its own."""
+    """A reference to a column.
+
+    Attributes:
+        first, end: positions of its first token and of the token after it.
+        written: its text, perhaps qualified: `s.ts`.
+        last: its last part: `ts`.
+        alone: whether it is a whole item of SELECT.
+    """
 
     first: int
     end: int
@@ -238,12 +254,12 @@ class _Column:
 
     @property
     def name(self) -> str:
-        """The bare name in small letters."""
+        """The name without qualifier and quotes, in small letters."""
         return self.last.strip("`").lower()
 
 
 def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
-    """What may be references to columns between two places, subqueries left out."""
+    """Yield what may be references to columns between two positions, outside subqueries."""
     depth = 0
     for at in _outside_subqueries(cursor, first, last):
         cursor.at = at
@@ -260,7 +276,7 @@ def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
 
 
 def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition: str) -> str:
-    """The time column replaced by the start of its window in SELECT, GROUP BY and HAVING."""
+    """Replace the time column by the start of its window in SELECT, GROUP BY and HAVING."""
     changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
     if select.group >= 0:
         changes += [
@@ -278,8 +294,8 @@ def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition:
             alias = f" AS {column.last}" if column.alone else ""
             changes.append((column.first, column.end, start.format(column.written) + alias))
     if condition:
-        changes += _filtered(select, condition)
-    return _changed(cursor, changes)
+        changes += _add_condition(select, condition)
+    return _replace(cursor, changes)
 
 
 def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
@@ -294,7 +310,7 @@ def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
     return found
 
 
-def _filtered(select: _Select, condition: str) -> list[tuple[int, int, str]]:
+def _add_condition(select: _Select, condition: str) -> list[tuple[int, int, str]]:
     end = select.group if select.group >= 0 else select.clause
     if select.where < 0:
         return [(end, end, f"WHERE {condition}")]
@@ -313,17 +329,17 @@ def _last_rows(cursor: Cursor, select: _Select, column: str, count: int) -> str:
     where = cursor.slice(select.where, end) if select.where >= 0 else ""
     last = (select.where if select.where >= 0 else end) - 1
     alias = "windowed" if source.endswith(")") else cursor.slice(last, last + 1)
-    # rows of one moment need an order that is the same live and offline
+    # rows of the same time need an order that is the same live and offline
     rows = (
         f"(SELECT * EXCEPT (windowing_tie) FROM (SELECT *, xxhash64(*) AS windowing_tie FROM {source}"
         f" {where}) ORDER BY {column.rpartition('.')[2]} DESC, windowing_tie LIMIT {count}) AS {alias}"
     )
     changes = [(select.clause, select.end, ""), (select.from_ + 1, end, rows)]
-    return _changed(cursor, changes)
+    return _replace(cursor, changes)
 
 
-def _changed(cursor: Cursor, changes: list[tuple[int, int, str]]) -> str:
-    """The statement with runs of tokens (from, up to) replaced by other text."""
+def _replace(cursor: Cursor, changes: list[tuple[int, int, str]]) -> str:
+    """Return the statement with ranges of tokens (from, up to) replaced by other text."""
     tokens, text = cursor.tokens, cursor.text
     parts, at = [], tokens[0].start
     for first, end, new in sorted(changes):

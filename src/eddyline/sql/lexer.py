@@ -1,7 +1,7 @@
-"""Reading SQL text: statements cut at semicolons, and a cursor over the tokens of each.
+"""Tokenize SQL text: split it into statements, and give a cursor over the tokens of each.
 
-sqlglot's tokenizer knows where Spark's strings, quoted names and comments end. Everything taken from a
-text is a slice of it, so that what is handed on is what was written.
+sqlglot's tokenizer knows where Spark's strings, quoted names and comments end. What a cursor returns
+of a query or an expression is a slice of the text, exactly as the user wrote it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eddyline.errors import ScriptError
 
 
 class _Tokenizer(Spark.Tokenizer):
-    """Spark's tokens, one word each (no "PRIMARY KEY"), and no statement taken as opaque text."""
+    """Spark's tokens, one word each (not "PRIMARY KEY" as one), in every kind of statement."""
 
     KEYWORDS: ClassVar[dict[str, TokenType]] = {
         word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if " " not in word
@@ -34,9 +34,15 @@ _WORD = re.compile(r"\w*[^\W\d]\w*")
 
 
 class Cursor:
-    """A place in the tokens of one statement, or of a part of it (`whole` is the statement).
+    """A position in the tokens of one statement, or of a part of it.
 
-    Words compare in upper case; quoted ones never match.
+    Words are compared in upper case; quoted names match no word.
+
+    Attributes:
+        text: the whole script.
+        tokens: of the statement or the part.
+        whole: cursor over the whole statement.
+        at: index of the next token.
     """
 
     def __init__(self, text: str, tokens: list[Token], whole: Cursor | None = None) -> None:
@@ -47,48 +53,48 @@ class Cursor:
 
     @property
     def line(self) -> int:
-        """The line on which the statement starts."""
+        """The line on which the statement starts, from 1."""
         return self.text.count("\n", 0, self.whole.tokens[0].start) + 1
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left."""
+        """Whether all tokens are consumed."""
         return self.at >= len(self.tokens)
 
     @property
     def at_string(self) -> bool:
-        """Whether a string literal follows."""
+        """Whether the next token is a string literal."""
         return not self.done and self.tokens[self.at].token_type in _STRINGS
 
     @property
     def at_name(self) -> bool:
-        """Whether a name follows that is no word of SQL."""
+        """Whether the next token is a name, and not a keyword of SQL."""
         return not self.done and self.tokens[self.at].token_type in _NAMES
 
     def slice(self, start: int, end: int) -> str:
-        """The verbatim text of the tokens from `start` up to `end`."""
+        """Return the verbatim text of the tokens from `start` up to `end`, without `end`."""
         if start >= min(end, len(self.tokens)):
             return ""
         return self.text[self.tokens[start].start : self.tokens[end - 1].end + 1]
 
     def word(self, ahead: int = 0) -> str:
-        """The token `ahead` of this place, upper case; empty outside the statement."""
+        """Return the token `ahead` of the next one, in upper case; empty outside the statement."""
         at = self.at + ahead
         return self.slice(at, at + 1).upper() if 0 <= at < len(self.tokens) else ""
 
     def accept(self, *words: str) -> bool:
-        """Step over these words if all of them follow."""
+        """Consume these words if all of them follow; return whether they did."""
         found = all(self.word(ahead) == word for ahead, word in enumerate(words))
         self.at += len(words) if found else 0
         return found
 
     def expect(self, *words: str) -> None:
-        """Step over these words, which must follow."""
+        """Consume these words; raise ScriptError if they don't follow."""
         if not self.accept(*words):
             self.fail(f"{' '.join(words)} is expected {self.place()}")
 
     def one_of(self, *words: str) -> str:
-        """Step over one of these words, and return it."""
+        """Consume one of these words, and return it; raise ScriptError if none follows."""
         found = self.word()
         if found not in words:
             self.fail(f"{', '.join(words[:-1])} or {words[-1]} is expected {self.place()}")
@@ -96,7 +102,7 @@ class Cursor:
         return found
 
     def name(self, what: str = "a name") -> str:
-        """An identifier of one part, without its backquotes."""
+        """Consume an identifier of one part, and return it without its backquotes."""
         raw = self.slice(self.at, self.at + 1)
         if raw.startswith("`"):
             name = raw[1:-1].replace("``", "`")
@@ -111,7 +117,7 @@ class Cursor:
         return name
 
     def names(self) -> tuple[str, ...]:
-        """Column names in brackets: `(a, b)`."""
+        """Consume column names in brackets: `(a, b)`."""
         self.expect("(")
         names: list[str] = []
         for item in self.items(")"):
@@ -120,7 +126,7 @@ class Cursor:
         return tuple(names)
 
     def dotted(self) -> str:
-        """A word or a string, or words joined by dots: `a.b.c`."""
+        """Consume a string, or words joined by dots: `a.b.c`."""
         if self.at_string:
             return self.string()
         start = self.at
@@ -131,7 +137,7 @@ class Cursor:
         self.fail(f"a name is expected {self.place()}")
 
     def literal(self) -> str:
-        """A number, a boolean or another single word, as it is written."""
+        """Consume a number, a boolean or another single word, and return it as written."""
         value = ("-" if self.accept("-") else "") + self.slice(self.at, self.at + 1)
         if not re.fullmatch(r"-?\w[\w.]*", value):
             self.fail(f"a value is expected {self.place()}", "write it as a string: key 'value'")
@@ -139,7 +145,7 @@ class Cursor:
         return value
 
     def string(self) -> str:
-        """A string literal, quotes and escapes taken off; neighbours are one string, as in Spark."""
+        """Consume a string literal, and return its value; adjacent literals are one, as in Spark."""
         value, last = "", None
         while self.at_string:
             token = self.tokens[self.at]
@@ -153,9 +159,9 @@ class Cursor:
         return value
 
     def items(self, stop: str) -> Iterator[Cursor]:
-        """The items between commas, up to the word `stop` outside all brackets, which is passed.
+        """Yield a cursor over each item between commas; consume the word `stop` that ends them.
 
-        A closing bracket must be found; for any other word the end of the text can stand.
+        A closing bracket must follow; the end of the statement can stand for any other `stop`.
         """
         start, open_brackets = self.at, list[str]()
         while not self.done:
@@ -181,21 +187,23 @@ class Cursor:
         return Cursor(self.text, self.tokens[start : self.at], self.whole)
 
     def rest(self, what: str) -> str:
-        """The verbatim text from here to the end of the statement."""
+        """Consume the rest of the statement, and return it verbatim."""
         start, self.at = self.at, len(self.tokens)
         return self.slice(start, self.at) or self.fail(f"{what} is missing")
 
     def end(self) -> None:
-        """Refuse what is left over."""
+        """Raise ScriptError if tokens are left."""
         if not self.done:
             self.fail(f"the end is expected {self.place()}")
 
     def place(self) -> str:
-        """Where this place is, for a message."""
+        """Return the position for a message: `at FROM`."""
         return f"at {self.slice(self.at, self.at + 1) or 'the end'}"
 
-    def fail(self, message: str, way_out: str = "", condition: str = "SCRIPT_SYNTAX") -> NoReturn:
-        """Raise a ScriptError that shows the statement and its line."""
+    def fail(
+        self, message: str, way_out: str = "", *, condition: str = "SCRIPT_SYNTAX"
+    ) -> NoReturn:
+        """Raise a ScriptError with the start of the statement and its line."""
         words = self.whole.slice(0, len(self.whole.tokens)).split()
         statement = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
         raise ScriptError(
@@ -203,12 +211,12 @@ class Cursor:
         )
 
     def refuse(self, what: str, way_out: str) -> NoReturn:
-        """Raise a ScriptError for something readable that Eddyline doesn't do."""
-        self.fail(f"{what} is not supported", way_out, "SCRIPT_UNSUPPORTED")
+        """Raise a ScriptError for a statement or clause that Eddyline doesn't support."""
+        self.fail(f"{what} is not supported", way_out, condition="SCRIPT_UNSUPPORTED")
 
 
 def split(text: str) -> Iterator[Cursor]:
-    """Cursors over the statements between semicolons; empty ones are left out."""
+    """Yield a cursor over each statement between semicolons; skip empty ones."""
     try:
         tokens = _Tokenizer(dialect="spark").tokenize(text)
     except TokenError as error:
@@ -229,7 +237,7 @@ def split(text: str) -> Iterator[Cursor]:
 
 
 def _open_line(text: str) -> int:
-    """The line on which the token starts that is still open at the end of the text."""
+    """Return the line of the token that is still open at the end of the text."""
     lines = text.split("\n")
     tokenizer = _Tokenizer(dialect="spark")
     for count in range(len(lines) - 1, 0, -1):
