@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,17 +18,10 @@ from hypothesis import strategies as st
 
 import postgres
 from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
-from eddyline.catalog.requests import Inbox
-from eddyline.catalog.store import (
-    DOCUMENT,
-    DONE,
-    NAME,
-    POINTER,
-    REFUSED,
-    WAITING,
-    CatalogStore,
-    open_store,
-)
+from eddyline.catalog.postgres import POINTER
+from eddyline.catalog.requests import DONE, REFUSED, WAITING, Inbox
+from eddyline.catalog.sqlite import NAME
+from eddyline.catalog.store import DOCUMENT, CatalogStore, open_store
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.options import Options
 from eddyline.storage.files import Files
@@ -390,7 +384,35 @@ def test_the_password_is_never_shown(
     assert not any("s3cret" in text for text in shown), shown
 
 
+def test_the_log_says_that_the_server_is_away_and_not_the_password(
+    files: FaultyFiles, server: postgres.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_store(files, server.url.replace("/postgres", "/nowhere"))) as store:
+        inbox = Inbox(store)
+        with caplog.at_level("DEBUG"):
+            assert inbox.waiting() == []
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("eddyline.catalog.requests", "WARNING")
+    assert "CATALOG_UNAVAILABLE" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 # -- requests ----------------------------------------------------------------------------------
+
+
+def test_the_log_names_requests_and_not_their_queries(
+    store: CatalogStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.write(some())
+    inbox = Inbox(store)
+    for name in ("w", "x"):
+        store.ask("add", name, "SELECT 'private'")
+    with caplog.at_level("INFO"):
+        for request in inbox.waiting():
+            with inbox.answering(request):
+                if request.name == "x":
+                    raise CatalogError("no 'private'", condition="NAME_TAKEN")
+    assert caplog.messages == ["request 1 done: add w", "request 2 refused: add x: NAME_TAKEN"]
 
 
 def test_requests_wait_in_order_and_are_answered_once(store: CatalogStore, url: str) -> None:

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 import postgres
 from eddyline import CatalogError, Engine, Options, cli
 from eddyline.answers.tasks import Task, listed
-from eddyline.catalog.store import DONE, REFUSED, WAITING, open_store
+from eddyline.catalog.requests import DONE, REFUSED, WAITING
+from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_WHEN_ASKED = {
+_LAZY = {
     "DataQueue": "eddyline.relay.queue",
     "Emitted": "eddyline.relay.bolts",
     "Engine": "eddyline.api.engine",
@@ -75,9 +76,13 @@ _WHEN_ASKED = {
 }
 
 
+# a library is silent until the application configures logging
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
 def __getattr__(name: str) -> Any:
-    """What needs PySpark or Arrow is imported when it is first asked for: the command line often needn't."""
-    if name not in _WHEN_ASKED:
+    """Import names that need PySpark or Arrow at their first use: many commands don't need them."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_WHEN_ASKED[name]), name)
+    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
     return found

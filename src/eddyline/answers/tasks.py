@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from eddyline.catalog.entries import VIEW, Catalog
-from eddyline.catalog.requests import Inbox
-from eddyline.catalog.store import WAITING, CatalogStore, Request
+from eddyline.catalog.requests import WAITING, Inbox, Request
+from eddyline.catalog.store import CatalogStore
 from eddyline.changes import WEIGHT
 from eddyline.errors import StorageError
 from eddyline.operators.result import ROWS

@@ -14,7 +14,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW
-from eddyline.catalog.store import Request
+from eddyline.catalog.requests import Request
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""

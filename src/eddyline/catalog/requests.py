@@ -1,50 +1,93 @@
-"""What other processes ask of the engine that runs, as it sees it between two epochs."""
+"""Requests of other processes to the running engine, and how the engine answers them."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
-from eddyline.catalog.store import DONE, REFUSED, CatalogStore, Request
-from eddyline.errors import StorageError
+from eddyline.errors import EddylineError, StorageError
 
+WAITING, DONE, REFUSED = "waiting", "done", "refused"
 RETRY_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of another process to the running engine.
+
+    Attributes:
+        number: counts the requests of a storage from 1; the engine answers them in this order.
+        action: add, pause, resume, drop (a view); replay, discard (dead letters).
+        name: of the view, pipeline or stream.
+        query: SQL of a view to add; positions of dead letters.
+        asked_at: time, ISO 8601 in UTC.
+        state: waiting, done or refused.
+        message: why it was refused.
+    """
+
+    number: int
+    action: str
+    name: str
+    query: str
+    asked_at: str
+    state: str = WAITING
+    message: str = ""
+
+
+class RequestStore(Protocol):
+    """What an inbox needs of the store of the catalog, which documents it."""
+
+    certain: bool
+
+    def waiting(self) -> list[Request]: ...
+
+    def settle(self, number: int, state: str, message: str = "") -> None: ...
 
 
 class Inbox:
-    """The requests in the database of the catalog.
+    """The engine's view of the requests; it looks for them between two epochs.
 
-    A request that changes the catalog is done in the very transaction that changes it: after a
-    crash it either waits or is done.
+    A request that changes the catalog is marked as done in the transaction that changes it: after a
+    crash it is either waiting or done.
 
     Attributes:
-        number: of the request that is being answered; None between.
+        number: of the request that is being answered; None between requests.
     """
 
-    def __init__(self, store: CatalogStore) -> None:
+    def __init__(self, store: RequestStore) -> None:
         self._store = store
         self._not_before = 0.0
+        self._reachable = True
         self.number: int | None = None
 
     def waiting(self) -> list[Request]:
-        """What is to be done, in its order; nothing while the database can't be reached.
+        """Return the unanswered requests in their order; none while the database can't be used.
 
         Epochs need no catalog: a server that is away must not stop them.
         """
         if self.number is not None or time.monotonic() < self._not_before:
             return []
         try:
-            return self._store.waiting()
-        except StorageError:
-            self._not_before = time.monotonic() + RETRY_S
+            requests = self._store.waiting()
+        except StorageError as error:
+            self._postpone(error)
             return []
+        if not self._reachable:
+            self._reachable = True
+            log.info("the catalog can be used again")
+        return requests
 
     @contextmanager
     def answering(self, request: Request) -> Iterator[None]:
-        """Do a request in this context; what it raises is the answer.
+        """Answer a request with the outcome of this context: done, or refused for its error.
 
-        Where the storage fails, the request waits for another try.
+        After a StorageError the request stays waiting, to be tried again.
         """
         self.number = request.number
         state, message = DONE, ""
@@ -55,10 +98,26 @@ class Inbox:
                 raise
             except Exception as error:  # noqa: BLE001  # a bad request must not end the other views
                 state, message = REFUSED, str(error)
+                reason = (
+                    error.condition if isinstance(error, EddylineError) else type(error).__name__
+                )
+                log.warning(
+                    "request %d refused: %s %s: %s",
+                    request.number, request.action, request.name, reason,
+                )  # fmt: skip
             self._store.settle(request.number, state, message)
-        except StorageError:
+            if state == DONE:
+                log.info("request %d done: %s %s", request.number, request.action, request.name)
+        except StorageError as error:
             if not self._store.certain:
                 raise
-            self._not_before = time.monotonic() + RETRY_S
+            self._postpone(error)
         finally:
             self.number = None
+
+    def _postpone(self, error: StorageError) -> None:
+        """Leave the catalog alone for a while; log only the first of several failures."""
+        self._not_before = time.monotonic() + RETRY_S
+        if self._reachable:
+            log.warning("requests wait, the catalog can't be used: %s", error)
+        self._reachable = False

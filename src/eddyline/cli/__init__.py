@@ -21,7 +21,8 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eddyline.catalog.store import REFUSED, WAITING, CatalogStore, Request, open_store
+from eddyline.catalog.requests import REFUSED, WAITING, Request
+from eddyline.catalog.store import CatalogStore, open_store
 from eddyline.errors import EddylineError, EngineError, ScriptError, StorageError
 from eddyline.options import Options
 from eddyline.storage.files import Files

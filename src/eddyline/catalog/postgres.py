@@ -1,0 +1,107 @@
+"""The catalog in a PostgreSQL database, which several storages may share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from eddyline.catalog.database import TRY_AGAIN, Execute, Row
+from eddyline.errors import EngineError, StorageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+POINTER = "postgresql.json"
+"""The file of a storage with its id in PostgreSQL; only there if the catalog is."""
+
+CONNECT_S = 10
+STATEMENT_MS = 30_000
+CREATION_LOCK = 0x6564_6479
+"""The advisory lock under which the tables are created."""
+
+
+class PostgresDatabase:
+    """A database on a PostgreSQL server. None of its error messages contains the password."""
+
+    name = POINTER
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        try:
+            import psycopg
+            from psycopg import conninfo
+        except ImportError as error:
+            raise EngineError(
+                "the catalog is to be in PostgreSQL, but its client is not installed",
+                condition="MISSING_PACKAGE",
+                hint="pip install 'eddyline[postgres]'",
+            ) from error
+        self._psycopg = psycopg
+        try:
+            settings: dict[str, Any] = {"connect_timeout": CONNECT_S}
+            settings |= conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            # its message may quote the password
+            raise EngineError(
+                "the option catalog is not a URL that PostgreSQL's client can read",
+                condition="BAD_OPTION",
+                hint="write postgresql://user:password@host:port/database, special letters as %XX",
+            ) from None
+        self._password = str(settings.get("password") or "")
+        self._settings = conninfo.make_conninfo(**settings)
+        self._connection: psycopg.Connection | None = None
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[Execute]:
+        with self._lock, self._translated_errors(), ExitStack() as stack:
+            connection = self._begin(stack)
+
+            def execute(sql: str, values: Sequence[object]) -> list[Row]:
+                if sql.startswith("CREATE TABLE"):  # two at once would fail
+                    connection.execute("SELECT pg_advisory_xact_lock(%s)", [CREATION_LOCK])
+                cursor = connection.execute(sql.replace("?", "%s").encode(), values)
+                return cursor.fetchall() if cursor.description else []
+
+            yield execute
+
+    def empty(self) -> bool:
+        with self.transaction(write=False) as execute:
+            return execute("SELECT to_regclass('eddyline_requests')", []) == [(None,)]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _begin(self, stack: ExitStack) -> psycopg.Connection:
+        """Begin a transaction; open a new connection where the old one is broken."""
+        if self._connection is not None:
+            try:
+                stack.enter_context(self._connection.transaction())
+                return self._connection
+            except self._psycopg.OperationalError:
+                self.close()
+        connection = self._connection = self._psycopg.connect(self._settings, autocommit=True)
+        connection.execute(f"SET statement_timeout = {STATEMENT_MS}".encode())
+        stack.enter_context(connection.transaction())
+        return connection
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate errors of PostgreSQL's client into StorageError, without the password."""
+        try:
+            yield
+        except self._psycopg.Error as error:
+            self.close()
+            text = " ".join(str(error).split())
+            if self._password:
+                text = text.replace(self._password, "***")
+            raise StorageError(
+                f"the catalog's PostgreSQL database can't be used: {text}",
+                condition="CATALOG_UNAVAILABLE",
+                hint=TRY_AGAIN,
+            ) from None
