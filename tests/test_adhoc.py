@@ -13,6 +13,7 @@ import pytest
 import eddyline as el
 from eddyline import cli
 from eddyline.answers.quick import answered
+from eddyline.cli import text
 from eddyline.errors import StateError
 from eddyline.storage.files import Files
 
@@ -87,7 +88,7 @@ def test_answers_are_those_of_spark(engine: el.Engine, query: str) -> None:
     query = query.format(earlier=engine.status()["epoch"] - 1)
     found = answered(engine.files, engine.catalog, query)
     assert found is not None
-    wanted = cli.spark_answer(engine.sql(query.rstrip(";")))
+    wanted = text.spark_answer(engine.sql(query.rstrip(";")))
     assert (found.columns, found.numeric) == (wanted.columns, wanted.numeric)
     ordered = "order by" in query.lower()
     assert (

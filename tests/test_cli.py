@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import doctest
+import os
+import subprocess
 import sys
+import warnings
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from eddyline import Progress, cli
-from eddyline.errors import EddylineError
+from eddyline import Progress
+from eddyline.cli import commands, main, text
+from eddyline.errors import EddylineError, StateGrowthWarning
 
 
 def parse(*arguments: str) -> argparse.Namespace:
-    return cli.build_parser(arguments).parse_args(arguments)
+    return commands.build_parser(arguments).parse_args(arguments)
 
 
 def test_run() -> None:
@@ -30,7 +34,7 @@ def test_sql() -> None:
     args = parse("sql", "SELECT 1", "--storage", "d")
     assert (args.query, args.storage, args.format) == ("SELECT 1", "d", "table")
     assert {
-        parse("sql", "q", "--storage", "d", "--format", form).format for form in cli.FORMATS
+        parse("sql", "q", "--storage", "d", "--format", form).format for form in text.FORMATS
     } == {
         "table",
         "csv",
@@ -76,23 +80,23 @@ def test_wrong_arguments_end_with_the_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        main(arguments)
     assert caught.value.code == 2
     assert "usage: eddyline" in capsys.readouterr().err
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--help"])
+        main(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for name in ("run", "sql", "explain", "status", "verify", "task", *cli.APPS):
+    for name in ("run", "sql", "explain", "status", "verify", "task", *commands.APPS):
         assert f"\n    {name} " in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
+        main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("eddyline ")
 
@@ -105,7 +109,7 @@ def test_a_storage_that_is_not_there_is_refused(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "typo"
-    assert cli.main([*command, "--storage", str(missing)]) == 2
+    assert main([*command, "--storage", str(missing)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("eddyline: [NO_STORAGE] there is no stored engine")
@@ -117,7 +121,7 @@ def test_tasks_of_a_folder_that_is_no_storage_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["list"], ["pause", "v"]):
-        assert cli.main(["task", *command, "--storage", str(tmp_path)]) == 2
+        assert main(["task", *command, "--storage", str(tmp_path)]) == 2
         assert "[NO_STORAGE]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -128,7 +132,7 @@ def test_a_script_that_cannot_be_read_is_refused(
 ) -> None:
     (tmp_path / "latin.sql").write_bytes(b"SELECT '\xe9'")
     for name in ("missing.sql", "latin.sql"):
-        assert cli.main([*command, str(tmp_path / name)]) == 2
+        assert main([*command, str(tmp_path / name)]) == 2
         assert "eddyline: [SCRIPT_NOT_READABLE]" in capsys.readouterr().err
 
 
@@ -137,7 +141,7 @@ def test_a_wrong_script_is_refused_before_anything_starts(
 ) -> None:
     script = tmp_path / "a.sql"
     script.write_text("\ufeffCREATE TABLE t (a INT);\nCREATE SINK k FROM t USING jsonl", "utf-8")
-    assert cli.main(["explain", str(script)]) == 2
+    assert main(["explain", str(script)]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("eddyline: [SCRIPT_UNSUPPORTED] CREATE SINK")
     assert "line 2" in shown
@@ -161,21 +165,21 @@ def plugin(result: int) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", list(cli.APPS))
+@pytest.mark.parametrize("name", list(commands.APPS))
 def test_plugins_bring_their_own_arguments(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (module,) = entry_points(group=cli.ENTRY_POINTS, name=name)
+    (module,) = entry_points(group=commands.ENTRY_POINTS, name=name)
     monkeypatch.setitem(sys.modules, module.value, plugin(3))
-    assert cli.main([name]) == 3
-    assert cli.main([name, "--rows", "1"]) == 1
-    assert cli.main([name, "--rows", "-1"]) == 2
+    assert main([name]) == 3
+    assert main([name, "--rows", "1"]) == 1
+    assert main([name, "--rows", "-1"]) == 2
     assert capsys.readouterr().err == "eddyline: [NO] no\n  in the test\n"
 
 
 def test_progress_lines_are_aligned() -> None:
     lines = [
-        cli.progress_line(
+        text.progress_line(
             Progress(
                 epoch,
                 {"t": rows - 1, "v": 1} if rows else {},
@@ -195,7 +199,7 @@ def test_progress_lines_are_aligned() -> None:
 
 
 def test_sizes() -> None:
-    assert [cli.size(n) for n in (0, 1023, 1024, 1536, 10**9, 10**13, 10**18)] == [
+    assert [text.size(n) for n in (0, 1023, 1024, 1536, 10**9, 10**13, 10**18)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",
@@ -207,8 +211,67 @@ def test_sizes() -> None:
 
 
 def test_layout_without_rows() -> None:
-    assert cli.layout(("a", "bc"), []) == "a  bc\n-  --"
+    assert text.layout(("a", "bc"), []) == "a  bc\n-  --"
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(cli).failed == 0
+    assert doctest.testmod(text).failed == 0
+
+
+def test_the_package_of_the_command_line_is_light() -> None:
+    heavy = "{'pyspark', 'polars', 'pandas', 'pyarrow', 'numpy', 'psycopg'}"
+    code = f"import sys, eddyline.cli; assert not {heavy} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_growing_state_is_one_short_line_for_each_view(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always", StateGrowthWarning)
+
+        def run(args: argparse.Namespace) -> int:
+            for view, side in (("v", "left"), ("v", "right"), ("w", "left")):
+                warnings.warn(f"view {view}: the {side} side grows", StateGrowthWarning, 1)
+            return 0
+
+        parser = argparse.ArgumentParser()
+        parser.set_defaults(run=run)
+        patch.setattr(commands, "build_parser", lambda _: parser)
+        assert main([]) == 0
+    assert capsys.readouterr().err == (
+        "warning: view v: the left side grows\nwarning: view w: the left side grows\n"
+    )
+
+
+def eddyline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eddyline", *arguments],
+        capture_output=True, text=True, check=False, env=os.environ | environment,
+    )  # fmt: skip
+
+
+def test_a_jvm_that_cannot_start_tells_why(tmp_path: Path) -> None:
+    done = eddyline("status", "--storage", str(tmp_path), JAVA_HOME=str(tmp_path / "nowhere"))
+    assert done.returncode
+    assert f"{tmp_path}/nowhere/bin/java: No such file or directory" in done.stderr
+
+
+@pytest.mark.spark
+def test_answers_come_without_noise(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    (events / "a.json").write_text('{"k": "a"}\n')
+    script = tmp_path / "a.sql"
+    script.write_text(f"""
+        CREATE TABLE t (k STRING, n INT);
+        CREATE STREAM s (k STRING) USING json OPTIONS (path '{events}');
+        CREATE VIEW v AS SELECT k, count(*) AS n FROM t GROUP BY k;
+        CREATE VIEW w AS SELECT t.k FROM t JOIN s ON t.k = s.k;
+        INSERT INTO t VALUES ('a', 1);
+    """)
+    storage = str(tmp_path / "storage")
+    done = eddyline("run", str(script), "--once", "--storage", storage)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert done.stderr.startswith("warning: view w: the state of ")
+    for arguments in (["verify"], ["sql", "SELECT sum(n) AS total FROM v"]):
+        done = eddyline(*arguments, "--storage", storage)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,118 @@
+"""The parser of the command line, and its entry point."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any, TextIO
+
+from eddyline.cli import ask, dead_letters, ingest, run, tasks
+from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
+
+APPS = {
+    "demo": "live web statistics over an access log, checked offline",
+    "etl": "log lines through a flaky service into PostgreSQL, with live views",
+    "bench": "benchmarks, each against an alternative in the same run",
+}
+"""Commands of the package eddyline-apps, which may be missing."""
+
+ENTRY_POINTS = "eddyline.commands"
+"""Entry points of other packages: modules with `add_arguments(parser)` and `run(args) -> int`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; None takes those of the process.
+
+    Returns:
+        the exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser(arguments).parse_args(arguments)
+        with _short_warnings():
+            code: int = args.run(args)
+        sys.stdout.flush()
+    except EddylineError as error:
+        print(f"eddyline: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader of the pipe has closed it (`| head`): the rest of the output is not wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser.
+
+    Args:
+        arguments: the module of an `APPS` command is imported only if these start with its name.
+    """
+    parser = argparse.ArgumentParser(prog="eddyline", description="Spark SQL, kept live.")
+    parser.add_argument("--version", action="version", version=f"eddyline {_version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (run, ask, tasks, dead_letters, ingest):
+        module.add_to(commands)
+    for name, purpose in APPS.items():
+        added = commands.add_parser(name, help=purpose, description=purpose)
+        if arguments and arguments[0] == name:
+            app = _app(name)
+            app.add_arguments(added)
+            added.set_defaults(run=app.run)
+    return parser
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Show a StateGrowthWarning as one line, without file and line number, once for each view."""
+    shown: set[str] = set()
+    standard = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, StateGrowthWarning):
+            standard(message, category, filename, lineno, file, line)
+            return
+        view = str(message).partition(": ")[0]
+        if view not in shown:
+            shown.add(view)
+            print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _app(name: str) -> Any:
+    """Import the module of a command of the package eddyline-apps."""
+    found = entry_points(group=ENTRY_POINTS, name=name)
+    if not found:
+        raise EngineError(
+            f"the command {name} is not installed",
+            condition="NOT_INSTALLED",
+            hint="pip install 'eddyline[apps]'",
+        )
+    return found[name].load()
+
+
+def _version() -> str:
+    try:
+        return version("eddyline")
+    except PackageNotFoundError:
+        return "(run from its source, not installed)"

@@ -1,0 +1,100 @@
+"""The command `deadletters`: list, show, replay or drop dead letters."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from eddyline.cli.arguments import Commands, add_storage, add_wait
+from eddyline.cli.opening import open_catalog
+from eddyline.cli.requests import report_unfinished
+from eddyline.cli.text import as_text, layout, shorten
+from eddyline.storage.lock import in_use
+
+ACTIONS = {
+    "replay": "read dead letters again, as if they had never failed",
+    "drop": "drop dead letters for good",
+}
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    letters = commands.add_parser(
+        "deadletters",
+        help="list, show, replay or drop the records that have failed for good",
+        description="Dead letters are records of a pipeline that failed too often, and those that a "
+        "stream could not take in. The engine that runs takes a request before its next epoch.",
+    )
+    actions = letters.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="the dead letters of the last committed epoch")
+    of = "a pipeline or stream"
+    listing.add_argument("name", metavar="NAME", nargs="?", help=f"of {of}; without: of all")
+    listing.set_defaults(run=_list)
+    add_storage(listing)
+    shown = actions.add_parser("show", help="all that is known of one record")
+    shown.add_argument("name", metavar="NAME", help=of)
+    shown.add_argument("position", metavar="POSITION", type=int, help="as `list` tells it")
+    shown.set_defaults(run=_show)
+    add_storage(shown)
+    for action, purpose in ACTIONS.items():
+        parser = actions.add_parser(action, help=purpose, description=purpose)
+        parser.add_argument("name", metavar="NAME", help=of)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument("positions", metavar="POSITION", type=int, nargs="*", default=[])
+        which.add_argument("--all", action="store_true", help="all that there are")
+        parser.set_defaults(run=_request, action=action)
+        add_wait(parser)
+        add_storage(parser)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from eddyline.answers.dead_letters import listed
+
+    with open_catalog(args.storage) as store:
+        letters = listed(store, args.name)
+    rows = [
+        (
+            letter.source,
+            str(letter.position),
+            letter.bolt,
+            str(letter.attempts),
+            f"{letter.died:%Y-%m-%d %H:%M:%S}",
+            shorten(letter.error),
+            shorten(as_text(letter.payload)),
+        )
+        for letter in letters
+    ]
+    heads = ("source", "position", "bolt", "attempts", "died (UTC)", "error", "payload")
+    print(layout(heads, rows, right=(1, 3)))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from eddyline.answers.dead_letters import listed
+
+    with open_catalog(args.storage) as store:
+        found = [one for one in listed(store, args.name) if one.position == args.position]
+    if not found:
+        print(f"eddyline: no dead letter of {args.name} at {args.position}", file=sys.stderr)
+        return 1
+    for name, value in asdict(found[0]).items():
+        shown = as_text(value) if isinstance(value, bytes) else "" if value is None else str(value)
+        print(f"{name:9} {shown}")
+    return 0
+
+
+def _request(args: argparse.Namespace) -> int:
+    from eddyline.answers.dead_letters import ask
+    from eddyline.answers.tasks import await_answer
+
+    what = f"{args.action} {args.name}"
+    with open_catalog(args.storage) as store:
+        number = ask(store, args.action, args.name, args.positions)
+        runs = in_use(store.files)
+        wait = args.wait if runs else 0.0
+        request = await_answer(store, number, wait)
+    code = report_unfinished(request, what, wait, "" if runs else ", which does not run now")
+    if code is None:
+        print(f"{what}: done")
+    return code or 0

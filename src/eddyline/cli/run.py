@@ -1,0 +1,65 @@
+"""The command `run`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from eddyline.cli.arguments import Commands, add_command, add_storage
+from eddyline.cli.opening import open_engine, read_script
+from eddyline.cli.text import as_table, progress_line, spark_answer
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    purpose = "run a script, then keep its views live until Ctrl-C or SIGTERM"
+    parser = add_command(commands, "run", _run, purpose)
+    parser.add_argument("script", metavar="SCRIPT", help="a file of SQL; - reads standard input")
+    parser.add_argument("--once", action="store_true", help="process what is there now, then end")
+    parser.add_argument(
+        "--interval", type=float, metavar="S", help="seconds between epochs; without: no pause"
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="log what the engine does, on standard error"
+    )
+    add_storage(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    script = read_script(args.script)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _logging(args.verbose), open_engine(args.storage) as engine:
+        engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
+        answer = engine.execute(script)
+        if answer is not None:
+            print(as_table(spark_answer(answer)), flush=True)
+        if args.once:
+            engine.advance()
+        else:
+            engine.start(args.interval)
+            with suppress(KeyboardInterrupt):
+                engine.await_termination()
+    return 0
+
+
+@contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    """Show the package's log from INFO on, on standard error."""
+    if not verbose:
+        yield
+        return
+    log = logging.getLogger("eddyline")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

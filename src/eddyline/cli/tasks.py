@@ -1,0 +1,80 @@
+"""The command `task`: list, add, pause, resume or drop views."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from eddyline.cli.arguments import Commands, add_storage, add_wait
+from eddyline.cli.opening import open_catalog, open_engine
+from eddyline.cli.requests import report_unfinished
+from eddyline.cli.text import layout
+from eddyline.storage.lock import in_use
+
+ACTIONS = {
+    "add": "add a view, which takes in all that its inputs hold",
+    "pause": "let a view, and those that read it, keep the result they have",
+    "resume": "let a paused view catch up in one epoch, and go on",
+    "drop": "remove a view",
+}
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    task = commands.add_parser(
+        "task",
+        help="list, add, pause, resume or drop views, also while another process runs the engine",
+        description="Tasks are live views. The engine that runs takes a request before its next "
+        "epoch; where none runs, this command does it.",
+    )
+    actions = task.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="what is defined, and what is asked for")
+    listing.set_defaults(run=_list)
+    add_storage(listing)
+    for action, purpose in ACTIONS.items():
+        parser = actions.add_parser(action, help=purpose, description=purpose)
+        parser.add_argument("name", metavar="NAME", help="name of a view")
+        if action == "add":
+            parser.add_argument("query", metavar="SELECT", help="what the view keeps live")
+        parser.set_defaults(run=_request, action=action, query="")
+        add_wait(parser)
+        add_storage(parser)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from eddyline.answers.tasks import listed
+
+    with open_catalog(args.storage) as store:
+        tasks = listed(store)
+        if not in_use(store.files):
+            print("no engine runs on this storage", file=sys.stderr)
+    rows = [
+        (task.name, task.kind, task.state, *("" if n is None else f"{n:,}" for n in numbers))
+        for task in tasks
+        for numbers in [(task.level, task.since, task.rows)]
+    ]
+    print(layout(("name", "kind", "state", "level", "since", "rows"), rows, right=(3, 4, 5)))
+    return 0
+
+
+def _request(args: argparse.Namespace) -> int:
+    from eddyline.answers.tasks import answer_if_unused, ask, await_answer, listed
+
+    def answer_by_engine() -> None:
+        with open_engine(args.storage) as engine:
+            engine.answer()
+
+    with open_catalog(args.storage) as store:
+        before = {task.name: task.state for task in listed(store)}
+        number = ask(store, args.action, args.name, args.query)
+        if answer_if_unused(store, answer_by_engine):
+            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
+        request = await_answer(store, number, args.wait)
+        after = {task.name: task.state for task in listed(store)}
+    code = report_unfinished(request, f"{args.action} {args.name}", args.wait)
+    if code is not None:
+        return code
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    for name in changed or [args.name]:
+        print(f"{name}: {after.get(name, 'dropped') if changed else 'as it was'}")
+    return 0

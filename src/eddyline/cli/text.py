@@ -1,0 +1,139 @@
+"""Text of the command line: tables, CSV, JSON, progress lines and sizes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from eddyline.answers.quick import Answer
+    from eddyline.runtime.epoch import Progress
+
+SHORT = 60  # characters of an error or a payload in a list
+
+
+def as_text(data: bytes) -> str:
+    """Decode bytes that are UTF-8; show others as hexadecimal digits."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.hex(" ")
+
+
+def shorten(text: str) -> str:
+    """Return a text on one line, cut to `SHORT` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."
+
+
+def progress_line(progress: Progress) -> str:
+    """Return one aligned line about an epoch."""
+    stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in progress.seconds.items())
+    rows_in, rows_out = sum(progress.rows_in.values()), sum(progress.rows_out.values())
+    state_rows = sum(part["rows"] for part in progress.state.values())
+    state_bytes = sum(part["bytes"] for part in progress.state.values())
+    return (
+        f"epoch {progress.epoch:>6}  {rows_in:>11,} in  {rows_out:>9,} out"
+        f"  {sum(progress.seconds.values()):>7.2f} s  state {state_rows:>11,} rows"
+        f" {size(state_bytes):>10}  ({stages})"
+    )
+
+
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Return an aligned table.
+
+    Args:
+        right: positions of the columns that are aligned to the right.
+
+    Example:
+        >>> print(layout(("name", "rows"), [("a", "12"), ("bc", "3")], right=(1,)))
+        name  rows
+        ----  ----
+        a       12
+        bc       3
+    """
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a readable unit.
+
+    Example:
+        >>> size(2_500_000)
+        '2.4 MiB'
+    """
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def spark_answer(frame: DataFrame) -> Answer:
+    """Return the rows of a DataFrame, each value in the text form that Spark gives it."""
+    from pyspark.sql.functions import col, struct, to_json
+    from pyspark.sql.types import NumericType
+
+    from eddyline.answers.quick import Answer
+
+    def lines() -> list[str]:
+        line = to_json(struct("*"), {"ignoreNullFields": "false"})
+        return [row[0] for row in frame.select(line).collect()]
+
+    def texts() -> list[tuple[str | None, ...]]:
+        places = [str(place) for place in range(len(frame.columns))]
+        shown = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
+        return [tuple(row) for row in shown.collect()]
+
+    numeric = [
+        place
+        for place, column in enumerate(frame.schema.fields)
+        if isinstance(column.dataType, NumericType)
+    ]
+    return Answer(frame.columns, numeric, texts, lines)
+
+
+def as_table(answer: Answer) -> str:
+    """Format a result as an aligned table; a single column of long text, as of EXPLAIN, as it is."""
+    rows = [tuple("NULL" if text is None else text for text in row) for row in answer.texts()]
+    if len(answer.columns) == 1 and any("\n" in row[0] for row in rows):
+        return "\n".join(row[0] for row in rows)
+    count = "1 row" if len(rows) == 1 else f"{len(rows):,} rows"
+    return f"{layout(answer.columns, rows, right=answer.numeric)}\n({count})"
+
+
+def as_csv(answer: Answer) -> str:
+    """Format a result as CSV with a header; a null is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(answer.columns)
+    writer.writerows(answer.texts())
+    return text.getvalue().removesuffix("\n")
+
+
+def as_json(answer: Answer) -> str:
+    """Format a result as one JSON object a line, nulls included."""
+    assert answer.lines is not None
+    return "\n".join(answer.lines())
+
+
+FORMATS: dict[str, Callable[[Answer], str]] = {
+    "table": as_table,
+    "csv": as_csv,
+    "json": as_json,
+}
+"""The formats of `eddyline sql`."""
