@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench coverage setup postgresql kafka clean
+.PHONY: help demo etl test test-all check lint bench coverage docs setup postgresql kafka clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,9 @@ bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 
 coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
 	$(BIN)/python tests/functions.py
+
+docs: setup ## write docs/errors.md from the table of error conditions
+	$(BIN)/python tests/errors_page.py
 
 setup: $(VENV)/.installed-dev postgresql kafka
 

@@ -1,19 +1,135 @@
-"""One tree of errors: every error names its condition, the thing concerned and the way out."""
+"""The tree of errors, and the table of their conditions.
+
+Every error names its condition, what it concerns and the way out.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Fault = Literal["user", "data", "environment", "bug"]
+USER: Fault = "user"
+DATA: Fault = "data"
+ENVIRONMENT: Fault = "environment"
+BUG: Fault = "bug"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is known of a condition.
+
+    Attributes:
+        fault: what has to change: the user's code or call (user), rows of the input (data), the
+            machine or another system (environment), Eddyline itself (bug).
+        retryable: whether the same call can succeed later although the caller changes nothing.
+        meaning: what it means and what to do.
+    """
+
+    fault: Fault
+    retryable: bool
+    meaning: str
+
+
+CONDITIONS: dict[str, Condition] = {
+    # queries and scripts
+    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name. Give one an alias with AS."),
+    "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
+    "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
+    "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
+    "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
+    "SCRIPT_NOT_READABLE": Condition(USER, False, "The script can't be opened, or isn't UTF-8. Check its path and encoding."),
+    "SCRIPT_SYNTAX": Condition(USER, False, "A statement of the script is wrong. Correct the line that the message names."),
+    "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),
+    "UNKNOWN_FORM": Condition(USER, False, "A changelog has no such form. Use `retract` or `update`."),
+    "UNKNOWN_STAGE": Condition(USER, False, "EXPLAIN has no such stage. Use `dag`, `logical` or `physical`."),
+    "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no view can keep. Cast it, or leave the column out."),
+    # definitions
+    "NAME_TAKEN": Condition(USER, False, "The name belongs to another definition. Take another name, or drop that one first."),
+    "NOT_CONNECTED": Condition(USER, False, "A stream or pipeline made in Python is not attached since the storage was opened. Build it first."),
+    "NOT_FOUND": Condition(USER, False, "Nothing of this kind has this name. The hint lists the known names."),
+    "NOT_STREAMING": Condition(USER, False, "`engine.stream` was given a DataFrame at rest. Make it with `spark.readStream`, or use a table."),
+    "NO_PLAN": Condition(USER, False, "A stream of Spark is read as it comes, and has no plan to explain. Explain a view that reads it."),
+    "NO_PRIMARY_KEY": Condition(USER, False, "Upserts and deletes by key need a table with a primary key. Give it one when creating it."),
+    "STILL_FED": Condition(USER, False, "A pipeline writes into this stream. Drop the pipeline first."),
+    "STILL_READ": Condition(USER, False, "Views read this definition. Drop them first."),
+    "UNKNOWN_COLUMN": Condition(USER, False, "A named column doesn't exist. The hint lists the columns."),
+    "UPSTREAM_PAUSED": Condition(USER, False, "The view reads a paused view. Resume that one first."),
+    # options and streams
+    "BAD_BOLT": Condition(USER, False, "A bolt is not a function, or is of two kinds at once. Give a function of one kind."),
+    "BAD_OPTION": Condition(USER, False, "A setting or argument has a value that isn't allowed. The hint says what is."),
+    "BAD_SCHEMA": Condition(USER, False, "A list of columns can't be read. Write it like `id BIGINT, name STRING`."),
+    "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
+    "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
+    # rows and records
+    "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
+    "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),
+    "NEGATIVE_WEIGHT": Condition(DATA, False, "A change takes away a row that the state doesn't hold. Drop the view and create it again."),
+    "NULL_KEY": Condition(DATA, False, "A row has no value in a column of the primary key. Give every row its key."),
+    "WRONG_ROW": Condition(USER, False, "A row is neither a dict nor a tuple. Give one value for each column."),
+    "WRONG_TYPE": Condition(DATA, False, "A value doesn't fit the type of its column. Convert it; nothing was written."),
+    "WRONG_WIDTH": Condition(USER, False, "A row has more or fewer values than the table has columns. Name the columns, or complete the row."),
+    # epochs, streams and pipelines at work
+    "EPOCH_FAILED": Condition(ENVIRONMENT, True, "An epoch failed and nothing of it was committed. After a lost worker the next call succeeds; an error of a function or a query stays until it is corrected."),
+    "MISSING_REPORT": Condition(BUG, True, "A task of an epoch ended without its report. The next call runs the epoch again; report it if it stays."),
+    "NO_EPOCH": Condition(USER, False, "A compiled plan ran outside of an epoch. Read results with `view.snapshot()`."),
+    "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
+    "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
+    "STREAM_FAILED": Condition(ENVIRONMENT, True, "Spark can't read a stream. Mend the source; nothing was lost, and the next call reads on."),
+    "WORKER_DIED": Condition(ENVIRONMENT, True, "A Python worker of a pipeline died. Its records are tried one by one to find the one that kills it."),
+    # data queues
+    "BATCH_PASSED": Condition(USER, False, "Batches of a queue have increasing numbers. Give a higher one than the last."),
+    "KAFKA_FAILED": Condition(ENVIRONMENT, True, "Kafka's brokers can't be used. See that they run and can be reached."),
+    "QUEUE_BEHIND": Condition(USER, False, "The queue is not the one that the pipeline has read so far. Give it that one, or drop and create the pipeline."),
+    "QUEUE_FULL": Condition(ENVIRONMENT, True, "The consumer is slower than the producers. Put the records later, or read faster."),
+    "QUEUE_IN_USE": Condition(USER, False, "Another reader has this queue. Stop it, or give each reader a queue of its own."),
+    "QUEUE_TAKEN": Condition(USER, False, "A newer reader has taken the queue over. Run one reader for each application."),
+    "UNKNOWN_BATCH": Condition(USER, False, "Batches are settled in the order in which the queue has planned them. Settle the first one open."),
+    # storage and catalog
+    "CATALOG_CHANGED": Condition(USER, False, "Another engine has changed the catalog since it was read, perhaps that of a copied storage. Open the right storage."),
+    "CATALOG_ELSEWHERE": Condition(USER, False, "The catalog of this storage is in the other kind of database. Set or clear EDDYLINE_CATALOG."),
+    "CATALOG_UNAVAILABLE": Condition(ENVIRONMENT, True, "The database of the catalog can't be used. Mend the cause; nothing is half written."),
+    "DAMAGED_FILE": Condition(ENVIRONMENT, False, "A file of the storage is not what was written. Restore it from a copy."),
+    "DAMAGED_MESSAGE": Condition(ENVIRONMENT, False, "A message of a queue on Kafka is not what was written. Restore the topic, or start a new application."),
+    "DAMAGED_RUN": Condition(ENVIRONMENT, False, "A file of the state is not what was written. Restore it from a copy."),
+    "EPOCH_COMMITTED": Condition(USER, False, "Another engine has committed this epoch. Open the storage with one engine only."),
+    "LOG_TOO_SHORT": Condition(ENVIRONMENT, False, "The redo log no longer has entries that the manifest needs. Restore a later manifest from a copy."),
+    "MISSING_CHECKPOINT": Condition(ENVIRONMENT, False, "A stream's checkpoint is gone while its redo log is there. Restore it, or drop and create the stream."),
+    "NEWER_FORMAT": Condition(USER, False, "A newer version of Eddyline has written this storage or queue. Use that version."),
+    "NO_STORAGE": Condition(USER, False, "The folder holds no stored engine. Give the one that `eddyline run` was given."),
+    "NO_SUCH_EPOCH": Condition(USER, False, "The epoch is not committed, or no longer retained. Ask for a later one, or raise `retain_epochs`."),
+    "OLD_FORMAT": Condition(USER, False, "An older version of Eddyline has written this catalog. Open the storage once with an engine."),
+    "STORAGE_IN_USE": Condition(USER, False, "Another engine writes to this storage, or this one is stopped. Stop the other and open the storage again."),
+    "TIME_ZONE_DIFFERS": Condition(USER, False, "The storage is kept in another time zone than the session's. Set the session's zone before opening it."),
+    "UNKNOWN_TIME_ZONE": Condition(USER, False, "The session's time zone has no name that all parts know. Use a name of the IANA database."),
+    "UNSUPPORTED_STORAGE": Condition(USER, False, "The storage is not on a file system that this version can use. Give a local or mounted path."),
+    "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
+    "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
+    # installation
+    "MISSING_PACKAGE": Condition(ENVIRONMENT, False, "An optional package is not installed. The hint has the command that installs it."),
+    "NOT_INSTALLED": Condition(ENVIRONMENT, False, "The command belongs to a package that is not installed. The hint has the command that installs it."),
+    "UNKNOWN_SPARK_VERSION": Condition(ENVIRONMENT, False, "This version of PySpark is not supported. Install one that the hint names."),
+    # applications and benchmarks
+    "DATABASE_UNAVAILABLE": Condition(ENVIRONMENT, True, "The database of the log ETL can't be used. Mend the cause; with --storage the same command goes on."),
+    "LOG_NOT_READABLE": Condition(USER, False, "The access log can't be opened. Check the path after --log."),
+    "NO_CLUSTER": Condition(ENVIRONMENT, False, "The Spark cluster of a benchmark doesn't start. It needs Java, memory and the address 127.0.0.1."),
+    "NO_POSTGRESQL": Condition(ENVIRONMENT, False, "PostgreSQL is not installed on this machine. Install it, or give the URL of a database."),
+    "OTHER_RUN": Condition(USER, False, "The storage belongs to a run with other arguments. Give those, or a new folder."),
+    "POSTGRESQL_FAILED": Condition(ENVIRONMENT, False, "A PostgreSQL server that the application starts has failed. Mend the cause, or give the URL of a database."),
+    "RUN_TOO_SHORT": Condition(USER, False, "A benchmark ended before its fault came. Give it more records."),
+    "STORAGE_NOT_EMPTY": Condition(USER, False, "The demo starts from nothing. Give an empty or a new folder."),
+}  # fmt: skip
+"""All conditions of Eddyline and its applications; `docs/errors.md` is made of them."""
 
 
 class EddylineError(Exception):
     """Base of all errors that Eddyline raises on purpose.
 
     Attributes:
-        condition: a stable upper-case name, for programs to decide on.
-        context: what was concerned (view, table, operator, SQL fragment, file, ...).
-        hint: the way out, as a sentence; empty where there is none.
-        retryable: whether the same call can succeed later with nothing changed by the caller.
+        condition: a stable upper-case name, for programs to decide on; see `CONDITIONS`.
+        context: what is concerned (view, table, operator, SQL fragment, file, ...).
+        hint: the way out, as a sentence; empty if there is none.
     """
-
-    retryable = False
 
     def __init__(self, message: str, *, condition: str, hint: str = "", **context: object) -> None:
         self.condition = condition
@@ -27,21 +143,33 @@ class EddylineError(Exception):
             parts.append(f"Way out: {hint}")
         super().__init__(" ".join(parts))
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call can succeed later although the caller changes nothing."""
+        known = CONDITIONS.get(self.condition)
+        return known is not None and known.retryable
+
+    @property
+    def fault(self) -> Fault:
+        """What has to change: see `Condition`. A condition outside the table is a bug."""
+        known = CONDITIONS.get(self.condition)
+        return BUG if known is None else known.fault
+
 
 class ScriptError(EddylineError):
-    """A SQL script holds a statement that can't be read or is not supported."""
+    """A SQL script has a statement that is wrong or not supported."""
 
 
 class QueryError(EddylineError):
-    """A query was refused: it is wrong, or no live view can keep it."""
+    """A query is wrong, or no live view can keep it."""
 
 
 class CatalogError(EddylineError):
-    """A name is missing, taken, or defined otherwise than asked for."""
+    """A name is missing, taken, or has another definition than the call asks for."""
 
 
 class DataError(EddylineError):
-    """Rows handed over don't fit the table or stream they are meant for."""
+    """Rows don't fit the table or stream that they are meant for."""
 
 
 class StateError(EddylineError):
@@ -53,18 +181,16 @@ class StorageError(EddylineError):
 
 
 class EngineError(EddylineError):
-    """The engine was called in a way or at a time that it can't serve."""
+    """The engine was called with arguments or at a time that it doesn't support, or an epoch failed."""
 
 
 class QueueError(EddylineError):
-    """A data queue can't be used, or was used in a way that it can't serve."""
+    """A data queue can't be used, or was called in a way that it doesn't support."""
 
 
 class QueueFullError(QueueError):
-    """More waits in a data queue than was allowed: the consumer is slower than the producers."""
-
-    retryable = True
+    """A data queue has reached its limit: the consumer is slower than the producers."""
 
 
 class StateGrowthWarning(UserWarning):
-    """A view was created whose state grows as long as its streams go on."""
+    """A view was created whose state grows as long as its streams do."""

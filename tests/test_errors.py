@@ -1,0 +1,84 @@
+"""The table of error conditions, the code that raises them and the page made of it agree. No JVM."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import errors_page
+from eddyline.errors import CONDITIONS, EddylineError, QueueFullError
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "apps" / "src").rglob("*.py")])
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
+NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
+SAYS_RETRY = re.compile(r"(same call|advance\(\)|try|tries|put)( it| them)? again")
+
+
+def text_of(node: ast.expr | None, tree: ast.Module) -> str:
+    """The constant text of an expression: of a literal, of an f-string, or of a module's constant."""
+    if isinstance(node, ast.Name):
+        values = [
+            one.value
+            for one in tree.body
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id
+        ]
+        return text_of(values[0], tree) if values else ""
+    constants = [] if node is None else ast.walk(node)
+    return "".join(str(one.value) for one in constants if isinstance(one, ast.Constant))
+
+
+def raised() -> Iterator[tuple[str, str, str]]:
+    """Where a condition is named, the condition, and the hint beside it."""
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                given = {keyword.arg: keyword.value for keyword in node.keywords}
+                condition = text_of(given.get("condition"), tree)
+                if NAME.fullmatch(condition):
+                    place = f"{file.relative_to(ROOT)}:{node.lineno}"
+                    yield place, condition, text_of(given.get("hint"), tree)
+            elif isinstance(node, ast.arguments):
+                for argument, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+                    if argument.arg == "condition" and default is not None:
+                        yield str(file.relative_to(ROOT)), text_of(default, tree), ""
+
+
+RAISED = list(raised())
+
+
+def test_the_table_has_every_condition_and_no_other() -> None:
+    places: dict[str, str] = {condition: place for place, condition, _ in RAISED}
+    assert {name: place for name, place in places.items() if name not in CONDITIONS} == {}
+    assert sorted(set(CONDITIONS) - set(places)) == []
+
+
+def test_hints_say_again_only_where_a_retry_helps() -> None:
+    told = [(place, name, hint) for place, name, hint in RAISED if SAYS_RETRY.search(hint)]
+    assert len(told) > 5
+    assert [one for one in told if not CONDITIONS[one[1]].retryable] == []
+
+
+@pytest.mark.parametrize("name", sorted(CONDITIONS))
+def test_each_meaning_is_a_sentence(name: str) -> None:
+    known = CONDITIONS[name]
+    assert NAME.fullmatch(name)
+    assert known.fault in ("user", "data", "environment", "bug")
+    assert re.match(r"[`A-Z].*\.$", known.meaning)
+
+
+def test_an_error_knows_its_row() -> None:
+    full = QueueFullError("full", condition="QUEUE_FULL")
+    assert (full.fault, full.retryable) == ("environment", True)
+    missing = EddylineError("no", condition="NOT_FOUND")
+    assert (missing.fault, missing.retryable) == ("user", False)
+    foreign = EddylineError("no", condition="OF_AN_EXTENSION")
+    assert (foreign.fault, foreign.retryable) == ("bug", False)
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    assert errors_page.PAGE.read_text(encoding="utf-8") == errors_page.page(), "run `make docs`"
