@@ -233,6 +233,21 @@ def test_every_shape_equals_offline_at_every_epoch(whole, changes):
     assert whole.differences() == []
 
 
+def not_sql(twins: Twins) -> list[str]:
+    """What explain shows of Spark's ids, and of functions that only the optimiser writes."""
+    pattern = re.compile(r"#\d|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero")
+    return [name for name in twins.views if pattern.search(twins.engine.explain(name).lower())]
+
+
+def test_explain_shows_sql(sample):
+    assert not_sql(sample) == []
+
+
+@pytest.mark.slow
+def test_explain_shows_sql_of_every_shape(whole):
+    assert not_sql(whole) == []
+
+
 @given(changes=CHANGES)
 @settings(EPOCHS, max_examples=1)
 def test_other_rules_buckets_and_hashes_change_nothing(otherwise, changes):

@@ -199,7 +199,7 @@ class Build:
         if not self.growing:
             return ""
         first, *others = dict.fromkeys(self.growing)
-        more = f" (and {len(others)} more of its states)" if others else ""
+        more = f" (and of {len(others)} more)" if others else ""
         return f"the state of {first.what}{more} grows with the stream: {first.way_out}"
 
     def leaf(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField
@@ -97,15 +97,15 @@ def _pairs(build: Build, node: JoinNode, left: _Side, right: _Side) -> Delta:
 def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _Side) -> Delta:
     """Return the pairs, and with an outer join the rows without a match, padded with nulls."""
     condition = node.condition().get() if node.condition().isDefined() else None
-    met = _time_of_pairs(build.catalyst, how, left, right, condition)
-    _warn_of_growth(build, node, left, right, met.expiry)
-    frame = _operator(build, how, left, right, met.expiry)
+    time = _time_of_pairs(build.catalyst, how, left, right, condition)
+    _warn_of_growth(build, node, left, right, time.expiry)
+    frame = _operator(build, how, left, right, time.expiry)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "bilinear" if how is JoinKind.INNER else "bilinear, match counts",
         condition_text(node.condition()),
         texts(left.keys),
-        until("rows of both sides by key", met.expiry),
+        until("rows of both sides by key", time.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
@@ -119,11 +119,11 @@ def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _S
         in_place=True,
         single=not left.keys,
         endless=left.delta.endless or right.delta.endless,
-        bounds=met.bounds,
+        bounds=time.bounds,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _TimeOfPairs:
     """What a join's condition implies about event time.
 
@@ -133,14 +133,14 @@ class _TimeOfPairs:
         bounds: of the output's columns.
     """
 
-    expiry: list[Expiry]
-    bounds: dict[int, Bound]
+    expiry: list[Expiry] = field(default_factory=list)
+    bounds: dict[int, Bound] = field(default_factory=dict)
 
 
 def _time_of_pairs(
     catalyst: Catalyst, how: JoinKind, left: _Side, right: _Side, condition: Expression | None
 ) -> _TimeOfPairs:
-    found = _TimeOfPairs([], {})
+    found = _TimeOfPairs()
     if how is not JoinKind.INNER:
         _by_common_keys(catalyst, found, left, right)
         return found
@@ -240,15 +240,15 @@ def _flagged(
 ) -> tuple[Delta, Expression]:
     """Return the left rows and an attribute that says whether the right side has their key."""
     right = _Side(right.delta, [], right.keys)
-    met = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
-    _warn_of_growth(build, node, left, right, met.expiry)
-    frame = _operator(build, JoinKind.EXISTS, left, right, met.expiry, null_safe=null_safe)
+    time = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
+    _warn_of_growth(build, node, left, right, time.expiry)
+    frame = _operator(build, JoinKind.EXISTS, left, right, time.expiry, null_safe=null_safe)
     shown = Node(
         f"Join {kind(node.joinType())}",
         "match counts",
         detail,
         texts(left.keys),
-        until("left rows, right counts by key", met.expiry),
+        until("left rows, right counts by key", time.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
@@ -260,7 +260,7 @@ def _flagged(
         in_place=True,
         single=not left.keys,
         endless=left.delta.endless,
-        bounds=met.bounds,
+        bounds=time.bounds,
     )
     return flagged, flag
 

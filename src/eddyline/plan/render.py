@@ -6,7 +6,7 @@ Everything that `explain`, warnings and errors show of a query is made here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from eddyline.plan.logical import Expression, Filter, Join, Option, Plan, items, kind
 
@@ -67,14 +67,19 @@ _LISTED: dict[str, Callable[..., list[Expression]]] = {
 def _sql(expression: Expression) -> str:
     """Return Spark's SQL of an expression with each wrapper replaced by what it wraps."""
     shown = expression.sql()
-    if not _WRAPPED.search(shown):
-        return shown
-    children = items(expression.children())
-    if kind(expression) in _WRAPPERS:
-        return _sql(children[0])
-    for child in children:
-        shown = shown.replace(child.sql(), _sql(child))
+    if _WRAPPED.search(shown):
+        for wrapper in _wrappers(expression):
+            shown = shown.replace(wrapper.sql(), _sql(items(wrapper.children())[0]))
     return shown
+
+
+def _wrappers(expression: Expression) -> Iterator[Expression]:
+    """Yield the topmost wrappers in an expression."""
+    if kind(expression) in _WRAPPERS:
+        yield expression
+    else:
+        for child in items(expression.children()):
+            yield from _wrappers(child)
 
 
 def _shortened(shown: str) -> str:
