@@ -44,7 +44,7 @@ from eddyline.relay.kafka_client import (
     retried,
     timed_out,
 )
-from eddyline.relay.kafka_messages import HEADER, bundles, first_row, offset_of
+from eddyline.relay.kafka_messages import HEADER, bundles, offset_of, row_number
 from eddyline.relay.kafka_reader import TopicReader
 from eddyline.relay.keys import key_slots
 from eddyline.relay.records import KEY, encode, no_records
@@ -243,7 +243,7 @@ class KafkaBackend:
 
     def _ends(self, queue: str) -> Position:
         """Return the position after the last committed row of a queue."""
-        return tuple(first_row(end) for _, end in self._watermarks(queue))
+        return tuple(row_number(end) for _, end in self._watermarks(queue))
 
     def _watermarks(self, queue: str) -> list[tuple[int, int]]:
         """Return the first and the next offset of each partition."""
@@ -305,7 +305,7 @@ class KafkaBackend:
             for distance in (1 << i for i in range(6, 64)):
                 # Markers of transactions and aborted messages may follow the last state.
                 start = max(begin, end - distance)
-                found = self._states.fetch((first_row(start),), (first_row(end),))
+                found = self._states.fetch((row_number(start),), (row_number(end),))
                 if found:
                     document = json.loads(found[-1].value)
                     owner = document.pop("owner")
@@ -313,7 +313,7 @@ class KafkaBackend:
                 if start == begin:
                     break
         begins = {
-            queue: tuple(first_row(begin) for begin, _ in self._watermarks(queue))
+            queue: tuple(row_number(begin) for begin, _ in self._watermarks(queue))
             for queue in QUEUES
         }
         return QueueState(read=begins), ""

@@ -66,7 +66,7 @@ class QueueMessage:
         Raises:
             StateError: the bundle is damaged.
         """
-        first = (self.partition << ROW_NUMBER_BITS) | first_row(self.offset)
+        first = (self.partition << ROW_NUMBER_BITS) | row_number(self.offset)
         if self.bundled is None:
             return as_read(new_records([self.value], [self.key]), [first], self.time_ms)
         is_new = self.topic.endswith(f".{EDEN}")
@@ -88,13 +88,13 @@ class QueueMessage:
 
     def records_within(self, span: Span) -> pa.Table:
         """Return the records that belong to a span, which may start or end within the bundle."""
-        row = first_row(self.offset)
+        row = row_number(self.offset)
         start = max(span.start[self.partition] - row, 0)
         return self.records().slice(start, span.end[self.partition] - row - start)
 
 
-def first_row(offset: int) -> int:
-    """Return the row number of the first record of the message at an offset."""
+def row_number(offset: int) -> int:
+    """Return the row number of the first record in the message at an offset."""
     return offset << ROW_BITS
 
 

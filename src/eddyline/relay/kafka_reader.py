@@ -16,7 +16,7 @@ from eddyline.relay.kafka_client import (
     TopicPartition,
     timed_out,
 )
-from eddyline.relay.kafka_messages import QueueMessage, first_row, offset_of
+from eddyline.relay.kafka_messages import QueueMessage, offset_of, row_number
 
 
 @dataclass(slots=True)
@@ -55,18 +55,18 @@ class TopicReader:
                 # Only markers of transactions may follow: skip them.
                 position = [
                     max(*both)
-                    for both in zip(position, map(first_row, self.next_offsets), strict=True)
+                    for both in zip(position, map(row_number, self.next_offsets), strict=True)
                 ]
                 break
             message = self.fetched[used]
             if before_ms is not None and message.time_ms > before_ms:
                 break
             partition, offset = message.partition, message.offset
-            skipped = max(position[partition] - first_row(offset), 0)
+            skipped = max(position[partition] - row_number(offset), 0)
             left = (message.bundled or 1) - skipped
             count = min(left, rows_max - rows)
             position[partition] = (
-                first_row(offset + 1) if count == left else first_row(offset) + skipped + count
+                row_number(offset + 1) if count == left else row_number(offset) + skipped + count
             )
             rows, used = rows + count, used + 1
         end = tuple(position)
@@ -80,7 +80,7 @@ class TopicReader:
         self._seek(start)
         while self._fetch_more(end):
             pass
-        return [m for m in self.fetched if first_row(m.offset) < end[m.partition]]
+        return [m for m in self.fetched if row_number(m.offset) < end[m.partition]]
 
     def pop_measured(self, span: Span) -> list[QueueMessage] | None:
         """Return the messages of a span if it was measured last; otherwise None."""
@@ -110,7 +110,7 @@ class TopicReader:
         """Fetch at least one message before `ends`; False if there is none."""
         deadline = time.monotonic() + TIMEOUT_S
         while any(
-            first_row(offset) < end for offset, end in zip(self.next_offsets, ends, strict=True)
+            row_number(offset) < end for offset, end in zip(self.next_offsets, ends, strict=True)
         ):
             received = [self._accept(message) for message in self.consumer.consume(500, 0.2)]
             if any(received):
