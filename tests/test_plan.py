@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 import eddyline as el
 import functions
@@ -119,6 +120,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Ite
         made.table("t", "id BIGINT, k STRING, x DOUBLE, ts TIMESTAMP")
         made.table("u", "id BIGINT, k STRING, x DOUBLE")
         columns = "ts TIMESTAMP, k STRING, sip STRING, x DOUBLE"
+        spark.udf.register("triple", udf(lambda v: v * 3, "bigint"))
         made.create_stream("s", columns, "json", {"path": str(folder / "in")})
         yield made
 
@@ -166,6 +168,12 @@ SHOWN = {
         ["RANK() OVER (PARTITION BY t.x ORDER BY t.id DESC NULLS LAST"],
     ),
     "best": ("SELECT * FROM t ORDER BY x DESC, id LIMIT 3", ["3 rows by t.x DESC NULLS LAST"]),
+    "unnamed": (
+        "SELECT k, n FROM (SELECT k, count(*) AS n FROM t WHERE k <> 'a #1' GROUP BY ROLLUP (k))"
+        " WHERE n > 1",
+        ["(n > 1L)", "each row 2 times", "'a #1'"],
+    ),
+    "called": ("SELECT triple(id) AS i FROM t", ["triple(id)"]),
     "paired": (
         "SELECT t.id, u.id AS other FROM t JOIN u ON t.x < u.x",
         ["Inner join on (t.x < u.x)"],
@@ -173,7 +181,8 @@ SHOWN = {
 }
 # ids, and functions that only the optimiser writes
 INTERNAL = re.compile(
-    r"#\d|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero", re.I
+    r"\w#\d|auto_generated|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero",
+    re.IGNORECASE,
 )
 
 

@@ -17,7 +17,8 @@ _WRAPPERS = frozenset(
     ("KnownFloatingPointNormalized", "KnownNotNull", "KnownNullable", "NormalizeNaNAndZero")
 )
 _WRAPPED = re.compile("|".join(f"{name.lower()}\\(" for name in sorted(_WRAPPERS)))
-_ID = re.compile(r"#\d+L?")
+# A quoted text, or what no query contains: an id, the name of a subquery without one.
+_INTERNAL = re.compile(r"('(?:[^'\\]|\\.)*')|#\d+L?|__auto_generated_subquery_name\.")
 
 
 def text(expression: Expression) -> str:
@@ -40,7 +41,9 @@ def node_text(node: Plan) -> str:
     listed = _LISTED.get(kind(node))
     if listed is not None:
         return _shortened(", ".join(map(_sql, listed(node))))
-    return _shortened(_ID.sub("", node.simpleString(TEXT_MAX)))
+    if kind(node) == "Expand":
+        return f"each row {node.projections().size()} times"
+    return _shortened(node.simpleString(TEXT_MAX))
 
 
 def join_text(join: Join) -> str:
@@ -61,6 +64,7 @@ _LISTED: dict[str, Callable[..., list[Expression]]] = {
     "Window": lambda node: items(node.windowExpressions()),
     "ArrowEvalPython": lambda node: items(node.udfs()),
     "BatchEvalPython": lambda node: items(node.udfs()),
+    "LocalRelation": lambda node: items(node.output()),
 }
 
 
@@ -83,5 +87,5 @@ def _wrappers(expression: Expression) -> Iterator[Expression]:
 
 
 def _shortened(shown: str) -> str:
-    line = " ".join(shown.split())
+    line = " ".join(_INTERNAL.sub(lambda found: found[1] or "", shown).split())
     return line if len(line) <= TEXT_MAX else f"{line[: TEXT_MAX - 3]}..."
