@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from eddyline.answers.status import stored_rows
-from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, Entry
+from eddyline.catalog.entries import DEAD, REJECTS, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.errors import CatalogError
+from eddyline.source.dead_letters import no_replay
 from eddyline.state.manifest import last_committed
 
 REQUESTS = {"replay": "replay", "drop": "discard"}
@@ -58,26 +59,17 @@ def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int])
         positions: of the letters; none: all of the source.
     """
     (entry,) = _entries(store, source)
-    if action == "replay" and entry.format == REJECTS:
+    if action == "replay" and entry.role == REJECTS:
         raise no_replay(source)
     chosen = ", ".join(str(position) for position in positions)
     return store.ask(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
-
-
-def no_replay(stream: str) -> CatalogError:
-    """Return the error for a replay of records that Spark has read: its sources give each once."""
-    return CatalogError(
-        f"stream {stream} can't read a record again: its source gives each once",
-        condition="NO_REPLAY",
-        hint="put the mended records into the source, then drop these dead letters",
-    )
 
 
 def _entries(store: CatalogStore, source: str | None) -> list[Entry]:
     """Return the streams of dead letters, of one pipeline or stream or of all."""
     catalog = store.read()
     entries = catalog.entries if catalog else ()
-    known = {e.name.lower(): e for e in entries if e.format in (PIPELINE, REJECTS)}
+    known = {e.name.lower(): e for e in entries if e.holds_letters}
     if source is None:
         return list(known.values())
     found = known.get((source + DEAD).lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +12,8 @@ from pyspark.sql.types import StructType
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
-from eddyline.source.segments import Segment, in_time, read_segment
+from eddyline.source.readers import Reader, read_segment
+from eddyline.source.segments import Segment, in_time
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.storage.files import Files
@@ -27,6 +28,7 @@ class SegmentsReader:
         names: of the columns.
         time: of a stream with a watermark the place of its event time.
         late: give the late rows, not those in time.
+        readers: of the segment kinds that only registered formats have.
     """
 
     files: Files
@@ -35,6 +37,7 @@ class SegmentsReader:
     schema: pa.Schema
     time: int | None
     late: bool
+    readers: Mapping[str, Reader]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks whose numbers come in; weights are left out, all are 1."""
@@ -46,7 +49,9 @@ class SegmentsReader:
                         [pa.field(n, f.type) for n, f in zip(columns, self.schema, strict=True)]
                     ).append(pa.field(WEIGHT, pa.int64()))
                     places = range(len(columns))
-                    for table in read_segment(self.files, segment, self.names, places, wire):
+                    for table in read_segment(
+                        self.files, segment, self.names, places, wire, self.readers
+                    ):
                         if self.time is not None:
                             mark = segment.watermark
                             table = in_time(table, f"c{self.time}", mark, late=self.late)
@@ -61,6 +66,7 @@ def segments_frame(
     time: int | None = None,
     *,
     late: bool = False,
+    readers: Mapping[str, Reader],
 ) -> DataFrame:
     """Return the rows of segments under the names of `schema`.
 
@@ -68,12 +74,13 @@ def segments_frame(
         assigned: the segments that each task reads.
         time: of a stream with a watermark the place of its event time.
         late: the late rows, not those in time.
+        readers: of the segment kinds that only registered formats have.
     """
     plain = plain_schema(schema)
     zone = zone_of(session)
     given = tuple(tuple(segments) for segments in assigned)
     reader = SegmentsReader(
-        files, given, tuple(schema.names), arrow_schema(plain, zone), time, late
+        files, given, tuple(schema.names), arrow_schema(plain, zone), time, late, readers
     )
     frame = numbers(session, len(given)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)

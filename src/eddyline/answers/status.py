@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eddyline.catalog.entries import PIPELINE, REJECTS, VIEW, Catalog, Entry
+from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
@@ -36,7 +36,7 @@ def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.T
 
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """Return what `Engine.status` returns, but for the pipelines."""
-    watermarks = Watermarks.behind(manifest, catalog)
+    watermarks = Watermarks.following(manifest, catalog)
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
     sources, views = [], []
@@ -46,7 +46,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
             if since not in earlier:
                 earlier[since] = read_manifest(files, since)
             views.append(_view(catalog, entry, earlier[since], manifest))
-        elif not entry.late_of and entry.format not in (PIPELINE, REJECTS):
+        elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers
             sources.append(_source(files, catalog, entry, watermarks, manifest))
     return {"epoch": manifest.epoch, "sources": sources, "views": views}

@@ -119,7 +119,7 @@ def _load_offline(
                 content = content.limit(ALL_ROWS)
             if entry.final:
                 place, bound = results.plan_of(entry).compiled.final or (0, Bound(()))
-                value = bound.least(catalyst, Watermarks.behind(manifest, catalog).applied)
+                value = bound.least(catalyst, Watermarks.following(manifest, catalog).applied)
                 content = below(content, content.columns[place], bound.field, value)
         content.createOrReplaceTempView(entry.name)
         relations[entry.name] = content

@@ -17,7 +17,8 @@ from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.errors import DataError, QueryError
 from eddyline.operators.result import ROWS, Apply
 from eddyline.plan.lower import operations_schema
-from eddyline.source.segments import Segment, read_segment
+from eddyline.source.readers import read_segment
+from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import zone_of
 from eddyline.sql.names import quoted

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, REJECTS, STREAM, TABLE, Entry
+from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, STREAM, TABLE, Entry
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.watermarks import declared_watermark, with_watermark
@@ -75,20 +76,22 @@ def stream(
     return with_watermark(entry, watermark, spark)
 
 
-def letters(pipeline: str, into: Entry | None) -> Entry:
+def pipeline_letters(pipeline: str, into: Entry | None) -> Entry:
     """Return the entry of a pipeline's dead letters."""
     return _letters(pipeline, PIPELINE, {INTO: into.name if into else ""})
 
 
-def rejects(stream: Entry) -> Entry:
-    """Return the entry of the dead letters of a stream that Spark reads."""
-    return _letters(stream.name, REJECTS, {OF: stream.id})
+def stream_letters(stream: Entry, role: str) -> Entry:
+    """Return the entry of a stream's dead letters, in one of the roles that the catalog knows."""
+    if role == PIPELINE:
+        return pipeline_letters(stream.name, stream)
+    return _letters(stream.name, role, {OF: stream.id})
 
 
-def _letters(name: str, format: str, options: dict[str, str]) -> Entry:
+def _letters(name: str, role: str, options: dict[str, str]) -> Entry:
     return Entry(
         "", STREAM, name + DEAD, columns_of(LETTERS).json(), KEY,
-        format=format, options=options, operation=OPERATION,
+        format=role, options=options, operation=OPERATION,
     )  # fmt: skip
 
 
@@ -134,6 +137,13 @@ def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[st
             hint=f"the columns are {', '.join(columns.names)}",
         )
     return tuple(proper[name.lower()] for name in names)
+
+
+def same(entry: Entry, present: Entry) -> bool:
+    """Return whether a definition is the one that the catalog has under its name."""
+    if entry.format.lower() == present.format.lower():
+        entry = replace(entry, format=present.format)
+    return replace(entry, id=present.id, name=present.name) == present
 
 
 def taken(entry: Entry) -> CatalogError:

@@ -56,7 +56,7 @@ class Epochs:
         workspace = self._workspace
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
-        watermarks = Watermarks.behind(base, catalog)
+        watermarks = Watermarks.following(base, catalog)
         if not positions and not self._rows_are_final(watermarks):
             return False
         started = time.perf_counter()
@@ -100,7 +100,7 @@ class Epochs:
             )
             for compiled in plans
         ]
-        return self._run(inputs, {}, Watermarks.behind(base, workspace.catalog), rebuilt)
+        return self._run(inputs, {}, Watermarks.following(base, workspace.catalog), rebuilt)
 
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
@@ -134,7 +134,7 @@ class Epochs:
         for entry in workspace.catalog.entries:
             if entry.arranged:
                 # enough stays to run the last epoch again, should its manifest be lost
-                workspace.sources.log(entry).forget(before.positions.get(entry.id, 0))
+                workspace.sources.forget(entry, before.positions.get(entry.id, 0))
         held = first_needed(workspace.files, workspace.manifest.epoch)
         retire(workspace.files, workspace.options.retain_epochs, held)
 

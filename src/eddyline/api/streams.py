@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.answers.dead_letters import no_replay
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
-from eddyline.catalog.entries import DEAD, PIPELINE, QUEUE, REJECTS, STREAM, Entry
-from eddyline.errors import CatalogError, DataError, EngineError
-from eddyline.pipelines.batches import PipelineStream, Settings, open_queue
-from eddyline.pipelines.decode import Decode
+from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, Entry
+from eddyline.errors import EngineError
+from eddyline.pipelines.batches import PipelineStream, Settings
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
-from eddyline.source.dead_letters import DECODE
-from eddyline.spark.schema import arrow_schema
+from eddyline.source.dead_letters import no_replay
 
 
 class Streams:
@@ -34,13 +28,11 @@ class Streams:
         self._writing = writing
 
     def connect_stored(self) -> None:
-        """Connect the streams that the catalog knows by format and options, after opening."""
+        """Attach the streams that format and options open again; the user attaches the others."""
         workspace = self._workspace
         for entry in workspace.catalog.entries:
-            if entry.format == QUEUE and workspace.writes:
-                self._read_queue(entry)
-            elif entry.format not in ("", PIPELINE, QUEUE, REJECTS):  # the user attaches the rest
-                workspace.sources.attach(entry, workspace.catalog.letters_of(entry))
+            if entry.reopens and workspace.writes:
+                self._attach(entry)
 
     def stream(
         self,
@@ -55,7 +47,7 @@ class Streams:
         entry = workspace.define(
             drafts.stream_of_frame(name, dataframe, op, primary_key, watermark, workspace.spark)
         )
-        workspace.sources.attach(entry, workspace.catalog.letters_of(entry), dataframe)
+        self._attach(entry, dataframe)
         return entry
 
     def create_stream(
@@ -71,10 +63,8 @@ class Streams:
         """Define and connect a stream by format and options; see `Engine.create_stream`."""
         workspace = self._workspace
         sources = workspace.sources
-        if format.lower() == QUEUE:
-            return self._create_queue_stream(name, schema, options, op, primary_key, watermark)
         if schema is None:
-            columns = drafts.nullable(sources.columns(format, options))
+            columns = drafts.nullable(sources.columns(name, format, options))
         else:
             columns = drafts.columns_of(schema)
         entry = drafts.stream(
@@ -84,8 +74,8 @@ class Streams:
         if workspace.catalog.find(name) is None:
             sources.check(entry)
         defined = workspace.define(entry)
-        if not sources.attached(defined):
-            sources.attach(defined, workspace.catalog.letters_of(defined))
+        if workspace.writes and not sources.attached(defined, self._letters(defined)):
+            self._attach(defined)
         return defined
 
     def attach_pipeline(
@@ -111,7 +101,7 @@ class Streams:
         with workspace.lock:
             workspace.check_writable()
             fed = None if into is None else workspace.define(into)
-            letters = workspace.define(drafts.letters(name, into))
+            letters = workspace.define(drafts.pipeline_letters(name, into))
             workspace.sources.disconnect(letters)
             for other in self._pipelines():
                 if other.queue is queue:
@@ -146,15 +136,11 @@ class Streams:
         with workspace.lock:
             workspace.check_writable()
             entry = workspace.catalog.get(name + DEAD, STREAM)
-            take_out: Callable[[pa.Table], None]
-            if entry.format != REJECTS:
-                take_out = partial(self._pipeline(entry).revive, again=again)
-            elif again:
+            if again and entry.role == REJECTS:
                 raise no_replay(name)
-            else:
-                take_out = workspace.sources.rejects(entry).discard
+            dead_letters = workspace.sources.dead_letters(entry)
             letters = self._writing.dead_letters(name, where).toArrow()
-            take_out(letters)
+            (dead_letters.replay if again else dead_letters.discard)(letters)
             return int(letters.num_rows)
 
     def pipelines_status(self) -> list[dict[str, Any]]:
@@ -164,61 +150,22 @@ class Streams:
         stored = [
             stored_status(workspace.files, entry)
             for entry in workspace.catalog.entries
-            if entry.format == PIPELINE
+            if entry.role == PIPELINE
         ]
         return [live.get(status["name"], status) for status in stored]
-
-    def _create_queue_stream(
-        self,
-        name: str,
-        schema: str | StructType | None,
-        options: Mapping[str, str],
-        op: str | None,
-        primary_key: Sequence[str],
-        watermark: tuple[str, str] | None,
-    ) -> Entry:
-        workspace = self._workspace
-        if schema is None or op is not None:
-            raise DataError(
-                "a stream of a queue needs columns, and has no operations",
-                condition="BAD_STREAM",
-                stream=name,
-                hint="give the columns of its JSON documents",
-            )
-        entry = drafts.stream(
-            name, drafts.columns_of(schema), primary_key, watermark, workspace.spark,
-            format=QUEUE, options=options,
-        )  # fmt: skip
-        present = workspace.catalog.find(name)
-        if present is None or not workspace.sources.attached(workspace.catalog.get(name + DEAD)):
-            self._read_queue(entry)
-        return workspace.define(entry)
-
-    def _read_queue(self, entry: Entry) -> None:
-        """Let a stream of JSON documents run: a pipeline whose one bolt decodes them."""
-        zone = self._workspace.zone
-        queue = open_queue(entry)
-        try:
-            decode = Decode(arrow_schema(entry.columns, zone), zone)
-            bolt = Bolt.of(decode, DECODE, vectorised=True, max_attempts=1)
-            into = replace(entry, id="")
-            self.attach_pipeline(entry.name, queue, [bolt], Settings(), into, own_queue=True)
-        except BaseException:
-            queue.close()
-            raise
 
     def _pipelines(self) -> list[PipelineStream]:
         """Those that are connected."""
         connected = self._workspace.sources.all
         return [source for source in connected if isinstance(source, PipelineStream)]
 
-    def _pipeline(self, letters: Entry) -> PipelineStream:
-        """The pipeline with this stream of dead letters; CatalogError if it isn't connected."""
-        found = self._workspace.sources.connected(letters)
-        if not isinstance(found, PipelineStream):
-            raise CatalogError(
-                f"the pipeline of {letters.name} is not connected",
-                condition="NOT_CONNECTED",
-                hint="call engine.pipeline(...) with its bolts again, after opening the storage",
-            )
-        return found
+    def _letters(self, stream: Entry) -> Entry | None:
+        """Return the stream of a stream's dead letters; a pipeline's is defined if it is missing."""
+        workspace = self._workspace
+        letters = workspace.catalog.letters_of(stream)
+        if letters is None and workspace.sources.letters_role(stream) == PIPELINE:
+            return workspace.define(drafts.pipeline_letters(stream.name, stream))
+        return letters
+
+    def _attach(self, stream: Entry, frame: DataFrame | None = None) -> None:
+        self._workspace.sources.attach(stream, self._letters(stream), frame)

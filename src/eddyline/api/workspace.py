@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 from pyspark.sql import SparkSession
@@ -10,6 +9,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from eddyline.answers.results import Results
 from eddyline.api import drafts
+from eddyline.api.formats import FORMATS
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
@@ -68,7 +68,7 @@ class Workspace:
             self.catalog, self.manifest = self._open()
             self.spark = spark or local_session(self.manifest.zone)
             self.zone = storage_zone(self.spark, self.manifest.zone)
-            self.sources = Sources(self.files, self.spark, self.zone)
+            self.sources = Sources(self.files, self.spark, self.zone, FORMATS)
             if self.writes:
                 skip = options.delivery == "at_most_once"
                 recover_pipelines(self.files, self.catalog, self.sources.log, skip=skip)
@@ -79,7 +79,13 @@ class Workspace:
         buckets = self.catalog.buckets
         self.epochs_session = epoch_session(self.spark, buckets, self.zone)
         self.compiler = Compiler(
-            self.spark, self.epochs_session, self.files, options, buckets, self.zone
+            self.spark,
+            self.epochs_session,
+            self.files,
+            options,
+            buckets,
+            self.zone,
+            self.sources.readers,
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
 
@@ -155,14 +161,14 @@ class Workspace:
         with self.lock:
             present = self.catalog.find(entry.name)
             if present is not None:
-                same = dataclasses.replace(entry, id=present.id, name=present.name)
-                if same != present:
+                if not drafts.same(entry, present):
                     raise drafts.taken(present)
                 return present
             self.check_writable()
             catalog = self.catalog.add(entry)
-            if entry.rejects:
-                letters = drafts.rejects(catalog.get(entry.name))
+            role = self.sources.letters_role(entry)
+            if role:
+                letters = drafts.stream_letters(catalog.get(entry.name), role)
                 if (present := catalog.find(letters.name)) is not None:
                     raise drafts.taken(present)
                 catalog = catalog.add(letters)
@@ -201,7 +207,7 @@ class Workspace:
         self.files.remove(f"{PIPELINES}/{entry.id}")
         self._plans.pop(entry.id, None)
         self.manifest = self.manifest.owned(self.catalog.ids)
-        self.sources.forget(entry)
+        self.sources.remove(entry)
 
     def release(self) -> None:
         """Stop the sources, and let another engine have the storage."""

@@ -1,4 +1,4 @@
-"""What is defined in a storage: tables, streams and views. `store.py` keeps it."""
+"""The catalog of a storage: its tables, streams and views. `store.py` makes it durable."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
-LATE = "__late"  # behind the name of a stream: its rows that came behind the watermark
-DEAD = "__dead"  # behind the name of a pipeline or stream: the stream of its dead letters
-PIPELINE = "pipeline"  # the format of that stream, which stands for the pipeline
-QUEUE = "queue"  # the format of a stream of documents that a queue holds
-INTO = "into"  # its option that names the stream which the pipeline feeds
-REJECTS = "rejects"  # the format of the dead letters of a stream that Spark reads
-OF = "of"  # its option that tells the id of that stream
-DECODED = ("csv", "json", "xml")  # the formats whose readers know malformed records,
-DROP_MALFORMED = "DROPMALFORMED"  # and the mode in which they drop them
+LATE = "__late"  # suffix of the stream of rows that came after the watermark
+DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
+PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry stands for the pipeline
+REJECTS = "rejects"  # role of the dead letters of a stream that Spark reads
+LATE_ROWS = "late"  # role of the late rows of a stream
+INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
+OF = "of"  # option of role REJECTS: id of the stream whose records these were
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +33,17 @@ class Entry:
         schema: JSON of the columns' StructType.
         key: names of the primary key's columns.
         query: SQL of a view.
-        upstream: names that a view reads.
-        format, options: of a stream defined in SQL; empty for one made of a DataFrame.
-        operation: the column of a stream that holds +/-.
-        event_time, delay: of a stream with a watermark the column that tells the time, and by how
-            many microseconds the watermark stays behind the latest.
-        late_of: of the late rows of a stream: its id.
-        result: of a view the arrangement that holds its rows; empty if they have an order.
-        final: a view gives each row once, when nothing can change it any more.
-        since: the epoch that gave a view its first rows, or made them anew after a pause.
+        upstream: names of the relations that a view reads.
+        format: of a stream, the name after USING, or the role of a stream of dead letters; empty
+            for a stream of a DataFrame, or one that a pipeline writes.
+        options: of a stream.
+        operation: the column of a stream that holds + or -.
+        event_time: of a stream with a watermark, the column that it is computed from.
+        delay: of such a stream, by how many microseconds the watermark is behind the latest time.
+        late_of: of the late rows of a stream, its id.
+        result: of a view, the arrangement that holds its rows; empty if they have an order.
+        final: whether a view gives each row once, when nothing can change it any more.
+        since: the epoch that gave a view its first rows, or computed them again after a pause.
         paused: the epoch whose result a paused view keeps; 0 for one that is not paused.
         paused_with: the view it reads whose pause it shares; empty for one paused by itself.
     """
@@ -76,40 +76,55 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """The id under which its redo log and position are: those late share their stream's."""
+        """The id of its redo log and position; late rows share those of their stream."""
         return self.late_of or self.id
 
     @property
     def time_place(self) -> int | None:
-        """The place of the event time's column; None without a watermark."""
+        """The place of the event-time column; None without a watermark."""
         return self.columns.names.index(self.event_time) if self.event_time else None
 
     @property
-    def rejects(self) -> bool:
-        """Whether Spark reads records for it that may be bad, and are kept apart."""
-        if self.format in (PIPELINE, REJECTS) or self.kind != STREAM:
-            return False
-        return bool(self.operation) or self.drops_malformed
+    def role(self) -> str:
+        """`PIPELINE`, `REJECTS` or `LATE_ROWS` for a stream that belongs to another; else empty."""
+        if self.late_of:
+            return LATE_ROWS
+        return self.format if self.kind == STREAM and self.format in (PIPELINE, REJECTS) else ""
 
     @property
-    def drops_malformed(self) -> bool:
-        """Whether its reader is told to drop what it can't decode."""
-        modes = [value for name, value in self.options.items() if name.lower() == "mode"]
-        return self.format.lower() in DECODED and [m.upper() for m in modes] == [DROP_MALFORMED]
+    def holds_letters(self) -> bool:
+        """Whether its rows are dead letters."""
+        return self.role in (PIPELINE, REJECTS)
 
-    def feeds(self, entry: Entry) -> bool:
-        """Whether this is a pipeline into that stream."""
-        return self.options.get(INTO, "").lower() == entry.name.lower()
+    @property
+    def takes_input(self) -> bool:
+        """Whether it is a stream of its own, which a source or a pipeline may write."""
+        return self.kind == STREAM and not self.role
+
+    @property
+    def reopens(self) -> bool:
+        """Whether its source can be opened again by format and options."""
+        return self.takes_input and bool(self.format)
+
+    @property
+    def attached_to(self) -> str:
+        """The id of the entry that the source of its rows is attached to."""
+        return self.options[OF] if self.role == REJECTS else self.id
+
+    def writes(self, stream: Entry) -> bool:
+        """Return whether this stands for a pipeline that writes a stream."""
+        into = self.options.get(INTO, "") if self.role == PIPELINE else ""
+        return into.lower() == stream.name.lower()
 
     @property
     def arranged(self) -> bool:
-        """Whether its rows are kept as an arrangement, because operations change them."""
+        """Whether its rows are in an arrangement, because operations change them."""
         return self.kind == TABLE or (self.kind == STREAM and bool(self.operation or self.key))
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All definitions, upstream before downstream, and what was fixed when the storage was made."""
+    """All definitions, upstream before downstream, and the settings fixed with the storage."""
 
     buckets: int
     entries: tuple[Entry, ...] = ()
@@ -121,12 +136,12 @@ class Catalog:
         return frozenset(entry.id for entry in self.entries)
 
     def find(self, name: str) -> Entry | None:
-        """The definition of a name (letter case doesn't matter, as in Spark)."""
+        """Return the definition of a name; letter case doesn't matter, as in Spark."""
         wanted = name.lower()
         return next((entry for entry in self.entries if entry.name.lower() == wanted), None)
 
     def get(self, name: str, *kinds: str) -> Entry:
-        """The definition of a name; CatalogError if there is none of these kinds."""
+        """Return the definition of a name; CatalogError if there is none of these kinds."""
         entry = self.find(name)
         if entry is None or (kinds and entry.kind not in kinds):
             wanted = " or ".join(kinds) or "table, stream or view"
@@ -139,7 +154,7 @@ class Catalog:
         return entry
 
     def add(self, entry: Entry) -> Catalog:
-        """With one more definition, whose id is made here."""
+        """Return the catalog with one more definition, which gets its id here."""
         numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
         added = replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
         if not entry.event_time or entry.late_of:
@@ -151,25 +166,25 @@ class Catalog:
         return added.add(late)
 
     def committed(self, entry: Entry, epoch: int) -> Catalog:
-        """With the epoch that gave a view its first rows."""
+        """Return the catalog with the epoch that gave a view its first rows."""
         entries = tuple(replace(e, since=epoch) if e is entry else e for e in self.entries)
         return replace(self, entries=entries)
 
     def drop(self, name: str) -> Catalog:
-        """Without a definition; CatalogError if views read it."""
+        """Return the catalog without a definition; CatalogError if views read it."""
         entry = self.get(name)
-        if entry.late_of or entry.format == REJECTS:
+        if entry.role in (LATE_ROWS, REJECTS):
             raise CatalogError(
                 f"{entry.name} belongs to its stream",
                 condition="NOT_FOUND",
                 hint=f"drop {entry.name.removesuffix(LATE).removesuffix(DEAD)}",
             )
-        feeding = [e.name for e in self.entries if e.format == PIPELINE and e.feeds(entry)]
-        if feeding:
+        pipeline = self.pipeline_into(entry)
+        if pipeline is not None:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is fed by a pipeline",
                 condition="STILL_FED",
-                hint=f"drop {feeding[0]} first: that ends the pipeline",
+                hint=f"drop {pipeline.name} first: that ends the pipeline",
             )
         letters = self.letters_of(entry)
         gone = [entry.name, entry.name + LATE, *([letters.name] if letters else [])]
@@ -184,12 +199,16 @@ class Catalog:
         return replace(self, entries=kept)
 
     def letters_of(self, stream: Entry) -> Entry | None:
-        """The dead letters of a stream that Spark reads."""
-        letters = (e for e in self.entries if e.format == REJECTS)
+        """Return the dead letters that belong to a stream, and are dropped with it."""
+        letters = (e for e in self.entries if e.role == REJECTS)
         return next((e for e in letters if e.options[OF] == stream.id), None)
 
+    def pipeline_into(self, stream: Entry) -> Entry | None:
+        """Return the entry of the pipeline that writes a stream."""
+        return next((e for e in self.entries if e.writes(stream)), None)
+
     def readers(self, name: str) -> list[str]:
-        """The views that read a name directly."""
+        """Return the views that read a name directly."""
         return [
             entry.name
             for entry in self.entries
@@ -197,12 +216,12 @@ class Catalog:
         ]
 
     def level(self, entry: Entry) -> int:
-        """Distance from the sources."""
+        """Return the distance from the sources."""
         above = [self.level(self.get(name)) for name in entry.upstream]
         return 1 + max(above, default=0) if entry.kind == VIEW else 0
 
     def pause(self, name: str, epoch: int) -> Catalog:
-        """With a view that takes no more changes from an epoch on, and with it all that read it."""
+        """Return the catalog with a view, and all that read it, paused as of an epoch."""
         chosen = self.get(name, VIEW)
         changed = {chosen.name: replace(chosen, paused=chosen.paused or epoch, paused_with="")}
         for entry in self.entries:
@@ -212,9 +231,9 @@ class Catalog:
         return self._with(changed)
 
     def resume(self, name: str) -> Catalog:
-        """Without the pause of a view, and of those that were paused with it.
+        """Return the catalog without the pause of a view, and of those that were paused with it.
 
-        A reader stays paused where it also reads another view that is.
+        A view that also reads another paused view stays paused.
         """
         chosen = self.get(name, VIEW)
         above = self._paused_above(chosen, {})
@@ -236,10 +255,12 @@ class Catalog:
         return self._with(changed)
 
     def resumed_by(self, rebuilt: Mapping[ViewId, Epoch]) -> Catalog:
-        """Without the pauses that epochs have ended: their commit ends them, not the catalog's.
+        """Return the catalog without the pauses that committed epochs have ended.
+
+        The commit of an epoch ends a pause, before the catalog is written.
 
         Args:
-            rebuilt: by id, the epoch that made the state of a view anew.
+            rebuilt: by id, the epoch that computed the state of a view again.
         """
         over: dict[str, Entry] = {}
         for entry in self.entries:
@@ -252,7 +273,7 @@ class Catalog:
         return self._with(over) if over else self
 
     def _paused_above(self, entry: Entry, changed: Mapping[str, Entry]) -> str:
-        """A paused view that a view reads; empty if there is none."""
+        """Return a paused view that a view reads; empty if there is none."""
         above = (changed.get(name, self.get(name)) for name in entry.upstream)
         return next((known.name for known in above if known.paused), "")
 

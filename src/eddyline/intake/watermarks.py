@@ -1,4 +1,4 @@
-"""The watermarks of an epoch: what holds while it runs, and where event time stands behind it."""
+"""Watermarks: those that hold during an epoch, and the event time that follows from it."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Watermarks:
     """The watermarks that follow from a committed epoch, and hold in the next one.
 
     Attributes:
-        streams: those that have a watermark.
-        clocks: where their event time stands as of the committed epoch, by id.
-        heard: the latest event time, and the number of late rows, that leaves report, by name.
+        streams: the streams that have a watermark.
+        clocks: their latest event times as of the committed epoch, by id.
+        reported: by name, the latest event time and the number of late rows in the running epoch.
     """
 
     streams: tuple[Entry, ...]
     clocks: Mapping[str, Clock]
-    heard: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    reported: dict[str, tuple[int | None, int]] = field(default_factory=dict)
 
     @classmethod
-    def behind(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
-        """Those that follow from a committed epoch."""
+    def following(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
+        """Return those that follow from a committed epoch."""
         streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
         return cls(streams, manifest.clocks)
 
     @property
     def values(self) -> dict[str, int]:
-        """Microseconds since 1970 by name, of the streams that had an event time."""
+        """Watermarks in microseconds since 1970, by name; only of streams that had an event time."""
         return {
             stream.name: self.clocks[stream.id].latest - stream.delay
             for stream in self.streams
@@ -49,16 +49,16 @@ class Watermarks:
 
     @property
     def applied(self) -> dict[str, int]:
-        """Those that held in the committed epoch itself."""
+        """The watermarks that held in the committed epoch itself."""
         known = {e.name: self.clocks[e.id].watermark for e in self.streams if e.id in self.clocks}
         return {name: value for name, value in known.items() if value is not None}
 
     def of(self, stream: Entry) -> int | None:
-        """Of one stream; None if it has none, or none yet."""
+        """Return the watermark of a stream; None if it has none, or none yet."""
         return self.values.get(stream.name)
 
     def moved(self, parts: Iterable[StatefulPart]) -> bool:
-        """Whether rows that are held back until they are final can be due, without any new input."""
+        """Return whether rows that wait to be final can be due now, without new input."""
         values, applied = self.values, self.applied
         names = {
             name
@@ -69,21 +69,21 @@ class Watermarks:
         }
         return any(values[name] != applied.get(name) for name in names & set(values))
 
-    def hear(self, stream: str, latest: int | None, late: int) -> None:
-        """Take in what all leaves of a view report of a stream; each view reads all of it."""
-        known, lates = self.heard.get(stream, (None, 0))
+    def observe(self, stream: str, latest: int | None, late: int) -> None:
+        """Record what the leaves of a view report of a stream; each view reads all of its input."""
+        known, lates = self.reported.get(stream, (None, 0))
         times = [time for time in (known, latest) if time is not None]
-        self.heard[stream] = max(times, default=None), max(late, lates)
+        self.reported[stream] = max(times, default=None), max(late, lates)
 
     def after(self, positions: Mapping[str, int]) -> dict[str, Clock]:
-        """Where event time stands behind the epoch.
+        """Return the latest event times after the epoch.
 
         Args:
-            positions: of the sources that have new input; others were only read again.
+            positions: of the sources with new input; others were only read again.
         """
         clocks = dict(self.clocks)
         for stream in self.streams:
-            latest, late = self.heard.get(stream.name, (None, 0))
+            latest, late = self.reported.get(stream.name, (None, 0))
             clock = clocks.get(stream.id)
             if clock is None:
                 if latest is not None:
@@ -101,7 +101,7 @@ class Watermarks:
 def with_watermark(
     stream: Entry, watermark: tuple[str, str] | None, session: SparkSession
 ) -> Entry:
-    """A stream with a watermark; DataError if it can't have it."""
+    """Return a stream with a watermark; DataError if it can't have it."""
     if watermark is None:
         return stream
     column, delay = watermark
@@ -133,7 +133,7 @@ def with_watermark(
 
 
 def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:
-    """What `DataFrame.withWatermark` has declared."""
+    """Return the watermark that `DataFrame.withWatermark` has declared."""
     for column in frame.schema:
         delay = (column.metadata or {}).get("spark.watermarkDelayMs")
         if delay is not None:
@@ -142,7 +142,7 @@ def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:
 
 
 def below(frame: DataFrame, column: str, field: str, value: int | None) -> DataFrame:
-    """The rows of a frame whose column (or field of it) is below a value, as Spark keeps it."""
+    """Return the rows whose column (or a field of it) is below a value in Spark's internal form."""
     if value is None:
         return frame.limit(0)
     given = col(quoted(column))

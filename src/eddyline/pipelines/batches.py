@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE
-from eddyline.errors import DataError, QueueError
+from eddyline.errors import QueueError
 from eddyline.options import check_number
 from eddyline.pipelines.failures import retries_and_letters, revived_records
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
@@ -34,11 +33,11 @@ from eddyline.pipelines.waves import Waves
 from eddyline.relay.backend import EDEN
 from eddyline.relay.batch import Batch
 from eddyline.relay.bolts import FIT, Bolt, BoltChain
-from eddyline.relay.embedded import LogBackend
 from eddyline.relay.flow import FlowControl
 from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
+from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.redo_log import as_operations, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
@@ -176,14 +175,39 @@ class PipelineStream:
         if self._own_queue:
             self.queue.close()
 
-    def revive(self, letters: pa.Table, *, again: bool) -> None:
-        """Remove dead letters; with `again`, put them back to be retried as untried records."""
+    @property
+    def replayable(self) -> bool:
+        """False: the queue removes what is committed."""
+        return False
+
+    @property
+    def steps(self) -> bool:
+        """False: an epoch processes all batches that wait."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The pipeline itself replays and discards its dead letters."""
+        return self
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log of the dead letters."""
+        self.files.letters.forget(position)
+
+    def discard(self, letters: pa.Table) -> None:
+        """Remove dead letters."""
+        self._remove(letters, no_records())
+
+    def replay(self, letters: pa.Table) -> None:
+        """Remove dead letters, and put their records back to be retried as untried ones."""
+        self._remove(letters, revived_records(letters) if letters.num_rows else no_records())
+
+    def _remove(self, letters: pa.Table, retries: pa.Table) -> None:
         if not letters.num_rows:
             return
         with self._lock:
             self._recover()
             number = self.queue.committed + 1
-            retries = revived_records(letters) if again else no_records()
             removals = as_operations(letters, DELETE)
             self._tuples.forget_waiting()
             self._commit(Batch(number, ()), [], retries, removals, -letters.num_rows)
@@ -371,24 +395,3 @@ class Fit:
             DataError: a row doesn't fit.
         """
         return as_arrow(rows, self.schema, relation=self.name, zone=self.zone)
-
-
-def open_queue(entry: Entry) -> DataQueue:
-    """Open the queue that the options of a stream name.
-
-    Raises:
-        DataError: the options name no queue.
-    """
-    options = {name.lower(): value for name, value in entry.options.items()}
-    if set(options) == {"path"}:
-        return DataQueue(LogBackend(options["path"]))
-    if set(options) == {"servers", "app"}:
-        from eddyline.relay.kafka import KafkaBackend  # the client may not be installed
-
-        return DataQueue(KafkaBackend(options["servers"], options["app"]))
-    raise DataError(
-        f"the options {', '.join(sorted(options)) or '(none)'} name no queue",
-        condition="BAD_STREAM",
-        stream=entry.name,
-        hint="give path, or servers and app of a queue on Kafka",
-    )

@@ -154,7 +154,7 @@ def recover_pipelines(
         if name not in catalog.ids:
             files.remove(f"{FOLDER}/{name}")
     for entry in catalog.entries:
-        if entry.format == PIPELINE:
+        if entry.role == PIPELINE:
             into = catalog.find(entry.options.get(INTO, ""))
             pipeline_files(files, entry, into, log_of).recover(skip=skip)
 

@@ -25,6 +25,7 @@ from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.table import TableUpkeep
+from eddyline.source.readers import Reader
 from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema
@@ -59,6 +60,7 @@ class Compiler:
         spark: the user's session, with the user's functions.
         session: in which epochs run.
         buckets, zone: of the storage.
+        readers: of the segment kinds that only registered formats have.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Compiler:
         options: Options,
         buckets: int,
         zone: str,
+        readers: Mapping[str, Reader],
     ) -> None:
         self.spark = spark
         self.catalyst = Catalyst(session)
@@ -76,6 +79,7 @@ class Compiler:
         self.options = options
         self.buckets = buckets
         self.zone = zone
+        self.readers = readers
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """Return the names of the catalog that occur in a query as words, upstream first."""
@@ -201,6 +205,7 @@ class Compiler:
             arrow_schema(schema, self.zone),
             time,
             leaf.late,
+            self.readers,
         )
 
     def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:

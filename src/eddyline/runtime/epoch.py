@@ -20,7 +20,7 @@ from eddyline.runtime.failures import failed_epoch
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.table import TableUpkeep
-from eddyline.source.segments import RUN, Segment, spread
+from eddyline.source.segments import RUN, Segment, deal
 from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
 from eddyline.storage.files import Files
@@ -159,7 +159,7 @@ class EpochRunner:
         if isinstance(plan.physical, TableUpkeep):
             return
         document = {
-            leaf: [[s.as_dict() for s in task] for task in spread(own, self.scan_tasks)]
+            leaf: [[s.as_dict() for s in task] for task in deal(own, self.scan_tasks)]
             for leaf, own in segments.items()
         }
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)

@@ -80,7 +80,7 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]
         late = sum(report["late"] for report in found)
-        watermarks.hear(leaf.relation, max(times, default=None), late)
+        watermarks.observe(leaf.relation, max(times, default=None), late)
     return sum(report["read"] for report in found)
 
 

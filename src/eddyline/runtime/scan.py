@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from eddyline.changes import SEQUENCE
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.worker import batches_of, prepare_worker
-from eddyline.source.segments import Segment, event_times, in_time, read_segment
+from eddyline.source.readers import Reader, read_segment
+from eddyline.source.segments import Segment, event_times, in_time
 from eddyline.state.kernels import condensed
 from eddyline.storage.files import Files
 
@@ -37,6 +38,7 @@ class LeafScan:
         schema: Arrow schema of the output.
         time: of a stream with a watermark the place and type of its event time.
         late: give the late rows, not those in time.
+        readers: of the segment kinds that only registered formats have.
     """
 
     files: Files
@@ -47,6 +49,7 @@ class LeafScan:
     schema: pa.Schema
     time: tuple[int, pa.DataType] | None = None
     late: bool = False
+    readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the task's segments, then write a report of how many were read.
@@ -78,7 +81,7 @@ class LeafScan:
     def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
         """Yield a segment's rows; of a stream with a watermark those in time, or the late ones."""
         if self.time is None:
-            yield from read_segment(self.files, segment, self.names, self.columns, self.schema)
+            yield from self._tables(segment, self.columns, self.schema)
             return
         place, kind = self.time
         columns, schema = self.columns, self.schema
@@ -86,10 +89,15 @@ class LeafScan:
             columns = (*columns, place)
             schema = schema.insert(len(schema) - 1, pa.field(f"c{len(columns) - 1}", kind))
         time = f"c{columns.index(place)}"
-        for table in read_segment(self.files, segment, self.names, columns, schema):
+        for table in self._tables(segment, columns, schema):
             latest = pc.max(event_times(table[time])).as_py()
             if latest is not None:
                 report["latest"] = max(latest, report.get("latest", latest))
             rows = in_time(table, time, segment.watermark, late=self.late)
             report["late"] += rows.num_rows if self.late else table.num_rows - rows.num_rows
             yield rows.select(self.schema.names)
+
+    def _tables(
+        self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema
+    ) -> Iterator[pa.Table]:
+        return read_segment(self.files, segment, self.names, columns, schema, self.readers)

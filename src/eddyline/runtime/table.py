@@ -10,7 +10,8 @@ import pyarrow as pa
 from eddyline.changes import HASH, BucketId
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
-from eddyline.source.segments import Segment, read_segment
+from eddyline.source.readers import read_segment
+from eddyline.source.segments import Segment
 from eddyline.state.kernels import key_hashes
 
 

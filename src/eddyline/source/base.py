@@ -1,22 +1,103 @@
-"""The protocol of sources: what feeds a stream."""
+"""The protocol of sources: what brings the rows of a stream into its redo log.
+
+A new format is a `SourceFormat` (see `intake/formats.py`) that opens a `Source`. Most are a
+`PlannedSource`, whose entries only name data that the source keeps, and a reader for its segments
+(see `source/readers.py`).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Protocol
+
+from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.segments import Segment
 
 
 class Source(Protocol):
-    """Feeds one stream: puts what comes in into the stream's redo log."""
+    """Writes the input of one stream into the stream's redo log, in numbered entries.
+
+    The engine calls `pull` or `follow` when it wants input, and then processes what the log holds.
+    Both may fail, or the process may end, at any write: the next call must continue with the entry
+    after the last one in the log, without a gap or a repetition.
+    """
 
     @property
     def name(self) -> str:
         """Name of the stream, for errors."""
 
+    @property
+    def replayable(self) -> bool:
+        """Whether entries only name data that the source keeps; else the log holds the rows."""
+
+    @property
+    def steps(self) -> bool:
+        """Whether an epoch processes one entry at a time, rather than all that wait."""
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """The records that have failed for good; None if the source sets none aside."""
+
     def pull(self) -> None:
-        """Take in all that is available now."""
+        """Log all input that is available now."""
 
     def follow(self, interval_s: float) -> None:
-        """Take in what arrives, in the background or at each call."""
+        """Log new input, in the background or at each call; called again and again."""
 
     def stop(self) -> None:
-        """Stop taking in."""
+        """Stop reading, and release what `open` has acquired."""
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log: no epoch reads them again."""
+
+
+class PlannedSource(ABC):
+    """A source whose data stays where it is: entries of the log only name it.
+
+    Args:
+        name: of the stream.
+        log: its redo log.
+        steps: whether an epoch processes one entry at a time.
+    """
+
+    def __init__(self, name: str, log: RedoLog, *, steps: bool = False) -> None:
+        self.name = name
+        self.log = log
+        self.steps = steps
+
+    @property
+    def replayable(self) -> bool:
+        """True: segments can be read again as long as the source keeps its data."""
+        return True
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """None: rows are read in epochs, which can't set any aside."""
+        return None
+
+    @abstractmethod
+    def plan(self, first: int) -> Iterator[list[Segment]]:
+        """Yield the segments of entry `first`, and of those after it, as far as there is input.
+
+        An entry is in the log when the next one is asked for. After a failure `plan` is called again
+        with the number of the first entry that is missing, and must yield the same segments for it.
+        """
+
+    def pull(self) -> None:
+        """Log all entries that can be planned now."""
+        first = self.log.end()
+        for number, segments in enumerate(self.plan(first), first):
+            self.log.append(number, segments)
+
+    def follow(self, interval_s: float) -> None:
+        """Do the same as `pull`: planning is cheap."""
+        self.pull()
+
+    def stop(self) -> None:  # noqa: B027  # most sources have nothing to stop
+        """Do nothing: no thread runs."""
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log."""
+        self.log.forget(position)

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE
+from eddyline.errors import CatalogError
 from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog, as_operations
 from eddyline.source.segments import Segment, read_arrow
 
@@ -20,13 +21,27 @@ LETTERS = (
     "received TIMESTAMP, died TIMESTAMP"
 )
 KEY = ("position",)
-DECODE = "decode"  # told as the bolt where a stream's records can't be decoded
+DECODE = "decode"  # the bolt that letters name when a stream's records can't be decoded
+
+
+class DeadLetters(Protocol):
+    """The dead letters of one source, as far as they can be taken away again."""
+
+    def discard(self, letters: pa.Table) -> None:
+        """Delete letters; `letters` are rows of the stream of dead letters, `LETTERS`."""
+
+    def replay(self, letters: pa.Table) -> None:
+        """Delete letters and read their records again; CatalogError if the source can't."""
 
 
 def new_letters(
     position: Any, payload: Any, key: Any, bolt: Any, error: Any, attempts: Any, received: Any
 ) -> pa.Table:
-    """Letters that die now, of Arrow columns; `received` is None for records that came in now."""
+    """Return letters with the current time as `died`, made of Arrow columns.
+
+    Args:
+        received: when each record came in; None if that is now, too.
+    """
     now = np.full(len(position), np.datetime64(time.time_ns() // 1000, "us"))
     died = pa.array(now).cast(pa.timestamp("us", "UTC"))
     given = {"position": position, "payload": payload, "key": key, "bolt": bolt, "error": error}
@@ -36,20 +51,22 @@ def new_letters(
 
 @dataclass(slots=True)
 class Rejects:
-    """The dead letters of a stream that Spark reads: what can't be decoded, or has no known operation.
+    """The dead letters of a stream that Spark reads: malformed records, and unknown operations.
 
-    A letter's position is the number of its micro-batch and its place among the batch's letters, so
-    that a batch which Spark repeats writes the same letters again, and they replace the first.
+    A letter's position is made of the number of its micro-batch and its place among the letters of
+    the batch. So a batch that Spark repeats writes the same letters again, which replace the first.
 
     Attributes:
+        stream: its name.
         log: redo log of the letters.
     """
 
+    stream: str
     log: RedoLog
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, batch: int, found: Sequence[Segment]) -> None:
-        """Make letters of the rows of files (`payload`, `error`) that the tasks of a batch have left."""
+        """Log the rows (`payload`, `error`) of files that a batch's tasks have written, as letters."""
         starts = np.cumsum([batch << SEQUENCE_SHIFT, *(segment.rows for segment in found)])
         files = self.log.files
         with self._lock:
@@ -61,10 +78,23 @@ class Rejects:
             files.remove(segment.file)
 
     def discard(self, letters: pa.Table) -> None:
-        """Drop letters for good."""
+        """Delete letters."""
         if letters.num_rows:
             with self._lock:
                 self.log.append_tables([as_operations(letters, DELETE)])
+
+    def replay(self, letters: pa.Table) -> None:
+        """Raise CatalogError: Spark's source gives each record once."""
+        raise no_replay(self.stream)
+
+
+def no_replay(stream: str) -> CatalogError:
+    """Return the error of replaying letters of a stream whose source gives each record once."""
+    return CatalogError(
+        f"stream {stream} can't read a record again: its source gives each once",
+        condition="NO_REPLAY",
+        hint="put the mended records into the source, then drop these dead letters",
+    )
 
 
 def _rejected(rows: pa.Table, start: int) -> pa.Table:

@@ -12,7 +12,7 @@ from eddyline.errors import DataError
 
 
 def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Table]:
-    """The columns of `schema`, matched by name; one that a file lacks is null.
+    """Read the columns of `schema`, matched by name; one that the file lacks is null.
 
     Raises:
         DataError: the file can't be read, or a column's type can't be converted.
@@ -43,7 +43,7 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
-    moments = pa.types.is_timestamp(kind) and kind.tz and pa.types.is_timestamp(column.type)
-    if moments and column.type.tz is None:  # INT96 holds moments in UTC
+    instants = pa.types.is_timestamp(kind) and kind.tz and pa.types.is_timestamp(column.type)
+    if instants and column.type.tz is None:  # Parquet's INT96 is in UTC
         column = pc.assume_timezone(column.cast(pa.timestamp("us"), safe=False), "UTC")
     return column.cast(kind)

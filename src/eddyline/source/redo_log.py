@@ -1,4 +1,4 @@
-"""The redo log: what came in, kept before it is processed, in numbered entries by source."""
+"""The redo log: the input of each source in numbered entries, durable before it is processed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
 MARK = "watermark-"
-BAD = ["payload", "error"]  # of a record that is kept apart
+BAD = ["payload", "error"]  # columns of a record that is a dead letter
 LOGGED = "file string, rows long, crc long, dead boolean"
 
 
 @dataclass(slots=True)
 class _Index:
-    """What a log holds.
+    """The entries and watermarks of a log, in memory.
 
     Attributes:
-        start: number from which on entries are kept: those before it were forgotten.
+        start: number of the first entry that is kept; earlier ones were forgotten.
         entries: numbers of the entries, in order.
-        marks: numbers of the marks, in order.
+        marks: numbers of the watermark files, in order.
         begun: numbers without an entry that may have files.
-        watermarks: by mark, as far as they were read.
+        watermarks: those that were read, by the number of their file.
     """
 
     start: int
@@ -51,19 +51,19 @@ class _Index:
         return self.entries[-1] + 1 if self.entries else self.start
 
     def mark_of(self, entry: int) -> int | None:
-        """The mark that holds for an entry."""
+        """Return the number of the watermark file that holds for an entry."""
         at = bisect_right(self.marks, entry)
         return self.marks[at - 1] if at else None
 
 
 class RedoLog:
-    """The entries of one source: JSON documents that name segments; an entry is there or not.
+    """The redo log of one source. An entry is a JSON document that names segments.
 
-    An entry's number is given by the caller: a table counts on, a stream uses the number of
-    Spark's micro-batch, so that a batch which Spark repeats is recognised and skipped.
+    An entry appears as a whole. The caller gives its number: tables count, and a stream of Spark
+    uses the number of the micro-batch, so that a batch which Spark repeats is recognised.
 
-    Only one process writes. Once this one has, it knows what is there, and an old log of many
-    entries isn't listed any more; before, and after a write that has failed, it looks.
+    Only one process writes. After its first write it knows the entries, and doesn't list the folder
+    again unless a write has failed.
     """
 
     def __init__(self, files: Files, source: str) -> None:
@@ -74,19 +74,19 @@ class RedoLog:
         files.make_folder(self.folder)
 
     def start(self) -> int:
-        """The number from which on entries are kept: those before it were forgotten."""
+        """Return the number of the first entry that is kept; earlier ones were forgotten."""
         return self._known().start
 
     def end(self) -> int:
-        """One more than the number of the last entry; `start()` for an empty log."""
+        """Return one more than the number of the last entry; `start()` for an empty log."""
         return self._known().end
 
     def has(self, number: int) -> bool:
-        """Whether there is, or was, an entry of that number."""
+        """Return whether there is, or was, an entry of that number."""
         return self.files.exists(self._entry(number)) or number < self.start()
 
     def append(self, number: int, segments: Iterable[Segment]) -> None:
-        """Make an entry; durable when this returns."""
+        """Write an entry; it is durable when this returns."""
         numbered = []
         sequence = number << SEQUENCE_SHIFT
         for segment in segments:
@@ -99,21 +99,21 @@ class RedoLog:
             index.begun.discard(number)
 
     def append_tables(self, tables: Iterable[pa.Table]) -> None:
-        """Make the next entry of tables (`c0..`, and `op` for operations), one after the other."""
+        """Write tables (`c0..`, and `op` for operations) and the next entry, which names them."""
         number = self.end()
         self.clear(number)
         segments = [write_rows(self.files, _new_file(self.folder, number), t) for t in tables]
         self.append(number, segments)
 
     def clear(self, number: int) -> None:
-        """Begin an entry: remove the files that an earlier try at it has left."""
+        """Begin an entry: remove the files of an earlier attempt at it."""
         with self._changing() as index:
             if number in index.begun:
                 self._remove(lambda found: found == number)
             index.begun.add(number)
 
     def segments(self, first: int, end: int) -> list[Segment]:
-        """All segments of the entries from `first` up to but not including `end`.
+        """Return all segments of the entries from `first` up to but not including `end`.
 
         Raises:
             StateError: an entry is damaged, or the log was forgotten from `first` on.
@@ -136,9 +136,9 @@ class RedoLog:
         return found
 
     def mark(self, first: int, watermark: int) -> None:
-        """Note the watermark (microseconds since 1970) that holds for the entries from `first` on.
+        """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
 
-        Marks behind `first` are of epochs that were never committed, or are lost: they go.
+        Later watermarks belong to epochs that were not committed, or are lost: they are removed.
         """
         with self._changing() as index:
             while index.marks and index.marks[-1] > first:
@@ -151,12 +151,12 @@ class RedoLog:
                     index.marks.append(first)
 
     def verify(self, first: int) -> None:
-        """Whether all from `first` on is there and sound; StateError otherwise."""
+        """Raise StateError if an entry from `first` on, or a file it names, is missing or damaged."""
         for segment in self.segments(first, max(self.end(), first + 1)):
             verify_segment(self.files, segment)
 
     def skip(self, first: int) -> None:
-        """Remove the entries from `first` on, which were never processed: they don't count."""
+        """Remove the entries from `first` on, which were never processed."""
         with self._changing() as index:
             while index.entries and index.entries[-1] >= first:
                 self.files.remove(self._entry(index.entries[-1]))
@@ -165,7 +165,7 @@ class RedoLog:
                 self._begin_at(index, first)
 
     def forget(self, end: int) -> None:
-        """Remove the entries before `end`: what they hold is committed elsewhere."""
+        """Remove the entries before `end`: their rows are committed elsewhere."""
         with self._lock:
             if self.start() < end:
                 with self._changing() as index:
@@ -174,7 +174,7 @@ class RedoLog:
                     del index.entries[: bisect_left(index.entries, end)]
 
     def tidy(self) -> None:
-        """Remove what isn't needed, before anyone writes: what is forgotten or was never made."""
+        """Remove the files of forgotten and unfinished entries; call it before the first write."""
         with self._lock:
             self._index = None
             self.files.remove_unfinished(self.folder)
@@ -183,7 +183,7 @@ class RedoLog:
             self._remove(lambda number: number < index.start or number not in entries)
 
     def _known(self, end: int = 0) -> _Index:
-        """What is there; looked up if entries before `end` are asked for that this one lacks."""
+        """Return the index; list the folder if there is none, or it ends before `end`."""
         with self._lock:
             if self._index is not None and end <= self._index.end:
                 return self._index
@@ -191,7 +191,7 @@ class RedoLog:
 
     @contextmanager
     def _changing(self) -> Iterator[_Index]:
-        """What is there, to be kept in step with the disk; forgotten if a write fails."""
+        """Give the index for a change on disk; it is dropped if the change fails."""
         with self._lock:
             index, self._index = self._known(), None
             yield index
@@ -219,7 +219,7 @@ class RedoLog:
         index.start = number
 
     def _watermark(self, index: _Index, entry: int) -> int | None:
-        """The watermark that holds for an entry."""
+        """Return the watermark that holds for an entry."""
         mark, known = index.mark_of(entry), index.watermarks
         if mark is not None and mark not in known:
             known[mark] = int(self.files.read_json(self._mark(mark)))
@@ -237,14 +237,14 @@ def _new_file(folder: str, number: int) -> str:
 
 
 def as_operations(rows: pa.Table, operation: str) -> pa.Table:
-    """Rows as the redo log has operations on them: `c0.., op`."""
+    """Return rows as operations of the redo log: `c0.., op`."""
     kinds = pa.array([operation] * rows.num_rows, pa.string())
     plain = rows.rename_columns([f"c{i}" for i in range(rows.num_columns)])
     return plain.append_column(OPERATION, kinds)
 
 
 def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
-    """Write rows as a file of the log."""
+    """Write rows as a file of the log; return its segment."""
     crc = 0
 
     def fill(stream: BinaryIO) -> None:
@@ -260,10 +260,10 @@ def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class LogTask:
-    """Writes the rows of a micro-batch into files of the redo log, one or two a task.
+    """Write the rows of a micro-batch into files of the redo log, one or two a task.
 
-    Input: `c0..` and for a stream of operations `op`; where records may be bad, `payload` and
-    `error` behind them, which are null for good ones. Output: one row a file: `LOGGED`.
+    Input: `c0..`, for a stream of operations `op`, and for one with dead letters `payload` and
+    `error`, which are null for good records. Output: a row for each file, `LOGGED`.
     """
 
     files: Files
@@ -271,7 +271,7 @@ class LogTask:
     number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The files' names and numbers of rows, and whether the rows are bad records."""
+        """Write the files; yield their names, numbers of rows and checksums, and which hold bad records."""
         received = [batch for batch in batches if batch.num_rows]
         if not received:
             return
@@ -283,7 +283,7 @@ class LogTask:
         for table in (rows, dead):
             if table is not None and table.num_rows:
                 segment = write_rows(self.files, _new_file(self.folder, self.number), table)
-                told = [segment.file, segment.rows, segment.crc, table is dead]
+                written = [segment.file, segment.rows, segment.crc, table is dead]
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([value]) for value in told], names=["file", "rows", "crc", "dead"]
+                    [pa.array([value]) for value in written], names=["file", "rows", "crc", "dead"]
                 )

@@ -1,4 +1,4 @@
-"""Rows as users hand them over, made into Arrow tables of the wanted schema."""
+"""Conversion of the rows that users give to Arrow tables of a schema."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.Da
 def as_arrow(
     rows: Rows, schema: pa.Schema, *, relation: str, zone: str, required: Sequence[str] = ()
 ) -> pa.Table:
-    """Rows as an Arrow table.
+    """Convert rows to an Arrow table.
 
     Args:
         rows: dicts (missing columns are null), tuples in the order of the columns, an Arrow table,
             a pandas or Spark DataFrame (matched by name).
-        schema: wanted columns and types.
+        schema: columns and types of the result.
         relation: name of the table, for errors.
         zone: time zone of datetimes that have none.
-        required: columns that must be given and must not be null.
+        required: columns that must not be null.
 
     Raises:
         DataError: a column is unknown or missing, or a value doesn't fit its type.
@@ -68,43 +68,49 @@ def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
 
 def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.Table:
     rows = list(rows)
-    width = len(schema)
-    values: list[list[Any]]
     if rows and isinstance(rows[0], Mapping):
         _check_names({name for row in rows for name in row}, schema, relation)
         values = [[row.get(name) for row in rows] for name in schema.names]
     else:
         for row in rows:
-            if isinstance(row, str | bytes) or not hasattr(row, "__len__"):
-                raise DataError(
-                    f"a row is a dict or a tuple, not {type(row).__name__}: {row!r}",
-                    condition="WRONG_ROW",
-                    table=relation,
-                    hint="give one value a column, or dicts by column name",
-                )
-            if len(row) != width:
-                raise DataError(
-                    f"a row has {len(row)} values, the table has {width} columns: {row!r}",
-                    condition="WRONG_WIDTH",
-                    table=relation,
-                    hint="give one value a column, or dicts by column name",
-                )
-        values = [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * width
-    columns = []
-    for field, column in zip(schema, values, strict=True):
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-            local = ZoneInfo(zone)
-            column = [
-                v.replace(tzinfo=local) if isinstance(v, datetime) and v.tzinfo is None else v
-                for v in column
-            ]
-        if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
-            column = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in column]
-        try:
-            columns.append(pa.array(column, field.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
-            raise _unfit(relation, field, error) from error
+            _check_width(row, len(schema), relation)
+        values = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in schema]
+    columns = [
+        _array(column, field, relation, zone) for field, column in zip(schema, values, strict=True)
+    ]
     return pa.table(columns, schema=schema)
+
+
+def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.Array:
+    if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+        local = ZoneInfo(zone)
+        values = [
+            v.replace(tzinfo=local) if isinstance(v, datetime) and v.tzinfo is None else v
+            for v in values
+        ]
+    if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
+        values = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in values]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        raise _unfit(relation, field, error) from error
+
+
+def _check_width(row: Any, width: int, relation: str) -> None:
+    if isinstance(row, str | bytes) or not hasattr(row, "__len__"):
+        raise DataError(
+            f"a row is a dict or a tuple, not {type(row).__name__}: {row!r}",
+            condition="WRONG_ROW",
+            table=relation,
+            hint="give one value a column, or dicts by column name",
+        )
+    if len(row) != width:
+        raise DataError(
+            f"a row has {len(row)} values, the table has {width} columns: {row!r}",
+            condition="WRONG_WIDTH",
+            table=relation,
+            hint="give one value a column, or dicts by column name",
+        )
 
 
 def _check_names(names: Iterable[str], schema: pa.Schema, relation: str) -> None:

@@ -1,4 +1,4 @@
-"""Streams: what Spark's sources deliver, written to the redo log exactly once."""
+"""Streams that Spark reads: their rows are copied into the redo log, exactly once."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import EngineError, StateError
-from eddyline.source.dead_letters import Rejects
-from eddyline.source.generator import Generator
+from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
-from eddyline.source.segments import LOG, NDJSON, NEXMARK, PARQUET, Segment
+from eddyline.source.segments import LOG, Segment
 from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
 APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
 UPDATE_CODES = ("u", "U", "update")  # the new row only: needs a key to find the old one
 DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D")
-REJECT = "reject"  # what any other code is taken for
+REJECT = "reject"  # any other code: its row is a dead letter
 
-FILE_PART_BYTES = 32 << 20
-RECORD, FILE = "eddyline record", "eddyline file"  # columns of what can't be decoded
+RECORD, FILE = "eddyline record", "eddyline file"  # columns of a malformed record and its file
 
 
 @dataclass(slots=True)
 class SparkStream:
-    """A streaming DataFrame, copied batch by batch into the redo log.
+    """A streaming DataFrame, copied into the redo log batch by batch.
 
-    Spark numbers its micro-batches and repeats the last one after a crash; the number is the
-    entry's, so that a batch is in the log once.
+    Spark numbers its micro-batches and repeats the last one after a crash. The entry of a batch has
+    the same number, so that a batch is in the log once.
 
     Attributes:
         name, columns: of the stream.
-        frame: what Spark reads.
-        operation: its column of operations.
-        keyed: a later row of a key replaces the earlier.
-        rejects: the dead letters, where records may be bad.
-        decoded: the frame has the columns `RECORD` and `FILE`, of records that can't be decoded.
-        query: while it runs.
+        frame: the streaming DataFrame.
+        operation: its column of operations; None if all rows are appends.
+        keyed: whether a later row of a key replaces the earlier.
+        checkpoint: folder of Spark's checkpoint.
+        rejects: the dead letters; None if no row can become one.
+        decoded: whether the frame has the columns `RECORD` and `FILE`, of malformed records.
+        query: the running query.
     """
 
     name: str
@@ -60,30 +59,49 @@ class SparkStream:
     decoded: bool = False
     query: StreamingQuery | None = field(default=None)
 
+    @property
+    def replayable(self) -> bool:
+        """False: Spark's sources may forget what their checkpoint has passed."""
+        return False
+
+    @property
+    def steps(self) -> bool:
+        """False: an epoch processes all batches that wait."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """Malformed records, and rows with an unknown operation."""
+        return self.rejects
+
     def pull(self) -> None:
-        """Take in all that is available now."""
+        """Copy all rows that are available now."""
         self.stop()
         query = self._writer().trigger(availableNow=True).start()
-        with suppress(StreamingQueryException):  # told by _check
+        with suppress(StreamingQueryException):  # _check raises it
             query.awaitTermination()
         self._check(query)
 
     def follow(self, interval_s: float) -> None:
-        """Take in what arrives, in the background."""
+        """Copy new rows in the background; raise what has ended the query before."""
         if self.query is None or not self.query.isActive:
             if self.query is not None:
                 self._check(self.query)
             self.query = self._writer().trigger(processingTime=f"{interval_s} seconds").start()
 
     def stop(self) -> None:
-        """Stop taking in."""
+        """Stop the query."""
         if self.query is not None:
             self.query.stop()
             self.query = None
 
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log."""
+        self.log.forget(position)
+
     def _writer(self) -> DataStreamWriter:
         if self.log.end() and not self.files.exists(f"{self.checkpoint}/offsets"):
-            # Spark would count its batches from 0 again, and those would be taken for repeated ones
+            # Spark would count its batches from 0 again, and those would pass for repeated ones
             raise StateError(
                 f"the checkpoint of stream {self.name} is missing, but its redo log is there",
                 condition="MISSING_CHECKPOINT",
@@ -118,8 +136,8 @@ class SparkStream:
             self.log.append(number, good)
 
     def _bad_sql(self) -> tuple[str, str]:
-        """What a record that is kept apart was, and why it is; both null for a good one."""
-        cases = []  # when it is bad, what it was, and why
+        """Return SQL of the payload and the error of a rejected row; both null for a good one."""
+        cases = []  # SQL: when a row is bad, its payload, and its error
         if self.decoded:
             record = quoted(RECORD)
             why = f"'malformed record in ' || {quoted(FILE)}"
@@ -134,14 +152,14 @@ class SparkStream:
         return f"cast(case {payload} end as binary)", f"case {error} end"
 
     def _make_durable(self, number: int) -> None:
-        """Flush Spark's notes on a batch: the log's entry must not outlive them in a power cut."""
+        """Flush the checkpoint of a batch: after a power cut it must be there if the entry is."""
         root = self.files.path(self.checkpoint)
-        notes = ["", "metadata", "offsets", f"offsets/{number}"]
+        names = ["", "metadata", "offsets", f"offsets/{number}"]
         for pattern in ("sources", "sources/*", f"sources/*/{number}*"):
-            notes += glob(pattern, root_dir=root)
+            names += glob(pattern, root_dir=root)
         for name in ("", os.path.dirname(self.checkpoint)):
             self.files.sync(name)
-        for name in notes:
+        for name in names:
             self.files.sync(os.path.join(self.checkpoint, name))
 
     def _check(self, query: StreamingQuery) -> None:
@@ -158,91 +176,13 @@ class SparkStream:
 
 
 def _operation_sql(column: str, keyed: bool) -> str:
-    def listed(codes: tuple[str, ...]) -> str:
+    """Return SQL that maps a column of operation codes to `APPEND`, `DELETE` or `REJECT`."""
+
+    def quoted_codes(codes: tuple[str, ...]) -> str:
         return ", ".join(f"'{code}'" for code in codes)
 
     appends = APPEND_CODES + UPDATE_CODES if keyed else APPEND_CODES
     return (
-        f"case when {quoted(column)} in ({listed(appends)}) then '{APPEND}' "
-        f"when {quoted(column)} in ({listed(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
+        f"case when {quoted(column)} in ({quoted_codes(appends)}) then '{APPEND}' "
+        f"when {quoted(column)} in ({quoted_codes(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
     )
-
-
-@dataclass(slots=True)
-class FileStream:
-    """Files of a folder or glob, in the order of their times; each is read once, by the leaves.
-
-    The files themselves are the redo log: entries only name them. They must not be changed or
-    removed once seen.
-    """
-
-    name: str
-    kind: str
-    path: str
-    files_per_epoch: int
-    log: RedoLog
-    seen: set[str] | None = None
-
-    def pull(self) -> None:
-        """Note the files that are new."""
-        if self.seen is None:
-            self.seen = {segment.file for segment in self.log.segments(0, self.log.end())}
-        found = []
-        pattern = os.path.join(self.path, "*") if os.path.isdir(self.path) else self.path
-        for path in glob(pattern):
-            base = os.path.basename(path)
-            if path not in self.seen and not base.startswith((".", "_")) and os.path.isfile(path):
-                status = os.stat(path)
-                found.append((status.st_mtime_ns, path, status.st_size))
-        found.sort()
-        for start in range(0, len(found), self.files_per_epoch):
-            chosen = found[start : start + self.files_per_epoch]
-            segments = []
-            for _, path, size in chosen:
-                if self.kind == PARQUET:
-                    segments.append(Segment(PARQUET, path, 0, 0, 0, size))
-                    continue
-                for at in range(0, max(size, 1), FILE_PART_BYTES):
-                    length = min(FILE_PART_BYTES, size - at)
-                    segments.append(Segment(NDJSON, path, 0, at, 0, length))
-            try:
-                self.log.append(self.log.end(), segments)
-            except BaseException:
-                self.seen = None  # the entry may be in place: the log itself says what is in it
-                raise
-            self.seen.update(path for _, path, _ in chosen)
-
-    def follow(self, interval_s: float) -> None:
-        """The same as pull: looking into a folder is cheap."""
-        self.pull()
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-@dataclass(slots=True)
-class GeneratedStream:
-    """Generated events: the redo log only says which, and the leaves make them.
-
-    Entry n stands for the n-th step through the common sequence, whatever there is of this
-    stream's kind in it: so streams of one seed that take equal steps stay side by side, and the
-    log alone knows how far they are.
-    """
-
-    name: str
-    generator: Generator
-    log: RedoLog
-
-    def pull(self) -> None:
-        """Note the steps up to the last event."""
-        for number in range(self.log.end(), self.generator.steps):
-            start, end = self.generator.rows(number)
-            segment = Segment(NEXMARK, self.generator.events.text, end - start, start)
-            self.log.append(number, [segment] if segment.rows else [])
-
-    def follow(self, interval_s: float) -> None:
-        """The same as pull: nothing is waited for."""
-        self.pull()
-
-    def stop(self) -> None:
-        """Nothing runs."""

@@ -1,0 +1,298 @@
+"""Formats of streams: what `USING <format>` means, and how its source is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from eddyline.catalog.entries import REJECTS, Entry
+from eddyline.errors import DataError
+from eddyline.source.base import Source
+from eddyline.source.dead_letters import Rejects
+from eddyline.source.files import FileStream
+from eddyline.source.generator import GeneratedStream, Generator
+from eddyline.source.json import readable
+from eddyline.source.readers import Reader
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.segments import NDJSON
+from eddyline.source.spark import FILE, RECORD, SparkStream
+from eddyline.spark.schema import arrow_schema
+from eddyline.spark.session import ZONE, cloned
+from eddyline.sql.names import quoted
+from eddyline.storage.files import Files
+
+PATH, FILES_PER_ENTRY, MODE = "path", "maxFilesPerTrigger", "mode"
+DROP_MALFORMED = "DROPMALFORMED"
+_CORRUPT = "columnnameofcorruptrecord"
+_WITH_MALFORMED = ("csv", "json", "xml")  # formats whose readers recognise malformed records
+_OWN_SCHEMA = ("rate", "rate-micro-batch", "kafka")  # formats that take no schema
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The storage and the Spark session that sources are opened with.
+
+    Attributes:
+        files: of the storage.
+        spark: the user's session.
+        zone: time zone of the storage.
+        log_of: gives the redo log of a stream.
+    """
+
+    files: Files
+    spark: SparkSession
+    zone: str
+    log_of: Callable[[Entry], RedoLog]
+
+
+class SourceFormat(Protocol):
+    """One format of streams. The engine looks it up by the name after USING."""
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """Readers of the segment kinds that only this format has."""
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return the columns that the source itself declares; DataError if it can't.
+
+        Args:
+            stream: its name, for errors.
+        """
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if the stream can't be opened; called before it is stored.
+
+        The catalog must only hold streams that can be opened: each engine on it opens them again.
+        """
+
+    def letters(self, stream: Entry) -> str:
+        """Return the role of its stream of dead letters, `REJECTS` or `PIPELINE`; empty for none."""
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source of a stream; it reads nothing before `pull` or `follow`.
+
+        Args:
+            letters: the stream of its dead letters.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFormat:
+    """Any format that Spark reads as a stream.
+
+    Attributes:
+        name: the format, as Spark knows it.
+        frame: a streaming DataFrame of the user, which is read instead.
+    """
+
+    name: str
+    frame: DataFrame | None = None
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """None: rows are copied into the redo log."""
+        return {}
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return the columns that Spark infers."""
+        return self._load(None, options, context).schema
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if Spark can't open it with these columns and options."""
+        self._frame(stream, context)
+
+    def letters(self, stream: Entry) -> str:
+        """Return `REJECTS` for streams of operations, and with the mode DROPMALFORMED."""
+        return REJECTS if stream.operation or self._drops_malformed(stream) else ""
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source that copies Spark's micro-batches."""
+        return SparkStream(
+            stream.name,
+            self._frame(stream, context) if self.frame is None else self.frame,
+            stream.operation or None,
+            bool(stream.key),
+            stream.columns.names,
+            context.files,
+            context.log_of(stream),
+            f"checkpoints/{stream.id}",
+            None if letters is None else Rejects(stream.name, context.log_of(letters)),
+            decoded=self.frame is None and self._drops_malformed(stream),
+        )
+
+    def _drops_malformed(self, stream: Entry) -> bool:
+        """Whether the options ask Spark's reader to drop malformed records."""
+        modes = [value.upper() for name, value in stream.options.items() if name.lower() == MODE]
+        return self.name.lower() in _WITH_MALFORMED and modes == [DROP_MALFORMED]
+
+    def _frame(self, stream: Entry, context: Context) -> DataFrame:
+        columns = StructType([*stream.columns])
+        if stream.operation:
+            columns.add(stream.operation, "string")
+        if not self._drops_malformed(stream):
+            return self._load(columns, stream.options, context)
+        # in PERMISSIVE mode Spark keeps the same records, in a column of their own
+        kept = {k: v for k, v in stream.options.items() if k.lower() not in (MODE, _CORRUPT)}
+        read = StructType([*columns]).add(RECORD, "string")
+        return self._load(read, {**kept, _CORRUPT: RECORD}, context, file_names=True)
+
+    def _load(
+        self,
+        columns: StructType | None,
+        options: Mapping[str, str],
+        context: Context,
+        *,
+        file_names: bool = False,
+    ) -> DataFrame:
+        """Return a streaming DataFrame; DataError if Spark can't open it.
+
+        Args:
+            columns: None: those that Spark infers.
+            file_names: add the column `FILE`, with the file of each row.
+        """
+        session = cloned(context.spark, **{ZONE: context.zone})
+        reader = session.readStream.format(self.name).options(**options)
+        if columns is not None and self.name.lower() not in _OWN_SCHEMA:
+            reader = reader.schema(columns)
+        try:
+            frame = reader.load()
+            if columns is None:
+                return frame
+            more = [expr("_metadata.file_path").alias(FILE)] if file_names else []
+            return frame.select(*map(quoted, columns.names), *more)
+        except Exception as error:  # Spark's own errors, of many classes
+            raise DataError(
+                f"a stream of format {self.name} can't be opened: {_first_line(error)}",
+                condition="BAD_STREAM",
+                hint="check the format and its OPTIONS",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """JSON or Parquet files, read by vectorised code where that gives what Spark's reader would.
+
+    Attributes:
+        name: the format, as Spark knows it.
+        kind: of the segments: `NDJSON` or `PARQUET`.
+    """
+
+    name: str
+    kind: str
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """None: every storage may hold segments of files."""
+        return {}
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return the columns that Spark infers."""
+        return self._spark.columns(stream, options, context)
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if an option is wrong, or Spark can't open what it has to read."""
+        if self._vectorised(stream, context):
+            _files_per_entry(stream)
+        else:
+            self._spark.check(stream, context)
+
+    def letters(self, stream: Entry) -> str:
+        """Return the role that Spark's reader gives: vectorised code never sets records aside."""
+        return self._spark.letters(stream)
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source of the files, or Spark's."""
+        if not self._vectorised(stream, context):
+            return self._spark.open(stream, letters, context)
+        return FileStream(
+            stream.name,
+            self.kind,
+            stream.options[PATH],
+            _files_per_entry(stream),
+            context.log_of(stream),
+            steps=FILES_PER_ENTRY in stream.options,
+        )
+
+    @property
+    def _spark(self) -> SparkFormat:
+        return SparkFormat(self.name)
+
+    def _vectorised(self, stream: Entry, context: Context) -> bool:
+        """Whether vectorised code gives what Spark's reader would."""
+        if stream.arranged or PATH not in stream.options:
+            return False
+        corrupt = context.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
+        if corrupt in stream.columns.names:  # which Spark's reader fills
+            return False
+        if not set(stream.options) <= {PATH, FILES_PER_ENTRY}:
+            return False
+        return self.kind != NDJSON or (
+            readable(arrow_schema(stream.columns, "UTC"))
+            and context.zone in ("UTC", "Etc/UTC", "GMT")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorFormat:
+    """Events made up from their numbers: `USING generator`."""
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """None: every storage may hold segments of generated events."""
+        return {}
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return all columns of the kind of event."""
+        return from_arrow_schema(Generator.of(options).schema)
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError for unknown columns, a key or operations, and wrong options."""
+        known = {f.name: f.dataType for f in self.columns(stream.name, stream.options, context)}
+        for column in stream.columns:
+            if known.get(column.name) != column.dataType:
+                shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+                raise DataError(
+                    f"{column.name} {column.dataType.simpleString()} is no column of this generator",
+                    condition="BAD_STREAM",
+                    stream=stream.name,
+                    hint=f"leave the columns out, or choose of: {shown}",
+                )
+        if stream.arranged:
+            raise DataError(
+                "a generator only appends: it has no operations and no key",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint="leave OP and PRIMARY KEY out",
+            )
+
+    def letters(self, stream: Entry) -> str:
+        """Return no role: a generator makes no bad records."""
+        return ""
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source that logs the generator's steps."""
+        return GeneratedStream(stream.name, Generator.of(stream.options), context.log_of(stream))
+
+
+def _files_per_entry(stream: Entry) -> int:
+    text = stream.options.get(FILES_PER_ENTRY, "1000000")
+    if not text.isdecimal() or int(text) < 1:
+        raise DataError(
+            f"option {FILES_PER_ENTRY} is {text!r}",
+            condition="BAD_STREAM",
+            stream=stream.name,
+            hint="give a whole number from 1 on",
+        )
+    return int(text)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's text; of one that Py4J passes on, Java's first line."""
+    lines = [*str(error).splitlines(), ""]
+    return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") else lines[0]

@@ -1,0 +1,103 @@
+"""Readers of segments, by kind: how a task gets the rows that an entry of a redo log names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
+from eddyline.errors import EngineError
+from eddyline.source.files import read_json_part, read_parquet_file
+from eddyline.source.generator import read_events
+from eddyline.source.segments import (
+    LOG,
+    NDJSON,
+    NEXMARK,
+    PARQUET,
+    ROWS_MAX,
+    RUN,
+    Segment,
+    Wanted,
+    read_arrow,
+)
+from eddyline.storage.files import Files
+
+Reader: TypeAlias = Callable[[Files, Segment, Wanted], Iterator[tuple[pa.Table, int]]]
+"""Gives tables and their numbers of rows (which a table without columns can't tell).
+
+The wanted columns come first, in order. `op` and `w` may follow: without `op` rows are appends,
+without `w` each row counts once. A reader runs in Spark's Python workers, so it must be picklable.
+"""
+
+
+def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tuple[pa.Table, int]]:
+    """Read a segment of state or redo log, whose columns are `c0..` by place."""
+    table = read_arrow(files, segment)
+    extra = [name for name in (OPERATION, WEIGHT) if name in table.column_names]
+    table = table.select([*(f"c{place}" for place in wanted.places), *extra])
+    for start in range(0, table.num_rows, ROWS_MAX):
+        part = table.slice(start, ROWS_MAX)
+        yield part, part.num_rows
+
+
+READERS: Mapping[str, Reader] = {
+    RUN: read_stored,
+    LOG: read_stored,
+    NDJSON: read_json_part,
+    PARQUET: read_parquet_file,
+    NEXMARK: read_events,
+}
+"""The readers of the kinds that every storage may hold; a format can bring others."""
+
+
+def read_segment(
+    files: Files,
+    segment: Segment,
+    names: Sequence[str],
+    columns: Sequence[int],
+    schema: pa.Schema,
+    readers: Mapping[str, Reader] | None = None,
+) -> Iterator[pa.Table]:
+    """Read the rows of a segment as `c0.., w` (or `seq, op, c0.., w` where the schema says so).
+
+    Args:
+        names: names of all columns of the relation; empty if its segments know them by place.
+        columns: places of the wanted columns.
+        schema: of the result: the types of the wanted columns, then the weight.
+        readers: of the kinds that only the relation's own format has.
+    """
+    reader = (readers or {}).get(segment.kind) or READERS.get(segment.kind)
+    if reader is None:
+        raise EngineError(
+            f"there is no reader for data of kind {segment.kind}",
+            condition="UNKNOWN_SOURCE",
+            file=segment.file,
+            hint="register the stream's format before opening the storage",
+        )
+    fields = [
+        pa.field(names[place] if names else f"c{place}", schema.field(f"c{i}").type)
+        for i, place in enumerate(columns)
+    ]
+    first = segment.sequence
+    for table, count in reader(files, segment, Wanted(tuple(columns), pa.schema(fields))):
+        yield _wire(table, count, len(columns), first if SEQUENCE in schema.names else None)
+        first += count
+
+
+def _wire(table: pa.Table, count: int, width: int, first: int | None) -> pa.Table:
+    """Return what a reader gave with a weight, and with numbered operations from `first` on."""
+    extra = dict(zip(table.column_names[width:], table.columns[width:], strict=True))
+    weights = extra.get(WEIGHT, pa.array(np.ones(count, np.int64)))
+    if width:
+        rows = table.select(range(width)).rename_columns([f"c{i}" for i in range(width)])
+        rows = rows.append_column(WEIGHT, weights)
+    else:
+        rows = pa.table({WEIGHT: weights})
+    if first is None:
+        return rows
+    operations = extra.get(OPERATION, pa.array([APPEND] * count, pa.string()))
+    rows = rows.add_column(0, OPERATION, operations)
+    return rows.add_column(0, SEQUENCE, pa.array(np.arange(first, first + count)))
