@@ -10,7 +10,7 @@ import pytest
 import eddyline as el
 from eddyline.errors import ScriptError
 from eddyline.spark.session import local_session
-from eddyline.sql.dialect import at_epochs, without_emit, written_out
+from eddyline.sql.dialect import expand_windowing, extract_versions, remove_emit_final
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from eddyline.sql.dialect import at_epochs, without_emit, written_out
     ],
 )
 def test_earlier_epochs_are_names_of_their_own(given, plain, found):
-    assert at_epochs(given) == (plain, found)
+    assert extract_versions(given) == (plain, found)
 
 
 TIMES = {"ts"}
@@ -89,7 +89,7 @@ TIMES = {"ts"}
     ],
 )
 def test_written_out(given: str, plain: str) -> None:
-    assert " ".join(written_out(given, TIMES).split()) == " ".join(plain.split())
+    assert " ".join(expand_windowing(given, TIMES).split()) == " ".join(plain.split())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_written_out(given: str, plain: str) -> None:
 )
 def test_what_cannot_be_read_is_refused(given: str, says: str) -> None:
     with pytest.raises(ScriptError, match=says):
-        written_out(given, {"ts", "te"} if "one timestamp" in says else TIMES)
+        expand_windowing(given, {"ts", "te"} if "one timestamp" in says else TIMES)
 
 
 WINDOWED = {
@@ -180,5 +180,5 @@ def test_windows_are_live(tmp_path: Path, views: dict[str, str]) -> None:
     "query", ["SELECT 'emit final'", "SELECT 1 -- emit final", "SELECT final", "SELECT 1 AS emit"]
 )
 def test_emit_final_is_a_clause_at_the_end(query):
-    assert without_emit(query) == (query, False)
-    assert without_emit(query + "\n Emit /* */ FINAL") == (query, True) or "--" in query
+    assert remove_emit_final(query) == (query, False)
+    assert remove_emit_final(query + "\n Emit /* */ FINAL") == (query, True) or "--" in query

@@ -38,17 +38,21 @@ def raised() -> Iterator[tuple[str, str, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 given = {keyword.arg: keyword.value for keyword in node.keywords}
+                if ast.unparse(node.func) == "Refusal" and len(node.args) == 3:
+                    given["condition"] = node.args[2]
                 condition = text_of(given.get("condition"), tree)
-                if NAME.fullmatch(condition):
+                if condition:
                     place = f"{file.relative_to(ROOT)}:{node.lineno}"
                     yield place, condition, text_of(given.get("hint"), tree)
             elif isinstance(node, ast.arguments):
                 for argument, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
-                    if argument.arg == "condition" and default is not None:
+                    if argument.arg == "condition":
                         yield str(file.relative_to(ROOT)), text_of(default, tree), ""
+            elif isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "condition":
+                yield str(file.relative_to(ROOT)), text_of(node.value, tree), ""
 
 
-RAISED = list(raised())
+RAISED = [one for one in raised() if NAME.fullmatch(one[1])]
 
 
 def test_the_table_has_every_condition_and_no_other() -> None:

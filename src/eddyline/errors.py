@@ -105,6 +105,9 @@ CONDITIONS: dict[str, Condition] = {
     "UNSUPPORTED_STORAGE": Condition(USER, False, "The storage is not on a file system that this version can use. Give a local or mounted path."),
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
+    # sinks
+    "SINK_TARGET_AHEAD": Condition(USER, False, "A sink's target is ahead of the storage: one of them was restored from a copy, or they don't belong together. Connect the right target, or empty it and remove the sink's cursor."),
+    "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs that were delivered to it. Connect the right target, or remove the sink's cursor to go on from what it holds."),
     # installation
     "MISSING_PACKAGE": Condition(ENVIRONMENT, False, "An optional package is not installed. The hint has the command that installs it."),
     "NOT_INSTALLED": Condition(ENVIRONMENT, False, "The command belongs to a package that is not installed. The hint has the command that installs it."),

@@ -1,4 +1,4 @@
-"""Every setting of an engine: default, unit, limits and help, in one list."""
+"""The settings of an engine, each with its default, limits and help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ ENVIRONMENT_PREFIX = "EDDYLINE_"
 def check_number(
     what: str, value: object, least: float, most: float = math.inf, *, whole: bool = True
 ) -> None:
-    """EngineError if a value isn't a number within limits."""
+    """Raise EngineError BAD_OPTION if a value isn't a number within limits.
+
+    Args:
+        what: names the value in the message.
+        least, most: limits, both included.
+        whole: whether the value must be an integer.
+    """
     kind = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
         limits = f"from {least} " + ("on" if most == math.inf else f"to {most}")
@@ -60,12 +66,12 @@ class Options:
         metadata={
             "help": "what of the input counts after a crash: "
             "exactly_once: all, once, even after a power cut; "
-            "at_least_once: all; a power cut can make recent epochs run, and be told, again; "
-            "at_most_once: what wasn't committed is skipped, so that nothing is told again",
+            "at_least_once: all; after a power cut recent epochs can run, and be reported, twice; "
+            "at_most_once: what wasn't committed is skipped, so that nothing is reported twice",
             "choices": ("exactly_once", "at_least_once", "at_most_once"),
         },
     )
-    # it may hold a password, so it is never shown
+    # a URL can contain a password, so repr leaves it out
     catalog: str = field(
         default="",
         repr=False,
@@ -95,7 +101,13 @@ class Options:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
-        """Options from `EDDYLINE_BUCKETS`, `EDDYLINE_RETAIN_EPOCHS` and so on; defaults elsewhere."""
+        """Return options from `EDDYLINE_BUCKETS`, `EDDYLINE_RETAIN_EPOCHS` and so on.
+
+        A setting without a variable has its default.
+
+        Raises:
+            EngineError: a variable has a value that the setting doesn't allow.
+        """
         found: dict[str, Any] = {}
         for item in fields(cls):
             text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())

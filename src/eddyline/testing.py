@@ -1,4 +1,4 @@
-"""For tests of programs that use Eddyline: the offline truth, and faults of the disk at will."""
+"""Help for tests of programs that use Eddyline: offline results to compare with, and disk faults."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class PlainTable:
-    """A table as a plain list of rows: what the changes amount to, kept without Eddyline.
+    """A table as a plain list of rows, changed as Eddyline's tables are, but without Eddyline.
 
-    Without a primary key it is a multiset: a delete takes one equal row away, if there is one.
+    Without a primary key it is a multiset: a delete removes one equal row, if there is one.
 
     Example:
         >>> table = PlainTable("id INT, v INT", (0,))
@@ -41,14 +41,14 @@ class PlainTable:
     rows: list[Row] = field(default_factory=list)
 
     def insert(self, rows: Iterable[Row]) -> None:
-        """Append rows; with a primary key each takes the place of the one with its key."""
+        """Append rows; with a primary key each replaces the row of its key."""
         for row in rows:
             if self.key:
                 self.delete([row])
             self.rows.append(row)
 
     def delete(self, rows: Iterable[Row]) -> None:
-        """Delete rows by primary key, or one equal row each."""
+        """Delete rows by primary key; without a key, one equal row for each."""
         for row in rows:
             wanted = self._identity(row)
             for place, held in enumerate(self.rows):
@@ -62,7 +62,7 @@ class PlainTable:
 
 
 class Offline:
-    """Offline Spark over plain tables: the truth that live views are compared with.
+    """Offline Spark over plain tables: the results that live views must equal.
 
     Example:
         >>> offline = Offline(spark, {"t": PlainTable("k STRING", rows=[("a",), ("a",)])})
@@ -76,22 +76,22 @@ class Offline:
         self.views: dict[str, str] = {}
 
     def view(self, name: str, query: str) -> None:
-        """A name for a query, so that other queries may read it."""
+        """Name a query, so that other queries can read it."""
         self.views[name] = query
 
     def load(self) -> None:
-        """Take the tables as they are now: the next results are those of their present rows."""
+        """Load the present rows of the tables; later results are of these rows."""
         for name, table in self.tables.items():
             self._frame(table).createOrReplaceTempView(name)
         for name, query in self.views.items():
             self.session.sql(query).createOrReplaceTempView(name)
 
     def result(self, query: str) -> pa.Table:
-        """What Spark gives for a query over the rows that were loaded last."""
+        """Run a query offline over the rows that were loaded last."""
         return self.session.sql(query).toArrow()
 
     def compared(self, name: str, live: DataFrame | pa.Table) -> Difference:
-        """How a live result (left) differs from the view's offline result (right)."""
+        """Return how a live result (left) differs from the view's offline result (right)."""
         left = live if isinstance(live, pa.Table) else live.toArrow()
         return difference(left, self.result(self.views[name]))
 
@@ -100,16 +100,16 @@ class Offline:
 
 
 def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:
-    """The rows that a changelog in retract form gives, replayed from empty.
+    """Replay a changelog in retract form from an empty table, and return the rows.
 
     Args:
         changes: rows of `view.changes()`, each ending in `op` and `epoch`.
 
     Raises:
-        AssertionError: a change retracts a row that is not there.
+        AssertionError: a change retracts a row that the table doesn't hold.
     """
     held: dict[str, list[Row]] = {}
-    # within one epoch the order is not defined: what it appends can be what it deletes
+    # the order within an epoch is undefined: an epoch can delete what it appends
     for *values, operation, _ in sorted(changes, key=lambda row: (row[-1], row[-2])):
         rows = held.setdefault(repr(values), [])
         if operation == "append":
@@ -122,14 +122,14 @@ def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:
 
 
 class MemorySink:
-    """A sink whose target is this object: the rows of a view as of an epoch.
+    """A sink that keeps the rows of a view, as of an epoch, in memory.
 
-    Like a real target it takes rows and epoch together or not at all, and refuses what doesn't fit
-    to what it holds.
+    It commits rows and epoch together, as a database does, and raises AssertionError for changes
+    that don't fit the rows it holds.
 
     Attributes:
-        epoch: what the rows are as of; None before the first delivery.
-        rows: each row as often as it is there.
+        epoch: of the rows; None before the first delivery.
+        rows: the rows, equal ones as often as they occur.
         received: the calls so far: `replace` or `deliver`, and the epoch.
     """
 
@@ -171,26 +171,27 @@ class MemorySink:
         self.received.append((call, epoch))
 
 
-class Crash(OSError):  # noqa: N818  # it is what happened, as a test would say it
-    """An effect on the disk that `FaultyFiles` refused."""
+class Crash(OSError):  # noqa: N818  # named for what a test simulates
+    """`FaultyFiles` failed a write to the disk."""
 
 
 def kill() -> None:
-    """End this process as a power cut would: no handler runs, nothing is flushed."""
+    """End this process with SIGKILL: no handler runs, nothing is flushed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FaultyFiles(Files):
-    """Files of a storage that fail at the n-th effect on the disk, in whichever process it happens.
+    """Files of a storage that fail at the n-th effect on the disk.
 
-    Effects are counted over the driver and Spark's Python workers, in a file outside the storage.
+    An effect is a write, rename, removal or commit. They are counted over the driver and Spark's
+    Python workers, in a file outside the storage.
 
     Args:
         root: the storage folder.
         fail_at: number of the effect, from 1; 0 only counts.
-        kind: `fail`: that effect raises Crash; `crash`: so do all behind it, as if the process had
-            died; `kill`: the process that makes it gets SIGKILL.
-        within: `driver` or `worker` counts the effects there only; `any` all.
+        kind: `fail`: that effect raises Crash; `crash`: so do all later ones, as if the process had
+            died; `kill`: its process gets SIGKILL.
+        within: `driver` or `worker` counts only the effects there; `any` counts all.
 
     Example:
         >>> files = FaultyFiles(tempfile.mkdtemp(), fail_at=2)
@@ -210,31 +211,31 @@ class FaultyFiles(Files):
         self.arm(fail_at, kind, within)
 
     def arm(self, fail_at: int, kind: str = "fail", within: str = "any") -> None:
-        """Count from 1 again, towards another fault."""
+        """Restart the count, and plan another fault."""
         with open(self.control, "r+", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.truncate()
             stream.write(f"{fail_at} {kind} {within}\n")
 
     def effects(self) -> list[str]:
-        """What was done, or refused, since the count began."""
+        """Return the effects since the count began, the failed one included."""
         with open(self.control, encoding="utf-8") as stream:
             return stream.read().splitlines()[1:]
 
     def hit(self) -> bool:
-        """Whether the fault has happened."""
+        """Return whether the fault has happened."""
         with open(self.control, encoding="utf-8") as stream:
             fail_at = int(stream.readline().split()[0])
             return 0 < fail_at <= len(stream.readlines())
 
     def append(self, name: str, data: bytes | memoryview, at: int) -> None:
-        """In two effects, so that a fault can leave the first half."""
+        """Append in two effects, so that a fault can leave the first half."""
         half = len(data) // 2
         super().append(name, data[:half], at)
         super().append(name, data[half:], at + half)
 
     def step(self, what: str, name: str) -> None:
-        """Count the effect, and fail if it is the one."""
+        """Count an effect, and fail if the fault is due."""
         with open(self.control, "r+", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             order, *made = stream.read().splitlines()
@@ -242,8 +243,8 @@ class FaultyFiles(Files):
             if within not in ("any", "driver" if TaskContext.get() is None else "worker"):
                 return
             stream.write(f"{what} {name}\n")
-        behind = len(made) + 1 - int(fail_at)
-        if fail_at == "0" or behind < 0 or (behind and kind != "crash"):
+        past = len(made) + 1 - int(fail_at)
+        if fail_at == "0" or past < 0 or (past and kind != "crash"):
             return
         if kind == "kill":
             kill()

@@ -15,7 +15,7 @@ from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.sql.dialect import at_epochs, without_emit
+from eddyline.sql.dialect import extract_versions, remove_emit_final
 
 
 class Definitions:
@@ -143,8 +143,8 @@ class Definitions:
 
 def _live_query(name: str, query: str) -> tuple[str, bool]:
     """The query of a live view without EMIT FINAL, and whether it has that."""
-    query, final = without_emit(query.strip().rstrip(";"))
-    if at_epochs(query)[1]:
+    query, final = remove_emit_final(query.strip().rstrip(";"))
+    if extract_versions(query)[1]:
         raise QueryError(
             "a live view follows all epochs: VERSION AS OF can't be kept live",
             condition="NOT_LIVE",

@@ -14,7 +14,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch
 from eddyline.plan.explain import explain_text
-from eddyline.sql.dialect import at_epochs, without_emit
+from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.state.manifest import read_manifest
 
 
@@ -32,7 +32,7 @@ class Reading:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
         manifest = workspace.current()
-        query, earlier = at_epochs(query)
+        query, earlier = extract_versions(query)
         query = workspace.plain_sql(query)
         session = workspace.session()
         for alias, (name, epoch) in earlier.items():
@@ -52,7 +52,7 @@ class Reading:
         if entry is not None:
             compiled = workspace.plan(entry)
         else:
-            query, final = without_emit(name_or_query)
+            query, final = remove_emit_final(name_or_query)
             query = workspace.plain_sql(query)
             upstream = workspace.compiler.mentioned(query, workspace.catalog)
             draft = Entry("explained", VIEW, "explained", "", query=query, final=final)

@@ -21,7 +21,7 @@ from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
 from eddyline.spark.session import ZONE, cloned, epoch_session, local_session, storage_zone
-from eddyline.sql.dialect import written_out
+from eddyline.sql.dialect import expand_windowing
 from eddyline.state.manifest import Manifest, committed_epochs, last_committed, manifest_name
 from eddyline.state.recover import flush, open_storage
 from eddyline.storage.files import Files, damaged
@@ -129,7 +129,7 @@ class Workspace:
             for field in self.catalog.get(name).columns
             if isinstance(field.dataType, TimestampType | TimestampNTZType)
         }
-        return written_out(query, times)
+        return expand_windowing(query, times)
 
     def plan(self, entry: Entry) -> CompiledPlan:
         """The compiled plan of a view, or of the upkeep of a table; kept until it is dropped."""

@@ -13,8 +13,8 @@ from eddyline.cli.text import as_text, layout, shorten
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
-    "replay": "read dead letters again, as if they had never failed",
-    "drop": "drop dead letters for good",
+    "replay": "read dead letters again, with a new count of attempts",
+    "drop": "delete dead letters",
 }
 
 
@@ -23,8 +23,8 @@ def add_to(commands: Commands) -> None:
     letters = commands.add_parser(
         "deadletters",
         help="list, show, replay or drop the records that have failed for good",
-        description="Dead letters are records of a pipeline that failed too often, and those that a "
-        "stream could not take in. The engine that runs takes a request before its next epoch.",
+        description="Dead letters are records of a pipeline that failed too often, and records "
+        "that a stream can't decode. A running engine answers a request before its next epoch.",
     )
     actions = letters.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="the dead letters of the last committed epoch")
@@ -32,9 +32,9 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("name", metavar="NAME", nargs="?", help=f"of {of}; without: of all")
     listing.set_defaults(run=_list)
     add_storage(listing)
-    shown = actions.add_parser("show", help="all that is known of one record")
+    shown = actions.add_parser("show", help="all fields of one record")
     shown.add_argument("name", metavar="NAME", help=of)
-    shown.add_argument("position", metavar="POSITION", type=int, help="as `list` tells it")
+    shown.add_argument("position", metavar="POSITION", type=int, help="as in `list`")
     shown.set_defaults(run=_show)
     add_storage(shown)
     for action, purpose in ACTIONS.items():

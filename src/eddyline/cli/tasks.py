@@ -12,9 +12,9 @@ from eddyline.cli.text import layout
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
-    "add": "add a view, which takes in all that its inputs hold",
-    "pause": "let a view, and those that read it, keep the result they have",
-    "resume": "let a paused view catch up in one epoch, and go on",
+    "add": "add a view, which starts from all rows of its inputs",
+    "pause": "freeze the results of a view and of those that read it",
+    "resume": "let a paused view catch up in one epoch, and continue",
     "drop": "remove a view",
 }
 
@@ -24,11 +24,13 @@ def add_to(commands: Commands) -> None:
     task = commands.add_parser(
         "task",
         help="list, add, pause, resume or drop views, also while another process runs the engine",
-        description="Tasks are live views. The engine that runs takes a request before its next "
-        "epoch; where none runs, this command does it.",
+        description="Tasks are live views. A running engine answers a request before its next "
+        "epoch; if none runs, this command does it.",
     )
     actions = task.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="what is defined, and what is asked for")
+    listing = actions.add_parser(
+        "list", help="all tables, streams and views, and the requested ones"
+    )
     listing.set_defaults(run=_list)
     add_storage(listing)
     for action, purpose in ACTIONS.items():

@@ -48,14 +48,14 @@ class _Select:
     end: int
 
 
-def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
+def extract_versions(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
     """Give each `name VERSION AS OF epoch` of a query an alias.
 
     Returns:
         the query with the aliases; alias -> name and epoch.
 
     Example:
-        >>> at_epochs("SELECT * FROM v VERSION AS OF 12")
+        >>> extract_versions("SELECT * FROM v VERSION AS OF 12")
         ('SELECT * FROM v_version_12 AS v', {'v_version_12': ('v', 12)})
     """
     found: dict[str, tuple[str, int]] = {}
@@ -85,14 +85,14 @@ def at_epochs(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
     return "".join([*parts, query[done:]]), found
 
 
-def without_emit(query: str) -> tuple[str, bool]:
+def remove_emit_final(query: str) -> tuple[str, bool]:
     """Remove EMIT FINAL from the end of a query.
 
     Returns:
         the query without it; whether it was there.
 
     Example:
-        >>> without_emit("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
+        >>> remove_emit_final("SELECT day, count(*) FROM s GROUP BY day EMIT FINAL")
         ('SELECT day, count(*) FROM s GROUP BY day', True)
     """
     cursor = _one_statement(query, "final")
@@ -104,7 +104,7 @@ def without_emit(query: str) -> tuple[str, bool]:
     return cursor.slice(0, len(cursor.tokens) - 2), True
 
 
-def written_out(query: str, time_columns: Collection[str]) -> str:
+def expand_windowing(query: str, time_columns: Collection[str]) -> str:
     """Expand the WINDOWING clauses of a query; return any other query unchanged.
 
     Args:
@@ -114,7 +114,7 @@ def written_out(query: str, time_columns: Collection[str]) -> str:
         ScriptError: a clause is wrong, or it isn't clear which column is the event time.
 
     Example:
-        >>> written_out("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
+        >>> expand_windowing("SELECT ts, count(*) FROM s GROUP BY ts WINDOWING 60 s", {"ts"})
         "SELECT window(ts, '60 seconds').start AS ts, count(*) FROM s GROUP BY window(ts, '60 seconds').start"
     """
     times = {name.lower() for name in time_columns}
