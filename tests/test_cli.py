@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import doctest
+import logging
 import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -240,6 +243,28 @@ def test_growing_state_is_one_short_line_for_each_view(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == (
         "warning: view v: the left side grows\nwarning: view w: the left side grows\n"
     )
+
+
+def test_verbose_shows_the_log_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "a.sql"
+    script.write_text("SELECT 1")
+
+    @contextmanager
+    def engine(_: str) -> Iterator[None]:
+        logging.getLogger("eddyline.somewhere").info("all is well")
+        raise EddylineError("no", condition="NO")
+        yield
+
+    for flags, words in (([], ""), (["-v"], "INFO eddyline.somewhere: all is well\n")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("signal.signal", lambda *_: None)
+            patch.setattr("eddyline.cli.run.open_engine", engine)
+            assert main(["run", str(script), "--storage", str(tmp_path), *flags]) == 2
+        shown = capsys.readouterr().err
+        assert shown.endswith(f"{words}eddyline: [NO] no\n")
+        assert ("all is well" in shown) == bool(words)
 
 
 def eddyline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
