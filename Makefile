@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench coverage docs setup postgresql kafka clean
+.PHONY: help demo etl test test-all check lint bench coverage docs docs-picture setup postgresql kafka clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -37,8 +37,13 @@ bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
 	$(BIN)/python tests/functions.py
 
-docs: setup ## write docs/errors.md from the table of error conditions
+docs: setup ## what the docs take from the code, and the site in build/site; a dead link is an error
 	$(BIN)/python tests/errors_page.py
+	$(BIN)/python docs/options_table.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-picture: $(VENV)/.installed ## run the demo and draw docs/demo.svg from its output
+	$(BIN)/eddyline demo --lines 30000 | $(BIN)/python docs/picture.py
 
 setup: $(VENV)/.installed-dev postgresql kafka
 

@@ -663,7 +663,9 @@ def page(functions: list[Function], version: str) -> str:
         members = [one for one in functions if one.outcome == outcome]
         if members:
             lines += ["", f"## {title}", "", "| call | why |", "|---|---|"]
-            lines += [f"| `{_cell(one.call or one.name)}` | {_cell(one.why)} |" for one in members]
+            lines += [
+                f"| `{_cell(one.call or one.name)}` | {_reason(one.why)} |" for one in members
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -677,6 +679,11 @@ def _names(functions: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _reason(text: str) -> str:
+    # Markdown would take two conditions in a row for a link
+    return _cell(text).replace("[", "\\[")
 
 
 if __name__ == "__main__":
