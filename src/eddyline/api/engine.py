@@ -153,7 +153,9 @@ class Engine:
             schema: columns; None where the source has columns of its own.
             format: `json`, `parquet`, `generator`, `queue`, or any streaming source of Spark.
             options: of the format.
-            op, primary_key, watermark: as in `stream`.
+            op: as in `stream`.
+            primary_key: as in `stream`.
+            watermark: as in `stream`.
 
         Raises:
             DataError: the source can't be opened with these columns and options.
