@@ -245,7 +245,9 @@ def test_every_public_error_is_one_of_the_tree():
 @pytest.mark.parametrize("document", [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_documents_name_only_files_that_exist(document):
     text = (ROOT / document).read_text()
-    for path in re.findall(r"`((?:src|docs|tests|plan|state|storage|runtime)/[\w/.]+\.\w+)`", text):
+    rooms = {path.parent.name for path in (ROOT / "src/eddyline").glob("*/__init__.py")}
+    folders = "|".join({"src", "apps", "docs", "tests", *rooms})
+    for path in re.findall(rf"`((?:{folders})/[\w/.]+\.\w+)`", text):
         candidates = (ROOT / path, ROOT / "src/eddyline" / path)
         assert any(candidate.exists() for candidate in candidates), (document, path)
 
