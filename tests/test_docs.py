@@ -20,9 +20,9 @@ import eddyline
 import functions
 from eddyline.api import engine as engine_module
 from eddyline.api import pipeline as pipeline_module
-from eddyline.api.script import parse_script
-from eddyline.cli import build_parser
+from eddyline.cli.commands import build_parser
 from eddyline.plan import refusals
+from eddyline.sql.statements import WAYS_OUT, parse_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -170,8 +170,7 @@ def test_the_table_of_options_is_that_of_the_code():
 
 
 def test_statements_that_are_refused_are_on_the_page_of_sql():
-    ways_out = importlib.import_module(parse_script.__module__).WAYS_OUT
-    assert [word for word in ways_out if f"`{word}`" not in TEXTS["docs/sql.md"]] == []
+    assert [word for word in WAYS_OUT if f"`{word}`" not in TEXTS["docs/sql.md"]] == []
 
 
 def test_ways_out_of_refused_views_are_on_the_page_of_sql():
