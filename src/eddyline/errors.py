@@ -63,6 +63,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
     "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
+    "UNKNOWN_SOURCE": Condition(USER, False, "No registered format reads this data. Register the format of the stream before you open the storage."),
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),
     "NEGATIVE_WEIGHT": Condition(DATA, False, "A change takes away a row that the state doesn't hold. Drop the view and create it again."),
     "NULL_KEY": Condition(DATA, False, "A row has no value in a column of the primary key. Give every row its key."),
