@@ -25,7 +25,7 @@ DECODE = "decode"  # the bolt that letters name when a stream's records can't be
 
 
 class DeadLetters(Protocol):
-    """The dead letters of one source, as far as they can be taken away again."""
+    """Takes dead letters away from one source: for good, or to read their records again."""
 
     def discard(self, letters: pa.Table) -> None:
         """Delete letters; `letters` are rows of the stream of dead letters, `LETTERS`."""

@@ -200,7 +200,7 @@ def _bidder(events: Events) -> Ints:
 
 
 def _channel_numbers(events: Events) -> Ints:
-    """From 0 to `CHANNELS`; the hot ones come behind."""
+    """Return channel numbers: from 0 up to `CHANNELS`, and the hot ones after that."""
     hot = events.hot("hot channel", HOT_CHANNEL_RATIO)
     star = CHANNELS + events.below("which hot channel", len(HOT_CHANNELS))
     return np.where(hot, star, events.below("channel", CHANNELS))
@@ -218,9 +218,9 @@ def _url(events: Events) -> pa.Array:
     channels = replace(events, numbers=numbers)
     folders = [channels.letters(f"folder {i}", 3, 5) for i in range(3)]
     path = pc.binary_join_element_wise("https://www.nexmark.com", *folders, "item.htm?query=1", "/")
-    told = (numbers < CHANNELS) & (channels.shares("channel id is told") < CHANNEL_ID_SHARE)
+    with_id = (numbers < CHANNELS) & (channels.shares("channel id is told") < CHANNEL_ID_SHARE)
     tail = _joined("&channel_id=", pa.array(channels.below("channel id", 1 << 31)))
-    return _joined(path, pc.if_else(pa.array(told), tail, ""))
+    return _joined(path, pc.if_else(pa.array(with_id), tail, ""))
 
 
 Column: TypeAlias = Callable[[Events], Any]
