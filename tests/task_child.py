@@ -13,6 +13,7 @@ import threading
 import time
 
 from eddyline import Engine
+from eddyline.api.definitions import Definitions
 from eddyline.testing import FaultyFiles
 
 
@@ -23,15 +24,15 @@ def main(folder: str) -> None:
     engine.view("total", "SELECT count(*) AS n, sum(v) AS s FROM rows")
     engine.view("by_k", "SELECT k, count(*) AS n FROM rows GROUP BY k")
     engine.view("top", "SELECT k, n FROM by_k ORDER BY n DESC, k LIMIT 2")
-    view = Engine.view
+    view = Definitions.view
 
-    def armed(self: Engine, name: str, query: str, *, replace: bool = False) -> object:
+    def armed(self: Definitions, name: str, query: str, *, replace: bool) -> object:
         if name.startswith("w"):
             files.arm(fail_at, "kill", "driver")
         return view(self, name, query, replace=replace)
 
     fail_at = 0
-    Engine.view = armed  # type: ignore[method-assign,assignment]
+    Definitions.view = armed  # type: ignore[method-assign,assignment]
 
     def feed() -> None:
         number = 0
