@@ -22,10 +22,10 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
 from eddyline.sink.outbox import (
     HELD_MAX,
-    Cursor,
     Deliver,
     Outbox,
     Refuse,
+    SinkCursor,
     Snapshot,
     UpToDate,
     first_needed,
@@ -124,8 +124,8 @@ def test_examples_in_docstrings() -> None:
     assert doctest.testmod(eddyline.sink.outbox).failed == 0
 
 
-def at(epoch: int, view: ViewId = VIEW) -> Cursor:
-    return Cursor(view, Epoch(epoch))
+def at(epoch: int, view: ViewId = VIEW) -> SinkCursor:
+    return SinkCursor(view, Epoch(epoch))
 
 
 @pytest.mark.parametrize(

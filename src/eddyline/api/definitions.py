@@ -112,7 +112,7 @@ class Definitions:
     def _check_replaceable(self, present: Entry, *, replace: bool) -> None:
         """Raise CatalogError if a new view can't take the place of an entry."""
         if not replace or present.kind != VIEW:
-            raise drafts.taken(present)
+            raise drafts.name_taken(present)
         readers = self._workspace.catalog.readers(present.name)
         if readers:
             raise CatalogError(

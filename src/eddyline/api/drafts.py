@@ -146,7 +146,7 @@ def same(entry: Entry, present: Entry) -> bool:
     return replace(entry, id=present.id, name=present.name) == present
 
 
-def taken(entry: Entry) -> CatalogError:
+def name_taken(entry: Entry) -> CatalogError:
     """Return the error for a name that has another definition."""
     return CatalogError(
         f"{entry.kind} {entry.name} exists with another definition",

@@ -162,7 +162,7 @@ class Workspace:
             present = self.catalog.find(entry.name)
             if present is not None:
                 if not drafts.same(entry, present):
-                    raise drafts.taken(present)
+                    raise drafts.name_taken(present)
                 return present
             self.check_writable()
             catalog = self.catalog.add(entry)
@@ -170,7 +170,7 @@ class Workspace:
             if role:
                 letters = drafts.stream_letters(catalog.get(entry.name), role)
                 if (present := catalog.find(letters.name)) is not None:
-                    raise drafts.taken(present)
+                    raise drafts.name_taken(present)
                 catalog = catalog.add(letters)
             self.save(catalog)
             return catalog.get(entry.name)

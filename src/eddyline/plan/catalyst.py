@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.errors import EngineError
-from eddyline.plan.logical import Expression, Filter, Join, Plan, Seq, items, kind
+from eddyline.plan.logical import Expression, Filter, JoinNode, Plan, Seq, items, kind
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
@@ -93,7 +93,7 @@ class Catalyst:
         return int(leaf.rdd().id())
 
     def equi_join_keys(
-        self, join: Join
+        self, join: JoinNode
     ) -> tuple[list[Expression], list[Expression], Expression | None]:
         """Return left keys, right keys, and the rest of the condition if there is any."""
         extractor = self._object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys")
@@ -295,11 +295,11 @@ class Catalyst:
             keys = [self.rewrite(e, change) for e in items(node.groupingExpressions())]
             return self.aggregate(keys, results, node.child())
         if name == "Join":
-            return self._map_condition(cast("Join", node), change)
+            return self._map_condition(cast("JoinNode", node), change)
         return None
 
     def _map_condition(
-        self, join: Join, change: Callable[[Expression], Expression | None]
+        self, join: JoinNode, change: Callable[[Expression], Expression | None]
     ) -> Plan | None:
         if not join.condition().isDefined():
             return None

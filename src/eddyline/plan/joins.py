@@ -14,8 +14,7 @@ from eddyline.operators.join import LEFT, RIGHT, Join, JoinKind
 from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry, bound_of, lowest
-from eddyline.plan.logical import Expression, id_of, items, kind, type_of
-from eddyline.plan.logical import Join as JoinNode
+from eddyline.plan.logical import Expression, JoinNode, id_of, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import JOIN_TYPE
 from eddyline.plan.render import condition_text, join_text, texts

@@ -179,7 +179,7 @@ class Filter(Plan, Protocol):
     def condition(self) -> Expression: ...
 
 
-class Join(Plan, Protocol):
+class JoinNode(Plan, Protocol):
     """A Join node."""
 
     def condition(self) -> Option[Expression]: ...

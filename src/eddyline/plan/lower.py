@@ -24,7 +24,7 @@ from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
-from eddyline.plan.logical import Expression, Join, Plan, id_of, items, kind, type_of
+from eddyline.plan.logical import Expression, JoinNode, Plan, id_of, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
 from eddyline.plan.recompute import versions
@@ -360,7 +360,7 @@ def _window(build: Build, node: Plan) -> Delta:
 
 def _join(build: Build, node: Plan) -> Delta:
     left, right = lower(build, node.left()), lower(build, node.right())
-    return join(build, cast("Join", node), left, right)
+    return join(build, cast("JoinNode", node), left, right)
 
 
 def _limit(build: Build, node: Plan) -> Delta:

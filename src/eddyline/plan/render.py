@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from eddyline.plan.logical import Expression, Filter, Join, Option, Plan, items, kind
+from eddyline.plan.logical import Expression, Filter, JoinNode, Option, Plan, items, kind
 
 TEXT_MAX = 200
 
@@ -46,7 +46,7 @@ def node_text(node: Plan) -> str:
     return _shortened(node.simpleString(TEXT_MAX))
 
 
-def join_text(join: Join) -> str:
+def join_text(join: JoinNode) -> str:
     """Return a join with its type and condition."""
     condition = condition_text(join.condition())
     return f"{kind(join.joinType())} join" + (f" on {condition}" if condition else "")

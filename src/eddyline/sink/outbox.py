@@ -23,7 +23,7 @@ HELD_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class SinkCursor:
     """Where a sink stands.
 
     Attributes:
@@ -67,7 +67,7 @@ Decision = UpToDate | Deliver | Snapshot | Refuse
 
 def next_delivery(
     view: ViewId,
-    cursor: Cursor | None,
+    cursor: SinkCursor | None,
     target: Epoch | None,
     committed: Epoch,
     retained: Sequence[Epoch],
@@ -86,9 +86,9 @@ def next_delivery(
         >>> view = ViewId("v1")
         >>> next_delivery(view, None, None, Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
-        >>> next_delivery(view, Cursor(view, Epoch(7)), Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
+        >>> next_delivery(view, SinkCursor(view, Epoch(7)), Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
         Deliver(first=8, last=9)
-        >>> next_delivery(view, Cursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
+        >>> next_delivery(view, SinkCursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
     """
     error = _contradiction(view, cursor, target, committed)
@@ -107,7 +107,7 @@ def next_delivery(
 
 
 def _contradiction(
-    view: ViewId, cursor: Cursor | None, target: Epoch | None, committed: Epoch
+    view: ViewId, cursor: SinkCursor | None, target: Epoch | None, committed: Epoch
 ) -> StateError | None:
     """Return the error of a target that can't be what was delivered from this storage."""
     if target is not None and target > committed:
@@ -151,7 +151,7 @@ class Outbox:
         self.files = files
         self.folder = f"{FOLDER}/{sink}"
 
-    def cursor(self) -> Cursor | None:
+    def cursor(self) -> SinkCursor | None:
         """Read the cursor; None before the first delivery.
 
         Raises:
@@ -169,9 +169,9 @@ class Outbox:
                 file=name,
                 hint="use the newer version of Eddyline",
             )
-        return Cursor(ViewId(document["view"]), Epoch(document["epoch"]))
+        return SinkCursor(ViewId(document["view"]), Epoch(document["epoch"]))
 
-    def advance(self, cursor: Cursor) -> None:
+    def advance(self, cursor: SinkCursor) -> None:
         """Store the cursor durably; call it after the target has stored the epoch."""
         self.files.make_folder(self.folder)
         self.files.remove_unfinished(self.folder)
