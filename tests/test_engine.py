@@ -460,3 +460,19 @@ def test_sql_reads_earlier_epochs_side_by_side(tmp_path, spark):
         assert caught.value.condition == "NO_SUCH_EPOCH"
         with pytest.raises(el.EddylineError, match="can't be kept live"):
             engine.view("old", f"SELECT * FROM t VERSION AS OF {first}")
+
+
+def test_streams_are_attached_between_epochs(engine, monkeypatch):
+    sources, held = engine._workspace.sources, []
+    attach = sources.attach
+
+    def attached(*args):
+        held.append(engine._workspace.lock._is_owned())
+        attach(*args)
+
+    monkeypatch.setattr(type(sources), "attach", lambda self, *args: attached(*args))
+    engine.create_stream("bid", None, "Generator", {"kind": "nexmark.bid", "total": "10"})
+    frame = engine.spark.readStream.format("rate").load()
+    engine.stream("ticks", frame)
+    assert held == [True, True]
+    assert engine.catalog.get("bid").format == "generator"

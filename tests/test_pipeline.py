@@ -544,6 +544,27 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.revive("p", None, again=True)
 
 
+def test_a_dropped_pipeline_stops_before_its_files_go(
+    opened: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = opened(lambda engine, queue: engine.pipeline("p", queue).bolt(number).into("s", "n INT"))
+    load.queue.put(["1"])
+    load.engine.advance()
+    workspace = load.engine._workspace
+    letters = workspace.catalog.get("p__dead")
+    running = workspace.sources.connected(letters)
+    stop, there = running.stop, []
+
+    def stopped() -> None:
+        there.append(load.storage.exists(f"pipelines/{letters.id}"))
+        stop()
+
+    monkeypatch.setattr(running, "stop", stopped)
+    load.engine.drop("stream", "p__dead")
+    assert there == [True]
+    assert not load.storage.exists(f"pipelines/{letters.id}")
+
+
 def test_another_queue_is_noticed(opened: Callable[..., Load]) -> None:
     load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
     for word in "12":

@@ -271,6 +271,14 @@ def test_the_slowest_sink_holds_epochs_up_to_a_limit(tmp_path: Path) -> None:
     assert first_needed(files, Epoch(9)) == 8
 
 
+def test_a_cursor_that_cannot_be_read_holds_epochs_and_stops_none(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    Outbox(files, "k1").advance(at(7))
+    (tmp_path / "sinks" / "k1" / "cursor.json").write_text("damaged")
+    assert first_needed(files, Epoch(9)) == 1
+    assert first_needed(files, Epoch(6 + HELD_MAX)) == 7
+
+
 def test_epochs_are_flushed_before_they_are_delivered(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     files.unflushed = ("epochs/", "manifests/")
@@ -397,3 +405,19 @@ def test_an_absent_sink_catches_up_and_a_forgotten_one_gets_a_snapshot(
         delivery(engine, late).run()
         assert [call for call, _ in late.received] == ["replace"]
         assert_follows(engine, late)
+
+
+@pytest.mark.spark
+def test_a_forgotten_cursor_of_a_replaced_view_gets_a_snapshot(tmp_path: Path, spark) -> None:
+    engine, sales = opened(tmp_path / "s", spark)
+    sink = MemorySink()
+    with engine:
+        sales.insert([(1, "tea", 1.0), (2, "milk", 2.0)])
+        engine.advance()
+        delivery(engine, sink).run()
+        engine.view("totals", QUERY + " HAVING count(*) > 0", replace=True)
+        Outbox(engine.files, "k-totals").forget()
+        sales.insert([(3, "tea", 1.0)])
+        engine.advance()
+        delivery(engine, sink).run()
+        assert_follows(engine, sink)

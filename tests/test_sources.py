@@ -291,6 +291,28 @@ def test_documents_are_decoded_alike_at_once_and_one_by_one(zone: str) -> None:
     assert together.to_pylist() == pa.concat_tables(alone).to_pylist()
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        rb'{"s": 1.0, "i": 1}',
+        rb'{"s": 1e3}',
+        rb'{"s": -0}',
+        rb'{"s" : true}',
+        rb'{"s": "1.0"}',
+        rb'{"s": {"a": 1.0}}',
+        rb'{"i": 1, "i": 2}',
+        rb'{"s": "a", "s": 1.0}',
+        rb'{"s": "\ud800"}',
+    ],
+)
+def test_a_document_is_decoded_alike_whatever_stands_beside_it(document: bytes) -> None:
+    alone, none = decode_documents(pa.chunked_array([[document]]), COLUMNS, "UTC")
+    beside, one = decode_documents(pa.chunked_array([[document, b"poison"]]), COLUMNS, "UTC")
+    assert none == {}
+    assert list(one) == [1]
+    assert beside.to_pylist() == alone.to_pylist()
+
+
 def test_documents_have_nested_columns() -> None:
     kinds = [
         ("words", pa.list_(pa.string())),

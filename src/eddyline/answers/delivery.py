@@ -74,7 +74,9 @@ class CommittedChangelog:
         return epoch
 
     def retained(self) -> list[Epoch]:
-        return without_gaps(committed_epochs(self.files))
+        # the view's first epoch gives all its rows: no changes of what a target held before
+        epochs = without_gaps(committed_epochs(self.files))
+        return [epoch for epoch in epochs if epoch > self.entry.since]
 
     def changes(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)

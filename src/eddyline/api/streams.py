@@ -44,10 +44,10 @@ class Streams:
     ) -> Entry:
         """Define and connect a stream over a DataFrame; see `Engine.stream`."""
         workspace = self._workspace
-        entry = workspace.define(
-            drafts.stream_of_frame(name, dataframe, op, primary_key, watermark, workspace.spark)
-        )
-        self._attach(entry, dataframe)
+        draft = drafts.stream_of_frame(name, dataframe, op, primary_key, watermark, workspace.spark)
+        with workspace.lock:
+            entry = workspace.define(draft)
+            self._attach(entry, dataframe)
         return entry
 
     def create_stream(
@@ -69,13 +69,14 @@ class Streams:
             columns = drafts.columns_of(schema)
         entry = drafts.stream(
             name, columns, primary_key, watermark, workspace.spark,
-            op=op, format=format, options=options,
+            op=op, format=sources.format_name(format), options=options,
         )  # fmt: skip
-        if workspace.catalog.find(name) is None:
-            sources.check(entry)
-        defined = workspace.define(entry)
-        if workspace.writes and not sources.attached(defined, self._letters(defined)):
-            self._attach(defined)
+        with workspace.lock:
+            if workspace.catalog.find(name) is None:
+                sources.check(entry)
+            defined = workspace.define(entry)
+            if workspace.writes and not sources.attached(defined, self._letters(defined)):
+                self._attach(defined)
         return defined
 
     def attach_pipeline(

@@ -204,10 +204,10 @@ class Workspace:
 
     def forget(self, entry: Entry) -> None:
         """Delete the data of an entry that is no longer in the catalog."""
-        self.files.remove(f"{PIPELINES}/{entry.id}")
         self._plans.pop(entry.id, None)
         self.manifest = self.manifest.owned(self.catalog.ids)
         self.sources.remove(entry)
+        self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped
 
     def release(self) -> None:
         """Stop the sources, and let another engine have the storage."""

@@ -66,6 +66,10 @@ class Sources:
             kind: reader for one in self.formats.values() for kind, reader in one.readers.items()
         }
 
+    def format_name(self, name: str) -> str:
+        """Return the name under which a format is registered; that of a source of Spark as given."""
+        return name.lower() if name.lower() in self.formats else name
+
     def attach(self, entry: Entry, letters: Entry | None, frame: DataFrame | None = None) -> None:
         """Open the source of a stream.
 
@@ -94,7 +98,7 @@ class Sources:
     def dead_letters(self, letters: Entry) -> DeadLetters:
         """Return the dead letters of a stream of them; CatalogError if its source isn't attached."""
         source = self._sources.get(letters.attached_to)
-        if source is not None and source.dead_letters is not None:
+        if letters.role and source is not None and source.dead_letters is not None:
             return source.dead_letters
         if letters.role == PIPELINE:
             raise CatalogError(

@@ -8,12 +8,15 @@ still needed, and whether the target is the one that was delivered to.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError
 from eddyline.storage.files import Files
+
+_LOG = logging.getLogger("eddyline.sinks")
 
 FOLDER = "sinks"
 CURSOR = "cursor.json"
@@ -189,8 +192,17 @@ def first_needed(files: Files, committed: Epoch) -> Epoch | None:
     Sinks that are more than `HELD_MAX` epochs behind count as if they were just that far behind:
     they get a snapshot.
     """
-    cursors = [Outbox(files, sink).cursor() for sink in files.names(FOLDER)]
-    behind = [cursor.epoch for cursor in cursors if cursor is not None]
-    if not behind:
+    held = [epoch for sink in files.names(FOLDER) if (epoch := _held(files, sink)) is not None]
+    if not held:
         return None
-    return Epoch(max(min(behind) + 1, committed - HELD_MAX + 1))
+    return Epoch(max(min(held) + 1, committed - HELD_MAX + 1))
+
+
+def _held(files: Files, sink: str) -> Epoch | None:
+    """Return the epoch that a sink's target holds; 0 if its cursor can't be read: keep all it may need."""
+    try:
+        cursor = Outbox(files, sink).cursor()
+    except StateError as error:  # the delivery to this sink raises it; epochs go on
+        _LOG.warning("sink %s: %s", sink, error)
+        return Epoch(0)
+    return None if cursor is None else cursor.epoch

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ _SPECIAL = ("NaN", "Infinity", "-Infinity")
 _ZONED = r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LITERAL = r"^(-?\d[\d.eE+-]*|true|false)$"
 _BLANKS = " \t\r\n"
 _DECODER = json.JSONDecoder()
 
@@ -110,7 +112,10 @@ class _Decoder:
     def __post_init__(self) -> None:
         self.converters = {f.name: _converter(f.type, ZoneInfo(self.zone)) for f in self.schema}
         exact = any("decimal" in str(kind) for kind in self.schema.types)
-        self.decoder = json.JSONDecoder(parse_float=Decimal) if exact else _DECODER
+        self.decoder = json.JSONDecoder(
+            parse_float=Decimal if exact else None,
+            object_pairs_hook=None if self.errors is None else _first_members,
+        )
 
     def tables(self, block: bytes) -> Iterator[pa.Table]:
         """Decode whole lines."""
@@ -139,16 +144,22 @@ class _Decoder:
             frame = pl.read_ndjson(block, schema=wanted)
             if self.errors is not None and frame.height != block.count(b"\n"):
                 return None  # blank lines are skipped
-            columns = [self._column(frame[field.name], field.type) for field in self.schema]
+            columns = [self._column(frame[field.name], field, block) for field in self.schema]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError):
             return None
         return pa.table(columns, schema=self.schema)
 
-    def _column(self, values: pl.Series, kind: pa.DataType) -> pa.Array:
+    def _column(self, values: pl.Series, wanted: pa.Field, block: bytes) -> pa.Array:
         """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it."""
-        column = values.to_arrow()
+        column, kind = values.to_arrow(), wanted.type
         if kind == pa.string() and _starts(column, "{", "["):
-            raise ValueError  # polars writes nested values anew, Spark keeps their text
+            raise ValueError  # polars rewrites nested values, Spark keeps their text
+        if kind == pa.string() and self.errors is not None:
+            # a record that is read again has other neighbours, and must not become another row
+            if pc.any(pc.match_substring(column, "\0")).as_py():
+                raise ValueError  # half of a surrogate pair
+            if pc.any(pc.match_substring_regex(column, _LITERAL)).as_py():
+                _check_quoted(block, wanted.name)
         if pa.types.is_timestamp(kind):
             return _moments(column, kind, self.zone)
         return column.cast(kind)
@@ -189,7 +200,7 @@ class _Decoder:
         for column in self.schema:
             value = members.get(column.name)
             if value is not None and column.type == pa.string() and not isinstance(value, str):
-                value = _texts(text)[column.name]
+                value = _texts(text, first=strict)[column.name]
             try:
                 found[column.name] = self.converters[column.name](value)
             except (ArithmeticError, TypeError, ValueError):
@@ -202,11 +213,25 @@ class _Decoder:
 
 def _lines(documents: pa.ChunkedArray) -> bytes:
     """Join documents as lines; a line break is blank space in JSON, or an error as a tab is one."""
-    lines = documents.to_pylist()
-    block = b"\n".join([*lines, b""])
-    if block.count(b"\n") == len(lines):
+    if not len(documents):
+        return b""
+    ended = pc.binary_join_element_wise(documents, pa.scalar(b"\n"), pa.scalar(b""))
+    block: bytes = ended.combine_chunks().buffers()[2].to_pybytes()
+    if block.count(b"\n") == len(documents):
         return block
-    return b"\n".join([*(line.replace(b"\n", b"\t") for line in lines), b""])
+    return b"\n".join([*(line.replace(b"\n", b"\t") for line in documents.to_pylist()), b""])
+
+
+def _check_quoted(block: bytes, name: str) -> None:
+    """Raise ValueError if a member of this name may be a number or a boolean: polars rewrites them."""
+    key = json.dumps(name, ensure_ascii=False).encode()
+    if re.search(re.escape(key) + rb"\s*:\s*[-\dtf]", block):
+        raise ValueError
+
+
+def _first_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object; of repeated ones the first, as polars does."""
+    return dict(reversed(pairs))
 
 
 def _flat(kind: pa.DataType) -> bool:
@@ -243,15 +268,16 @@ def _members(decoder: json.JSONDecoder, text: str, *, strict: bool) -> dict[str,
     return value
 
 
-def _texts(text: str) -> dict[str, str]:
-    """Return the members of a JSON object as they are written."""
+def _texts(text: str, *, first: bool) -> dict[str, str]:
+    """Return the members of a JSON object as they are written; of repeated ones the first or last."""
     found: dict[str, str] = {}
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
         name, at = _DECODER.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
         _, end = _DECODER.raw_decode(text, start)
-        found[name] = text[start:end]
+        if not first or name not in found:
+            found[name] = text[start:end]
         at = _skip(text, end)
         if text[at] == ",":
             at = _skip(text, at + 1)

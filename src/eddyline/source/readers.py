@@ -90,7 +90,7 @@ def read_segment(
 def _wire(table: pa.Table, count: int, width: int, first: int | None) -> pa.Table:
     """Return what a reader gave with a weight, and with numbered operations from `first` on."""
     extra = dict(zip(table.column_names[width:], table.columns[width:], strict=True))
-    weights = extra.get(WEIGHT, pa.array(np.ones(count, np.int64)))
+    weights = extra[WEIGHT] if WEIGHT in extra else pa.array(np.ones(count, np.int64))
     if width:
         rows = table.select(range(width)).rename_columns([f"c{i}" for i in range(width)])
         rows = rows.append_column(WEIGHT, weights)
@@ -98,6 +98,7 @@ def _wire(table: pa.Table, count: int, width: int, first: int | None) -> pa.Tabl
         rows = pa.table({WEIGHT: weights})
     if first is None:
         return rows
-    operations = extra.get(OPERATION, pa.array([APPEND] * count, pa.string()))
+    appends = OPERATION not in extra
+    operations = pa.array([APPEND] * count, pa.string()) if appends else extra[OPERATION]
     rows = rows.add_column(0, OPERATION, operations)
     return rows.add_column(0, SEQUENCE, pa.array(np.arange(first, first + count)))
