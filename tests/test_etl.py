@@ -161,7 +161,9 @@ def rows(*positions, **changed):
 
 
 def stored(server, schema):
-    return etl_bolts.ask(server.url, schema, "SELECT position, region FROM visits ORDER BY 1")
+    return etl_bolts.fetch_rows(
+        server.url, schema, "SELECT position, region FROM visits ORDER BY 1"
+    )
 
 
 def test_postgresql_refuses_rows_one_by_one(server, table):
@@ -257,7 +259,7 @@ def ran(server, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("etl")
     schema = "end_to_end"
-    lines = list(etl.made_up(RECORDS, seed=1))
+    lines = list(etl.made_up_lines(RECORDS, seed=1))
     etl_bolts.create_table(server.url, schema)
     queue = DataQueue(LogBackend(str(folder / "queue")))
     total = etl.fill(queue, lines)
@@ -269,7 +271,7 @@ def ran(server, tmp_path_factory):
         patch.setattr(etl, "ENRICH_TTL_S", 60)
         pipeline = etl.create(engine, queue, service.url, server.url, schema)
         etl.drain(engine, pipeline, service, total)
-        found = etl.find(engine, pipeline, total, server.url, schema)
+        found = etl.collect_result(engine, pipeline, total, server.url, schema)
         dead = {row.position: row for row in pipeline.dead_letters().collect()}
         path = folder / "lines.parquet"
         pq.write_table(pa.table({"line": lines, "seq": range(len(lines))}), path)
@@ -361,7 +363,7 @@ def test_one_command_does_it_all(ran, capfd, tmp_path):
 def test_a_difference_is_told(ran, capsys):
     *_, found, _, _ = ran
     at, (hits, size) = next(iter(found.live.items()))
-    other = etl.Found(
+    other = etl.RunResult(
         found.total,
         found.account,
         found.live,
@@ -428,7 +430,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(se
     assert "The live view equals PostgreSQL, and every record is accounted for.\n" in shown
     assert "again" in shown
 
-    lines = list(etl.made_up(records, seed=1))
+    lines = list(etl.made_up_lines(records, seed=1))
     malformed, enriched, refused = nobody_can_load(lines, Service(seed=1))
     schema = json.loads((storage / "run.json").read_text())["schema"]
     positions = [number for number, _ in stored(server, schema)]

@@ -1,7 +1,7 @@
-"""Ready-made applications: a SQL script each, with what is needed to try it.
+"""Ready-made applications: a SQL script each, with the code to try it.
 
-`web_statistics.sql` keeps the usual figures of web sites over their access log. It is plain Spark
-SQL, views on views; the same text runs live in an engine and offline in Spark.
+`web_statistics.sql` computes page views, visitors and visits of web sites from their access log. It is
+plain Spark SQL, views on views; the same text runs live in an engine and offline in Spark.
 """
 
 from importlib import resources
@@ -12,7 +12,7 @@ __all__ = ["script", "views"]
 
 
 def script(name: str) -> str:
-    """The text of an application's SQL script.
+    """Return the text of an application's SQL script.
 
     Example:
         >>> "CREATE VIEW requests" in script("web_statistics")
@@ -25,7 +25,7 @@ def script(name: str) -> str:
 
 
 def views(text: str) -> dict[str, str]:
-    """The views of a script, name -> query, in order of creation.
+    """Return the views of a script as name -> query, in order of creation.
 
     Example:
         >>> views("CREATE VIEW a AS SELECT 1; CREATE VIEW b AS SELECT * FROM a;")

@@ -1,8 +1,8 @@
 """`eddyline demo`: live web statistics over an access log, then the same SQL offline, compared.
 
-The log goes in by batches. After each the views are brought up to date and one line tells how fast that
-was and where the newest day stands. At the end plain Spark, which shares nothing with the engine but
-the text of the SQL, computes every view from a copy of all lines, and each must have the same rows.
+The log is inserted in batches. After each batch one epoch updates the views, and one line reports the
+throughput and the figures of the newest day. At the end plain Spark, which shares only the text of the
+SQL with the engine, computes every view from a copy of all lines; both must have the same rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LIMIT 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `eddyline demo`."""
     parser.add_argument(
         "--log",
         metavar="FILE",
@@ -65,10 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an access log (common, combined or vhost_combined; plain or .gz); without: made-up traffic",
     )
     parser.add_argument(
-        "--lines", metavar="N", type=count, help="lines to read (default: all; made up: 50,000)"
+        "--lines",
+        metavar="N",
+        type=count,
+        help="lines to read (default: all; made up: 50,000)",
     )
     parser.add_argument(
-        "--batch", metavar="N", type=count, default=5_000, help="lines an epoch (default: 5,000)"
+        "--batch",
+        metavar="N",
+        type=count,
+        default=5_000,
+        help="lines an epoch (default: 5,000)",
     )
     parser.add_argument(
         "--storage",
@@ -80,13 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 only if every view equals its offline result."""
+    """Run the demo and return the exit code: 0 only if every view equals its offline result."""
     from eddyline.api.engine import (
-        Engine,  # late: it takes a second, which --help need not wait for
+        Engine,  # imported late: it takes a second, and --help should not wait for it
     )
 
     if args.log is None:
-        lines = made_up(args.lines or 50_000, args.seed)
+        lines = made_up_lines(args.lines or 50_000, args.seed)
     else:
         lines = islice(read_log(args.log), args.lines)
     with ExitStack() as stack:
@@ -103,25 +110,25 @@ def run(args: argparse.Namespace) -> int:
         table, live = create(engine)
         copy = scratch / "lines.parquet"
         total = feed(engine, table, lines, args.batch, copy)
-        _report_figures(engine)
-        _report_malformed(engine, total)
-        return 0 if _report_comparison(engine, live, copy, total) else 1
+        _print_figures(engine)
+        _print_malformed(engine, total)
+        return 0 if _print_comparison(engine, live, copy, total) else 1
 
 
 # --- input ---
 
 
-def made_up(lines: int, seed: int) -> Iterator[str]:
-    """Lines of made-up traffic; the more, the longer the days and not the more days."""
+def made_up_lines(lines: int, seed: int) -> Iterator[str]:
+    """Generate log lines. More lines make busier days, not more of them."""
     for batch in Traffic(lines=lines, seed=seed).batches(10_000):
         yield from batch
 
 
 def read_log(path: Path) -> Iterator[str]:
-    """The lines of a log file, plain or compressed with gzip, whatever bytes they hold.
+    """Read the lines of a log file, plain or compressed with gzip, whatever bytes they hold.
 
-    A line that is not UTF-8 is taken as Latin-1, which has a character for each byte. A log in
-    tab-separated columns that begins with `TSV_HEADER` is turned into common format on the way.
+    A line that is not UTF-8 is decoded as Latin-1, which has a character for each byte. A log of
+    tab-separated columns that begins with `TSV_HEADER` is converted to the common log format.
 
     Raises:
         DataError: the file can't be read.
@@ -154,7 +161,9 @@ def _decode(line: bytes) -> str:
 
 
 def from_columns(line: str) -> str:
-    r"""A line of tab-separated columns in common format, in UTC; any other line as it is.
+    r"""Convert tab-separated columns to a line of the common log format, in UTC.
+
+    Any other line is returned unchanged.
 
     Example:
         >>> from_columns("a.example\t-\t807256800\tGET\t/\t200\t1713\t\t")
@@ -173,7 +182,7 @@ def from_columns(line: str) -> str:
 
 
 def create(engine: Engine) -> tuple[Table, dict[str, View]]:
-    """Make the input table and the views on it."""
+    """Create the input table and the views on it."""
     table = engine.table(INPUT, SCHEMA)
     return table, {
         name: engine.view(name, query) for name, query in views(script(APPLICATION)).items()
@@ -181,9 +190,12 @@ def create(engine: Engine) -> tuple[Table, dict[str, View]]:
 
 
 def feed(engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: Path) -> int:
-    """Put the lines in by batches, an epoch each, and tell of it; how many they were.
+    """Insert the lines in batches, run an epoch after each, and print the progress.
 
-    All that went in is also written to the Parquet file `copy`, for the offline check.
+    The lines are also written to the Parquet file `copy`, for the offline comparison.
+
+    Returns:
+        the number of lines.
     """
     schema = pa.schema([("line", pa.string()), ("seq", pa.int64())])
     total = 0
@@ -210,8 +222,8 @@ def feed(engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: P
 
 
 def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    rest = iter(lines)
-    while batch := list(islice(rest, size)):
+    remaining = iter(lines)
+    while batch := list(islice(remaining, size)):
         yield batch
 
 
@@ -225,10 +237,10 @@ def _newest_day(engine: Engine) -> str:
     return f"| {day}  {'  '.join(shown)}"
 
 
-# --- the end: figures, and the offline check ---
+# --- the final report and the offline comparison ---
 
 
-def _report_figures(engine: Engine) -> None:
+def _print_figures(engine: Engine) -> None:
     columns = ("site", "day", "pv", "uv", "visits", "new_visitors", "returning_visitors")
     ratios = ("visit_frequency", "average_duration_s", "average_depth", "pages_per_visitor")
     rows = engine.sql(
@@ -245,7 +257,7 @@ def _report_figures(engine: Engine) -> None:
     )
 
 
-def _report_malformed(engine: Engine, total: int) -> None:
+def _print_malformed(engine: Engine, total: int) -> None:
     (count,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
     print(f"{count:,} malformed of {total:,} lines, kept in malformed_lines", end="")
     some = engine.sql(
@@ -253,35 +265,37 @@ def _report_malformed(engine: Engine, total: int) -> None:
     )
     print(":" if count else ".")
     for seq, line in some.collect():
-        print(f"  line {seq + 1:,}: {_short(repr(line))}")
+        print(f"  line {seq + 1:,}: {_shortened(repr(line))}")
 
 
-def _report_comparison(engine: Engine, live: Mapping[str, View], copy: Path, total: int) -> bool:
-    """Print the views beside their offline results; whether all are equal."""
+def _print_comparison(engine: Engine, live: Mapping[str, View], copy: Path, total: int) -> bool:
+    """Compare each view with its offline result and print both; return whether all are equal."""
     queries = views(script(APPLICATION))
     print(f"\nThe same SQL offline, plain Spark over the same {total:,} lines:\n")
     session = offline(engine.spark, copy, queries)
-    found = [
+    compared = [
         compare(name, live[name].snapshot(), session.table(name), ordered=is_ordered(query))
         for name, query in queries.items()
     ]
     for name in queries:
         session.catalog.uncacheTable(name)
-    shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in found]
+    shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in compared]
     print(layout(("view", "rows", "live = offline"), shown, left=(0, 2)))
-    unequal = [item.name for item in found if item.difference]
+    unequal = [item.name for item in compared if item.difference]
     if unequal:
-        print(f"\n{len(unequal)} of {len(found)} views DIFFER from offline: {', '.join(unequal)}")
+        print(
+            f"\n{len(unequal)} of {len(compared)} views DIFFER from offline: {', '.join(unequal)}"
+        )
     else:
-        print(f"\nAll {len(found)} views are equal to offline Spark.")
+        print(f"\nAll {len(compared)} views are equal to offline Spark.")
     return not unequal
 
 
 def offline(spark: SparkSession, lines: Path, queries: Mapping[str, str]) -> SparkSession:
-    """A session of plain Spark with the queries as temporary views over a Parquet file of lines.
+    """Create a plain Spark session with the queries as temporary views over a Parquet file of lines.
 
-    It is a session of its own, so that names don't meet those of `spark`. Each result is cached when
-    it is first read: a view on views then costs no more than itself.
+    The session is new, so that names don't clash with those of `spark`. Each result is cached when it
+    is first read, so that a view on views doesn't compute the views below it again.
     """
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
@@ -294,7 +308,7 @@ def offline(spark: SparkSession, lines: Path, queries: Mapping[str, str]) -> Spa
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing a view with its offline result; `difference` is empty if equal."""
+    """The result of comparing a view with its offline result; `difference` is empty if they are equal."""
 
     name: str
     rows: int
@@ -302,7 +316,7 @@ class Comparison:
 
 
 def compare(name: str, live: DataFrame, other: DataFrame, *, ordered: bool) -> Comparison:
-    """Compare two results as multisets of rows, or row by row if `ordered`; types count too."""
+    """Compare two results as multisets of rows, or row by row if `ordered`; column types must match too."""
     left, right = (_polars(frame) for frame in (live, other))
     if left.schema != right.schema:
         return Comparison(name, len(left), f"columns {left.schema} against {right.schema}")
@@ -313,7 +327,7 @@ def compare(name: str, live: DataFrame, other: DataFrame, *, ordered: bool) -> C
     ours, theirs = Counter(left.rows()), Counter(right.rows())
     sides = (("live", ours - theirs), ("offline", theirs - ours))
     differences = [
-        f"{rows.total():,} rows only {side}, such as {_short(repr(next(iter(rows))))}"
+        f"{rows.total():,} rows only {side}, such as {_shortened(repr(next(iter(rows))))}"
         for side, rows in sides
         if rows
     ]
@@ -327,7 +341,7 @@ def _polars(frame: DataFrame) -> pl.DataFrame:
 
 
 def is_ordered(query: str) -> bool:
-    """Whether a query's own rows have an order, not only those inside it.
+    """Return whether a query orders its result, not only something inside it.
 
     Example:
         >>> is_ordered("SELECT a FROM t ORDER BY a LIMIT 3")
@@ -342,7 +356,7 @@ def is_ordered(query: str) -> bool:
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """An aligned table; the columns in `left` to the left, the others to the right."""
+    """Format a text table: columns in `left` are left-aligned, the others right-aligned."""
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
@@ -355,12 +369,12 @@ def layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collectio
     )
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= WIDTH_MAX else text[: WIDTH_MAX - 3] + "..."
 
 
 def count(text: str) -> int:
-    """A number of at least 1 on the command line, as in `50,000`; ValueError for anything else."""
+    """Parse a positive integer from the command line, such as `50,000`."""
     number = int(text.replace(",", "").replace("_", ""))
     if number < 1:
         raise ValueError(text)

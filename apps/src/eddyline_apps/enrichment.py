@@ -1,9 +1,10 @@
-"""A service that knows where hosts are: HTTP on loopback, slow, flaky, and poisonous for some hosts.
+"""A test service on loopback that locates hosts: slow, flaky, and always failing for some hosts.
 
     GET /hosts/<host>?record=<number>&attempt=<number>      {"region": "...", "carrier": "..."}
 
-It stands for what an ETL really asks, and answers the same question in the same way each time: what it
-says follows from the host, and whether it fails from the seed, the record and the attempt.
+It stands in for a real lookup service. The same request always gets the same response: the region and
+the carrier depend on the host alone, and whether a call fails on the seed, the host, the record and the
+attempt.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ OUTCOMES = (ANSWERED, BUSY, STALLED, POISONED)
 
 
 class Service:
-    """The service in threads of this process, as long as a `with` block lasts.
+    """A service that runs in threads of this process while its `with` block lasts.
 
     Args:
-        seed: of its failures.
-        flaky: share of calls that fail, though the next attempt may not: most are answered with
-            503, some only after `STALL_S`.
+        seed: seed of the failures.
+        flaky: share of calls that fail, though a retry may succeed: most get the status 503, the
+            others are delayed by `STALL_S`.
 
     Attributes:
-        calls: how many there were, by attempt and outcome.
+        calls: number of calls by attempt and outcome.
 
     Example:
         >>> with Service() as service:
@@ -72,37 +73,37 @@ class Service:
         self._server.server_close()
 
     def poisonous(self, host: str) -> bool:
-        """Whether questions about a host always fail."""
-        return _share(self.seed, "poison", host) < POISONOUS_SHARE
+        """Return whether every call about this host fails."""
+        return _uniform(self.seed, "poison", host) < POISONOUS_SHARE
 
     def outcome(self, host: str, record: int, attempt: int) -> str:
-        """What becomes of a call."""
-        drawn = _share(self.seed, "flaky", record, attempt)
-        if drawn < self.flaky:
-            return STALLED if drawn < self.flaky * STALLED_OF_FLAKY else BUSY
+        """Return the outcome of a call, one of `OUTCOMES`."""
+        draw = _uniform(self.seed, "flaky", record, attempt)
+        if draw < self.flaky:
+            return STALLED if draw < self.flaky * STALLED_OF_FLAKY else BUSY
         return POISONED if self.poisonous(host) else ANSWERED
 
     def count(self, host: str, record: int, attempt: int, outcome: str) -> None:
-        """Take note of a call."""
+        """Count a call."""
         with self._lock:
             self.calls[attempt, outcome] += 1
 
 
 def place(host: str) -> tuple[str, str]:
-    """Region and carrier of a host."""
+    """Return the region and the carrier of a host."""
     number = zlib.crc32(host.encode())
     return REGIONS[number % len(REGIONS)], CARRIERS[number // 7 % len(CARRIERS)]
 
 
-def _share(*drawn: object) -> float:
-    """A number from 0 up to 1, the same for the same words."""
-    digest = hashlib.blake2b(repr(drawn).encode(), digest_size=8).digest()
+def _uniform(*values: object) -> float:
+    """Hash values to a pseudo-random number in [0, 1)."""
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # calls that stall aren't waited for
+    block_on_close = False  # don't wait for stalled calls
     request_queue_size = 256
 
 
@@ -111,29 +112,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
-        asked = parse_qs(address.query)
+        parameters = parse_qs(address.query)
         host = unquote(address.path.removeprefix("/hosts/"))
         try:
-            record, attempt = int(asked["record"][0]), int(asked["attempt"][0])
+            record, attempt = int(parameters["record"][0]), int(parameters["attempt"][0])
         except (KeyError, ValueError):
-            self._answer(400, {"error": "a record and an attempt are needed, as numbers"})
+            self._respond(400, {"error": "a record and an attempt are needed, as numbers"})
             return
         outcome = self.service.outcome(host, record, attempt)
         self.service.count(host, record, attempt, outcome)
         low, high = LATENCY_MS
-        time.sleep((low + (high - low) * _share(record, attempt)) / 1000)
+        time.sleep((low + (high - low) * _uniform(record, attempt)) / 1000)
         if outcome == STALLED:
             time.sleep(STALL_S)
         if outcome == POISONED:
-            self._answer(500, {"error": "this host breaks the service"})
+            self._respond(500, {"error": "this host breaks the service"})
         elif outcome == BUSY:
-            self._answer(503, {"error": "come again later"})
+            self._respond(503, {"error": "come again later"})
         else:
             region, carrier = place(host)
-            self._answer(200, {"region": region, "carrier": carrier})
+            self._respond(200, {"region": region, "carrier": carrier})
 
-    def _answer(self, status: int, told: dict[str, str]) -> None:
-        body = json.dumps(told).encode()
+    def _respond(self, status: int, document: dict[str, str]) -> None:
+        body = json.dumps(document).encode()
         try:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -141,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError:
-            self.close_connection = True  # the client didn't wait
+            self.close_connection = True  # the client has gone away
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is written of calls."""
+        """Log nothing: calls are counted instead."""

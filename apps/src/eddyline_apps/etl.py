@@ -1,9 +1,9 @@
-"""`eddyline etl`: raw log lines, parsed, enriched by a slow and flaky service, loaded into PostgreSQL.
+"""`eddyline etl`: parse raw log lines, enrich them by a slow and flaky service, load them into PostgreSQL.
 
-Lines go into a data queue. A pipeline parses them, asks an HTTP service for region and carrier of each
-host, loads the rows into PostgreSQL, and feeds the stream `visits`, on which live views stand. Service
-and server are real, and this command's own unless it is given a database. When every line is loaded or
-a dead letter, the view must equal what PostgreSQL answers to the same query.
+Lines are put into a data queue. A pipeline parses them, requests the region and the carrier of each
+host from an HTTP service, loads the rows into PostgreSQL, and writes them to the stream `visits`, which
+live views read. The command starts the service and, unless it is given a database, a PostgreSQL server.
+When every line is loaded or a dead letter, the view must equal the same query in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eddyline.relay.queue import DataQueue
 from eddyline_apps import script, views
 from eddyline_apps.demo import count, layout, read_log
 from eddyline_apps.enrichment import FLAKY_SHARE, OUTCOMES, Service
-from eddyline_apps.etl_bolts import Enrich, Load, ask, create_table, parse, where
+from eddyline_apps.etl_bolts import Enrich, Load, create_table, fetch_rows, host_and_port, parse
 from eddyline_apps.postgres import Server
 from eddyline_apps.traffic import Traffic
 
@@ -47,21 +47,24 @@ SCHEMA = (
 RECORDS = 5_000
 MALFORMED_SHARE = 0.005
 REFUSED_EVERY = 700
-"""One line in so many has a status that PostgreSQL's table refuses."""
+"""Every 700th line has a status that violates a constraint of PostgreSQL's table."""
 
 TUPLE_ROWS = 100
 ENRICH_TTL_S = 1.0
 PUT_ROWS = 10_000
-LOOK_S = 1.0
+REPORT_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `eddyline etl`."""
     parser.add_argument(
         "--log", metavar="FILE", type=Path, help="an access log, as for demo; without: made up"
     )
     parser.add_argument(
-        "--records", metavar="N", type=count, help="lines to read (default: all; made up: 5,000)"
+        "--records",
+        metavar="N",
+        type=count,
+        help="lines to read (default: all; made up: 5,000)",
     )
     parser.add_argument(
         "--postgres",
@@ -87,13 +90,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the ETL; 0 only if the live view equals PostgreSQL and every record is accounted for."""
+    """Run the ETL and return the exit code.
+
+    It is 0 only if the live view equals PostgreSQL and every record is accounted for.
+    """
     from eddyline.api.engine import (
-        Engine,  # late: it takes a second, which --help need not wait for
+        Engine,  # imported late: it takes a second, and --help should not wait for it
     )
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    lines = made_up(args.records or RECORDS, args.seed)
+    lines = made_up_lines(args.records or RECORDS, args.seed)
     if args.log is not None:
         lines = islice(read_log(args.log), args.records)
     with ExitStack() as stack:
@@ -110,17 +116,17 @@ def run(args: argparse.Namespace) -> int:
         total = fill(queue, lines)
         engine = stack.enter_context(Engine(str(storage / "engine")))
         print(f"{total:,} records in the queue, enriched by {service.url}", flush=True)
-        print(f"PostgreSQL on {where(url)}, schema {schema}", flush=True)
+        print(f"PostgreSQL on {host_and_port(url)}, schema {schema}", flush=True)
         pipeline = create(engine, queue, service.url, url, schema)
         drain(engine, pipeline, service, total)
-        return 0 if report(find(engine, pipeline, total, url, schema), service) else 1
+        return 0 if report(collect_result(engine, pipeline, total, url, schema), service) else 1
 
 
 # --- input ---
 
 
-def made_up(records: int, seed: int) -> Iterator[str]:
-    """Lines of made-up traffic: some are no log lines, and some have an impossible status."""
+def made_up_lines(records: int, seed: int) -> Iterator[str]:
+    """Generate log lines, of which some are malformed and some have an impossible status."""
     traffic = Traffic(lines=records, seed=seed, malformed_share=MALFORMED_SHARE)
     number = 0
     for batch in traffic.batches(PUT_ROWS):
@@ -131,19 +137,19 @@ def made_up(records: int, seed: int) -> Iterator[str]:
 
 
 def fill(queue: DataQueue, lines: Iterable[str]) -> int:
-    """Put those lines that aren't there yet; how many are there then."""
+    """Put the lines that the queue has not received yet; return how many it has received then."""
     total = queue.account().received + queue.backend.unread()
-    rest = islice(lines, total, None)
-    while batch := list(islice(rest, PUT_ROWS)):
+    remaining = islice(lines, total, None)
+    while batch := list(islice(remaining, PUT_ROWS)):
         total += queue.put(batch)
     return total
 
 
 def _schema(storage: Path, args: argparse.Namespace) -> str:
-    """The schema in PostgreSQL of this storage's run.
+    """Return the PostgreSQL schema of this storage's run; record a new one for a new storage.
 
     Raises:
-        StorageError: the storage is that of a run over other lines.
+        StorageError: the storage belongs to a run over other lines.
     """
     given = {"log": args.log and str(args.log), "records": args.records, "seed": args.seed}
     document = storage / "run.json"
@@ -172,7 +178,7 @@ def _schema(storage: Path, args: argparse.Namespace) -> str:
 def create(
     engine: Engine, queue: DataQueue, service_url: str, database_url: str, schema: str
 ) -> Pipeline:
-    """The pipeline, and the views on what it gives."""
+    """Define the pipeline and the views on its output; return the pipeline."""
     pipeline = (
         engine.pipeline(PIPELINE, queue, tuple_rows=TUPLE_ROWS)
         .bolt(parse, vectorised=True, max_attempts=1)
@@ -185,19 +191,19 @@ def create(
     return pipeline
 
 
-# --- running, and what came of it ---
+# --- running and reporting ---
 
 
 def drain(engine: Engine, pipeline: Pipeline, service: Service, total: int) -> None:
-    """Run until every record is done or dead, and tell how it goes."""
+    """Run until every record is done or dead, and print the progress."""
     before = started = None
-    engine.start(LOOK_S / 2)
+    engine.start(REPORT_EVERY_S / 2)
     while True:
         account = pipeline.account()
         settled, now = account.done + account.dead, time.monotonic()
         if before is None or started is None:
             before, started = settled, now
-        rate = (settled - before) / max(now - started, LOOK_S)
+        rate = (settled - before) / max(now - started, REPORT_EVERY_S)
         left = f"{(total - settled) / rate:,.0f} s" if rate else "?"
         (live,) = engine.sql("SELECT coalesce(sum(hits), 0) FROM hits").first() or (0,)
         print(
@@ -208,20 +214,20 @@ def drain(engine: Engine, pipeline: Pipeline, service: Service, total: int) -> N
         )
         if settled == total:
             break
-        engine.await_termination(LOOK_S)
+        engine.await_termination(REPORT_EVERY_S)
     engine.advance()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What came of a run.
+class RunResult:
+    """The result of a run.
 
     Attributes:
-        total: records that were put.
-        account: where the queue has them.
+        total: number of records that were put.
+        account: number of records by state in the queue.
         live: the view `hits`: (region, carrier) -> (hits, bytes).
-        stored: the same, as PostgreSQL has it.
-        failures: the view `failures`: rows of bolt, error, records.
+        stored: the same query answered by PostgreSQL.
+        failures: rows of the view `failures`: bolt, error, records.
     """
 
     total: int
@@ -232,7 +238,7 @@ class Found:
 
     @property
     def differences(self) -> list[str]:
-        """What doesn't agree."""
+        """Messages of the checks that fail."""
         account = self.account
         letters = sum(records for _, _, records in self.failures)
         hits = sum(hits for hits, _ in self.live.values())
@@ -242,67 +248,72 @@ class Found:
             "not every record that is done is in the live view": hits == account.done,
             "not every dead record is in the dead letters": letters == account.dead,
         }
-        return [said for said, holds in checks.items() if not holds]
+        return [message for message, holds in checks.items() if not holds]
 
 
-def find(engine: Engine, pipeline: Pipeline, total: int, url: str, schema: str) -> Found:
-    """Ask the views, the queue and the database."""
+def collect_result(
+    engine: Engine, pipeline: Pipeline, total: int, url: str, schema: str
+) -> RunResult:
+    """Collect the result of a run from the views, the queue and the database."""
     rows = [tuple(row) for row in engine.sql("SELECT * FROM hits").collect()]
     failures = engine.sql("SELECT bolt, error, records FROM failures ORDER BY 1, 3 DESC, 2")
-    return Found(
+    return RunResult(
         total,
         pipeline.account(),
         {(row[0], row[1]): (row[2], row[3]) for row in rows},
         {
             (row[0], row[1]): (row[2], row[3])
-            for row in ask(url, schema, views(script(PIPELINE))["hits"])
+            for row in fetch_rows(url, schema, views(script(PIPELINE))["hits"])
         },
         [tuple(row) for row in failures.collect()],
     )
 
 
-def report(found: Found, service: Service) -> bool:
-    """Print what came of it; whether all agrees."""
+def report(result: RunResult, service: Service) -> bool:
+    """Print the result of a run; return whether all checks hold."""
     rows = [
-        (*place, *map(_number, (*found.live.get(place, (0, 0)), *found.stored.get(place, (0, 0)))))
-        for place in sorted(found.live.keys() | found.stored.keys())
+        (
+            *place,
+            *map(_grouped, (*result.live.get(place, (0, 0)), *result.stored.get(place, (0, 0)))),
+        )
+        for place in sorted(result.live.keys() | result.stored.keys())
     ]
     print("\nHits by region and carrier, in the live view and in PostgreSQL:\n")
     heads = ("region", "carrier", "hits", "bytes", "hits in PostgreSQL", "bytes in PostgreSQL")
     print(layout(heads, rows, left=(0, 1)))
 
-    account = found.account
+    account = result.account
     parts = (account.received, account.done, account.dead, account.retry, account.in_flight)
     print("\nWhere the records are: received = done + dead + retry + in flight\n")
     names = ("received", "done", "dead", "retry", "in flight")
-    print(layout(names, [tuple(map(_number, parts))], left=()))
+    print(layout(names, [tuple(map(_grouped, parts))], left=()))
 
     print("\nDead letters by bolt and reason:\n")
-    letters = [(bolt, error, _number(records)) for bolt, error, records in found.failures]
+    letters = [(bolt, error, _grouped(records)) for bolt, error, records in result.failures]
     print(layout(("bolt", "reason", "records"), letters, left=(0, 1)))
 
     print("\nCalls of the service in this run, by attempt:\n")
     attempts = sorted({attempt for attempt, _ in service.calls})
     calls = [[service.calls[attempt, outcome] for outcome in OUTCOMES] for attempt in attempts]
     shown = [
-        (str(attempt), *map(_number, (sum(row), *row)))
+        (str(attempt), *map(_grouped, (sum(row), *row)))
         for attempt, row in zip(attempts, calls, strict=True)
     ]
     print(layout(("attempt", "calls", *OUTCOMES), shown, left=()))
 
-    for said in found.differences:
-        print(f"\nDIFFERENT: {said}.")
-    if not found.differences:
+    for message in result.differences:
+        print(f"\nDIFFERENT: {message}.")
+    if not result.differences:
         print("\nThe live view equals PostgreSQL, and every record is accounted for.")
-    return not found.differences
+    return not result.differences
 
 
-def _number(number: int) -> str:
+def _grouped(number: int) -> str:
     return f"{number:,}"
 
 
 def share(text: str) -> float:
-    """A number from 0 up to, but not including, 1 on the command line; ValueError for others."""
+    """Parse a share in [0, 1) from the command line."""
     number = float(text)
     if not 0 <= number < 1:
         raise ValueError(text)

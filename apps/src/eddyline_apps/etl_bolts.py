@@ -1,4 +1,4 @@
-"""The bolts of the log ETL: parse a line, ask the service where its host is, load it into PostgreSQL."""
+"""The bolts of the log ETL: parse a line, look up its host at the service, load it into PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ COLUMNS = {
     "region": "TEXT",
     "carrier": "TEXT",
 }
-"""Of the table in PostgreSQL."""
+"""Columns of the PostgreSQL table and their types."""
 
-AWAY_SECONDS_MAX = 20.0
-"""How long PostgreSQL may be away until that is a failure of the rows that wait for it."""
+RETRY_SECONDS_MAX = 20.0
+"""How long `Load` retries while PostgreSQL is unavailable, before its rows fail."""
 CONNECT_SECONDS_MAX = 5
 
-# As web_statistics.sql reads a line.
+# The same format as in web_statistics.sql.
 TEXT = r'(?:[^"\\\n]|\\.)*'
 LINE = (
     r"\A(?:\S+:[0-9]+ )?(?P<host>\S+) \S+ \S+ "
@@ -69,7 +69,7 @@ ON CONFLICT (position) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for 
 
 
 def parse(records: pa.Table) -> Emitted:
-    """Lines taken apart; what can't be is malformed."""
+    """Parse log lines into columns; lines in another format fail as `MALFORMED`."""
     found = pl.DataFrame(records.select(["payload", "position", "attempts"])).select(
         "position",
         "attempts",
@@ -92,14 +92,14 @@ def parse(records: pa.Table) -> Emitted:
 
 
 class ServiceError(Exception):
-    """The service has not answered what it was asked."""
+    """The service responded with a status other than 200."""
 
 
 class Enrich:
-    """Asks the service where a row's host is.
+    """Adds the region and the carrier of a row's host, which it requests from the service.
 
     Args:
-        url: of the service, http only.
+        url: URL of the service, http only.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,7 +107,7 @@ class Enrich:
         self.host, self.port = address.hostname, address.port
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with region and carrier."""
+        """Return the row with region and carrier."""
         path = f"/hosts/{quote(row['host'], safe='')}"
         status, body = await self._get(
             f"{path}?record={row['position']}&attempt={row['attempts'] + 1}"
@@ -118,7 +118,7 @@ class Enrich:
         return {**kept, "region": body["region"], "carrier": body["carrier"]}
 
     async def _get(self, path: str) -> tuple[int, dict[str, str]]:
-        """Status and body; in HTTP/1.0 an answer ends with its connection."""
+        """Return status and body of a response, which in HTTP/1.0 ends with the connection."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -129,13 +129,14 @@ class Enrich:
 
 
 class Load:
-    """Inserts rows into PostgreSQL; a row that is there already is replaced by the same one.
+    """Upserts rows into PostgreSQL by position, so that a replay changes nothing.
 
-    Rows that PostgreSQL refuses fail, and no others. Where the server is away, it is waited for.
+    Only the rows that PostgreSQL rejects fail. While the server is unavailable, the insert is retried
+    for up to `RETRY_SECONDS_MAX`.
 
     Args:
-        url: of the database.
-        schema: where the table is.
+        url: URL of the database.
+        schema: schema of the table.
     """
 
     def __init__(self, url: str, schema: str) -> None:
@@ -143,13 +144,16 @@ class Load:
         self.schema = schema
 
     def __call__(self, rows: pa.Table) -> Emitted:
-        """The rows that are loaded."""
+        """Insert the rows; emit those that PostgreSQL accepted."""
         columns = [rows[name].to_pylist() for name in COLUMNS]
-        deadline = time.monotonic() + AWAY_SECONDS_MAX
+        deadline = time.monotonic() + RETRY_SECONDS_MAX
         while True:
             failed: dict[int, str] = {}
             try:
-                with _connected(self.url, self.schema) as connection, connection.transaction():
+                with (
+                    _thread_connection(self.url, self.schema) as connection,
+                    connection.transaction(),
+                ):
                     _insert(connection, columns, 0, rows.num_rows, failed)
                 break
             except psycopg.OperationalError:
@@ -164,7 +168,7 @@ def _insert(
     connection: psycopg.Connection, columns: list[list[Any]], start: int, end: int,
     failed: dict[int, str],
 ) -> None:  # fmt: skip
-    """Insert rows, or the halves of them again and again until those that are refused stand alone."""
+    """Insert rows; if one is rejected, bisect until each rejected row is found, noted in `failed`."""
     try:
         with connection.transaction():
             connection.execute(INSERT, [column[start:end] for column in columns])
@@ -177,20 +181,22 @@ def _insert(
         _insert(connection, columns, middle, end, failed)
 
 
-_own = threading.local()
+_connections = threading.local()
 
 
 @contextmanager
-def _connected(url: str, schema: str) -> Iterator[psycopg.Connection]:
-    """This thread's connection, which stays from call to call until it fails."""
-    known: dict[tuple[str, str], psycopg.Connection] = _own.__dict__.setdefault("connections", {})
-    connection = known.pop((url, schema), None) or _connect(url, schema)
+def _thread_connection(url: str, schema: str) -> Iterator[psycopg.Connection]:
+    """Reuse this thread's connection to a schema; close it if the body of the `with` block raises."""
+    cached: dict[tuple[str, str], psycopg.Connection] = _connections.__dict__.setdefault(
+        "cached", {}
+    )
+    connection = cached.pop((url, schema), None) or _connect(url, schema)
     try:
         yield connection
     except BaseException:
         connection.close()
         raise
-    known[url, schema] = connection
+    cached[url, schema] = connection
 
 
 def _connect(url: str, schema: str) -> psycopg.Connection:
@@ -199,45 +205,53 @@ def _connect(url: str, schema: str) -> psycopg.Connection:
     return connection
 
 
-# --- the database, asked from here ---
+# --- the database, used by the driver ---
 
 
 def create_table(url: str, schema: str) -> None:
-    """Make the table, if it isn't there.
+    """Create the schema and the table if they don't exist.
 
     Raises:
         StorageError: the database can't be used.
     """
-    with _told(), psycopg.connect(url, connect_timeout=CONNECT_SECONDS_MAX) as connection:
+    with (
+        _translated_errors(),
+        psycopg.connect(url, connect_timeout=CONNECT_SECONDS_MAX) as connection,
+    ):
         name = sql.Identifier(schema)
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
         connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
         connection.execute(CREATE.encode())
 
 
-def ask(url: str, schema: str, query: str) -> list[tuple[Any, ...]]:
-    """What the database answers; StorageError if it can't."""
-    with _told(), _connect(url, schema) as connection:
+def fetch_rows(url: str, schema: str, query: str) -> list[tuple[Any, ...]]:
+    """Run a query and return its rows.
+
+    Raises:
+        StorageError: the database can't be used.
+    """
+    with _translated_errors(), _connect(url, schema) as connection:
         return connection.execute(query.encode()).fetchall()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
+    """Translate errors of the PostgreSQL client into EngineError or StorageError."""
     try:
         yield
     except psycopg.ProgrammingError as error:
-        if error.sqlstate is None:  # the URL can't be read, and the text may quote its password
+        if error.sqlstate is None:  # an invalid URL: hide the message, it may quote the password
             raise EngineError(
                 "--postgres is not a URL that PostgreSQL's client can read",
                 condition="BAD_OPTION",
                 hint="write postgresql://user:password@host:port/database, special letters as %XX",
             ) from None
-        raise _unusable(error) from None
+        raise _database_unavailable(error) from None
     except psycopg.Error as error:
-        raise _unusable(error) from None
+        raise _database_unavailable(error) from None
 
 
-def _unusable(error: psycopg.Error) -> StorageError:
+def _database_unavailable(error: psycopg.Error) -> StorageError:
     return StorageError(
         f"the PostgreSQL database can't be used: {' '.join(str(error).split())}",
         condition="DATABASE_UNAVAILABLE",
@@ -245,7 +259,7 @@ def _unusable(error: psycopg.Error) -> StorageError:
     )
 
 
-def where(url: str) -> str:
-    """Host and port of a database."""
-    known = psycopg.conninfo.conninfo_to_dict(url)
-    return f"{known.get('host', 'its socket')}:{known.get('port', 5432)}"
+def host_and_port(url: str) -> str:
+    """Return host and port of a database, without user and password."""
+    parts = psycopg.conninfo.conninfo_to_dict(url)
+    return f"{parts.get('host', 'its socket')}:{parts.get('port', 5432)}"

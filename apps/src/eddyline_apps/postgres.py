@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own: on loopback, on a free port, in a folder, from the installed programs."""
+"""Start a private PostgreSQL server from the installed programs, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ START_SECONDS_MAX = 60.0
 
 
 def programs() -> Path | None:
-    """The folder of initdb and postgres; None where they aren't installed. Debian has them off the path."""
+    """Return the folder of initdb and postgres; None if PostgreSQL isn't installed.
+
+    Debian installs them outside of PATH.
+    """
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3])
     )
@@ -29,17 +32,17 @@ def programs() -> Path | None:
 
 
 class Server:
-    """A server over a folder, which it fills when it is new; it runs in a `with` block, or from `start` on.
+    """A PostgreSQL server with its data in a folder. It runs within a `with` block, or from `start` to `stop`.
 
-    On Linux it also ends when this process is killed.
+    A new folder is initialised. On Linux the server also ends when this process is killed.
 
     Args:
-        folder: where its data are, or will be.
-        password: of its user; empty: one that is kept in the folder.
-        fsync: whether commits wait for the disk.
+        folder: the folder of the data.
+        password: password of a new folder's user; empty generates one. The folder keeps it.
+        fsync: whether commits are flushed to the disk.
 
     Attributes:
-        url: of its database, with user and password.
+        url: URL of the database, with user and password.
 
     Raises:
         StorageError: PostgreSQL isn't installed, or doesn't start.
@@ -63,7 +66,7 @@ class Server:
             secret.write_text(password or secrets.token_urlsafe())
         if shutil.which("setpriv"):
             self._command = ["setpriv", "--pdeathsig=QUIT"]
-        if os.geteuid() == 0:  # which the server refuses to run as
+        if os.geteuid() == 0:  # the server refuses to run as root
             user = pwd.getpwnam("postgres")
             self._command += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
             for path in (folder, secret):
@@ -84,7 +87,7 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -94,25 +97,25 @@ class Server:
                     "-c", f"fsync={'on' if self._fsync else 'off'}",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                start_new_session=True,  # Ctrl-C is for us, and we stop it last
+                start_new_session=True,  # Ctrl-C must not reach it: it is stopped last
             )  # fmt: skip
         ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         deadline = time.monotonic() + START_SECONDS_MAX
         while subprocess.run(ready, check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise self._failed("it doesn't start", self._folder / "log")
+                raise self._failure("it doesn't start", self._folder / "log")
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it at once; what was committed is there when it starts again."""
+        """Stop the server at once, without a checkpoint; the next start recovers what was committed."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait()
             self._process = None
 
     def _initialise(self, secret: Path) -> None:
-        shutil.rmtree(self._folder / "data", ignore_errors=True)  # of a start that was broken off
+        shutil.rmtree(self._folder / "data", ignore_errors=True)  # left by an interrupted initdb
         with open(self._folder / "log", "ab") as log:
             done = subprocess.run(
                 [
@@ -123,9 +126,9 @@ class Server:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False,
             )  # fmt: skip
         if done.returncode:
-            raise self._failed("its folder can't be made", self._folder / "log")
+            raise self._failure("its folder can't be made", self._folder / "log")
 
-    def _failed(self, what: str, log: Path) -> StorageError:
+    def _failure(self, what: str, log: Path) -> StorageError:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         return StorageError(
             f"a PostgreSQL server of our own fails, {what}: {' '.join(last)}",

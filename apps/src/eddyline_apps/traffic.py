@@ -1,9 +1,9 @@
-"""Made-up traffic of a few web sites, as lines of the vhost_combined log format.
+"""Generate traffic of a few web sites, as lines of the vhost_combined log format.
 
-The same seed gives the same lines. What is in them: pages of Zipf popularity with their images and
-styles, visitors with visits of several requests, of whom some come back on the same day or on a later
-one, bots at high rates, sites in several time zones (so that their days change at different
-moments), lines a few seconds out of order, and a share of damaged lines.
+The same seed gives the same lines. They contain pages of Zipf-distributed popularity with their images
+and styles, visitors with visits of several requests, of whom some return on the same or on a later day,
+bots at high rates, sites in several time zones (so that their days begin at different times), lines a
+few seconds out of order, and a share of damaged lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints: TypeAlias = NDArray[np.int64]
 FIRST_DAY = date(2026, 3, 2)
 DAY_S = 86_400
 VISIT_GAP_MAX_S = 1_500
-"""The longest pause inside a visit; web statistics cut a visit at 1,800 s."""
+"""The longest pause within a visit; `web_statistics.sql` ends a visit after 1,800 s."""
 
 SITES = (
     ("www.harbour.example", 443, 0, "+0000"),
@@ -30,7 +30,7 @@ SITES = (
     ("www.lakeside.example", 443, -4 * 3600, "-0400"),
     ("maps.delta.example", 80, 5 * 3600 + 1800, "+0530"),
 )
-"""Host, port, seconds east of UTC, and these as the log writes them. The first is the busiest."""
+"""Host, port, UTC offset in seconds, and that offset in log format. The first site is the busiest."""
 
 PAGES_PER_SITE = 400
 ASSETS = ("/style.css", "/app.js", "/logo.png", "/photo/quay.jpg", "/favicon.ico", "/map.svg")
@@ -53,7 +53,7 @@ ASSET_SHARE = 0.45
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A log of exactly `lines` lines over `days` days of UTC; `malformed_share` of them damaged.
+    """A log of exactly `lines` lines over `days` days (UTC), of which `malformed_share` are damaged.
 
     Example:
         >>> log = [line for batch in Traffic(lines=1000).batches(300) for line in batch]
@@ -71,20 +71,20 @@ class Traffic:
             raise ValueError(f"no such traffic: {self}")
 
     def batches(self, size: int) -> Iterator[list[str]]:
-        """The lines in the order of the log, `size` at a time; the last batch may be smaller."""
+        """Generate the lines in log order, `size` at a time; the last batch may be smaller."""
         if size < 1:
             raise ValueError(f"a batch needs at least one line, not {size}")
-        rest: list[str] = []
+        pending: list[str] = []
         for chunk in self._chunks(size):
-            rest += chunk
-            while len(rest) >= size:
-                yield rest[:size]
-                rest = rest[size:]
-        if rest:
-            yield rest
+            pending += chunk
+            while len(pending) >= size:
+                yield pending[:size]
+                pending = pending[size:]
+        if pending:
+            yield pending
 
     def _chunks(self, size: int) -> Iterator[list[str]]:
-        known = 0  # visitors so far: their numbers are 0..known - 1
+        known = 0  # number of visitors so far, numbered from 0
         for day in range(self.days):
             count = self.lines * (day + 1) // self.days - self.lines * day // self.days
             rng = np.random.default_rng([self.seed, day])
@@ -99,36 +99,36 @@ class Traffic:
 
 
 def damage(line: str, how: int) -> str:
-    """The line, broken in one of the ways in which logs really break; `how` is any number >= 0.
+    """Damage a line in one of the ways seen in real logs; `how` >= 0 selects one.
 
-    None of them can be read as a request any more.
+    The result never parses as a request.
     """
     kinds = (
         line[: line.index("[") + 1 + how // 7 % 20],  # cut inside the time
-        line[line.index("]") + 2 :],  # the end of a record that was cut in two
+        line[line.index("]") + 2 :],  # the second half of a split line
         line[: line.rindex('"')],  # a quote never closed
         f"{line[: line.index('[')]}[00{line[line.index('[') + 3 :]}",  # no such day
         line.replace("] ", "] stray ", 1),
         "",
-        "\x16\x03\x01\x00\u00f8\\x89 - not http",  # TLS spoken to a plain port
+        "\x16\x03\x01\x00\u00f8\\x89 - not http",  # a TLS handshake on a plain HTTP port
     )
     return kinds[how % len(kinds)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A day's requests in log order, a column each: seconds since FIRST_DAY in UTC, numbers else."""
+    """A day's requests in log order, as columns. `second` counts from the start of FIRST_DAY, UTC."""
 
     second: Ints
     site: Ints
     visitor: Ints  # bots are -1, -2, ...
-    path: Ints  # below PAGES_PER_SITE a page, then an asset
+    path: Ints  # an index into _paths(): pages first, then assets
     status: Ints
     size: Ints
     referer: Ints
 
     def lines(self, part: slice) -> list[str]:
-        """Some of the rows as text."""
+        """Format some of the rows as log lines."""
         sites = [f"{name}:{port}" for name, port, _, _ in SITES]
         paths = _paths()
         clock = _clock()
@@ -155,12 +155,12 @@ class _Rows:
 
 
 def _day(rng: np.random.Generator, day: int, count: int, known: int) -> tuple[_Rows, int]:
-    """The `count` requests of a day, and how many visitors are known after it."""
+    """Generate `count` requests of a day; return them and the number of visitors after it."""
     bot_count = round(count * BOT_LINE_SHARE)
     second, site, visitor, known = _visits(rng, count - bot_count, known)
     bot = rng.integers(BOTS, size=bot_count)
-    pace = np.array([20.0, 2.0, 1.0, 0.5, 0.5, 0.2])  # requests a second, of each bot
-    turn = np.arange(bot_count) // 300  # a bot works in runs of about 300 / BOTS requests
+    pace = np.array([20.0, 2.0, 1.0, 0.5, 0.5, 0.2])  # requests per second of each bot
+    turn = np.arange(bot_count) // 300  # each bot sends bursts of about 300 / BOTS requests
     begin = rng.integers(DAY_S, size=(bot_count // 300 + 1, BOTS))
     nth = np.arange(bot_count) % 300
     bot_second = (begin[turn, bot] + nth / pace[bot]).astype(np.int64)
@@ -177,7 +177,7 @@ def _day(rng: np.random.Generator, day: int, count: int, known: int) -> tuple[_R
         rng.choice(STATUSES, size=count, p=BOT_STATUS_SHARES),
         rng.choice(STATUSES, size=count, p=VISITOR_STATUS_SHARES),
     )
-    # A line is written when its answer is out: a little later, and so not quite in order.
+    # A server logs a request after its response, a little later: lines are slightly out of order.
     order = np.argsort(second + rng.exponential(0.7, size=count), kind="stable")
     columns = (
         second + day * DAY_S,
@@ -192,12 +192,12 @@ def _day(rng: np.random.Generator, day: int, count: int, known: int) -> tuple[_R
 
 
 def _visits(rng: np.random.Generator, count: int, known: int) -> tuple[Ints, Ints, Ints, int]:
-    """Second of the day, site and visitor of `count` requests; and the visitors known after them."""
-    wanted = np.minimum(rng.geometric(1 / 7, size=count), 80)  # requests of each visit
+    """Generate `count` requests of visitors: second of the day, site, visitor; and the visitors after."""
+    wanted = np.minimum(rng.geometric(1 / 7, size=count), 80)  # number of requests per visit
     visits = min(int(np.searchsorted(np.cumsum(wanted), count)) + 1, count)
     wanted = wanted[:visits]
 
-    # Three visits in four begin a visitor's day, the others are by someone who was there today.
+    # Three of four visits are a visitor's first of the day; the others repeat a visitor of today.
     first = rng.random(visits) < 0.75
     back = first & (rng.random(visits) < RETURNING_SHARE) & (known > 0)
     fresh = first & ~back
@@ -220,7 +220,7 @@ def _visits(rng: np.random.Generator, count: int, known: int) -> tuple[Ints, Int
 
 
 def _pages(rng: np.random.Generator, count: int) -> Ints:
-    """Page numbers of Zipf popularity, 0 the most popular."""
+    """Draw page numbers from a Zipf distribution, 0 the most popular."""
     weight = np.cumsum(1 / np.arange(1, PAGES_PER_SITE + 1) ** 1.1)
     pages: Ints = np.searchsorted(weight, rng.random(count) * weight[-1]).astype(np.int64)
     return pages
@@ -235,12 +235,12 @@ def _paths() -> tuple[str, ...]:
 
 @cache
 def _clock() -> tuple[str, ...]:
-    """The time of day of each of its seconds, as a log writes it."""
+    """Return HH:MM:SS for each second of a day."""
     return tuple(f"{s // 3600:02}:{s // 60 % 60:02}:{s % 60:02}" for s in range(DAY_S))
 
 
 def _host(visitor: int) -> str:
-    """A visitor's host: a third have names, the others addresses; bots are of one network."""
+    """Return a visitor's host: a name for a third of them, else an address; bots share a network."""
     if visitor < 0:
         return f"198.51.100.{-visitor}"
     if visitor % 3 == 0:
