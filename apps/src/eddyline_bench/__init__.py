@@ -22,24 +22,24 @@ from eddyline_bench.page import require_matplotlib
 
 
 class Result(Protocol):
-    """What a benchmark gives back."""
+    """The result of a benchmark."""
 
     @property
     def equal(self) -> bool:
-        """Whether both sides had the same rows."""
+        """Whether the results that were compared are equal."""
         ...
 
     def text(self) -> str:
-        """The result for people."""
+        """Format the result as text."""
         ...
 
 
 @runtime_checkable
 class Page(Protocol):
-    """A result that makes a page of the documentation."""
+    """A result that can be written as a page of the documentation."""
 
     def write(self, folder: Path) -> None:
-        """Write the page, and its plots, into a folder."""
+        """Write the page and its plots into a folder."""
         ...
 
 
@@ -59,7 +59,7 @@ PAGES = ("mars", "relay")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `eddyline bench`."""
+    """Add the arguments of `eddyline bench`."""
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="one of them; else all")
     parser.add_argument(
         "--rows",
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark asked for, or all, and print each result; 1 where results differ."""
+    """Run the requested benchmark, or all, and print each result; return 1 if results differ."""
     if args.write is not None:
         if args.name not in PAGES:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of processes on loopback, whose workers can be killed and cut off."""
+"""A Spark standalone cluster on loopback, whose workers can be killed or suspended."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ START_SECONDS = 120
 
 
 class Cluster:
-    """A master and its workers, each in a process session of its own; with one core a worker.
+    """A master and workers with one core each; every daemon leads a process session.
 
     Args:
         root: folder for the workers' files and the daemons' log.
-        settings: environment variables of all daemons, and of the executors that they start.
+        settings: environment variables of all daemons and of the executors that they start.
 
     Raises:
         EngineError: the master can't be started.
@@ -61,7 +61,7 @@ class Cluster:
         self.stop()
 
     def add_worker(self) -> int:
-        """Start one more worker; its number, from 1 on."""
+        """Start one more worker; return its number, counted from 1."""
         number = len(self._daemons)
         folder = self._root / f"worker{number}"
         self._start(
@@ -71,19 +71,19 @@ class Cluster:
         return number
 
     def kill(self, worker: int) -> None:
-        """SIGKILL to a worker and all that it has started; they are gone when this returns."""
+        """Send SIGKILL to a worker and all that it has started; return when they are gone."""
         kill_session(self._daemons[worker])
 
     def cut_off(self, worker: int) -> None:
-        """SIGSTOP to a worker and all that it has started: to the others it is silent."""
+        """Suspend a worker and all that it has started (SIGSTOP), as if its network were lost."""
         _signal(self._daemons[worker].pid, signal.SIGSTOP)
 
     def let_back(self, worker: int) -> None:
-        """SIGCONT: what was cut off goes on where it was."""
+        """Resume a suspended worker (SIGCONT)."""
         _signal(self._daemons[worker].pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Kill all."""
+        """Kill all workers and the master."""
         for daemon in reversed(self._daemons):
             kill_session(daemon)
 
@@ -110,21 +110,21 @@ class Cluster:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
+    """Return an unused port of the loopback address."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
 
 
 def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """SIGKILL to a process that leads a session, and to all of it; they are gone at the return."""
+    """Send SIGKILL to all processes of the session that `leader` leads; return when they are gone."""
     while _signal(leader.pid, signal.SIGKILL):
         leader.poll()
     leader.wait()
 
 
 def _signal(session: int, number: signal.Signals) -> list[int]:
-    """Send a signal to a session; the processes that it was sent to."""
+    """Send a signal to all processes of a session; return their ids."""
     found = members(session)
     for member in found:
         try:
@@ -135,7 +135,10 @@ def _signal(session: int, number: signal.Signals) -> list[int]:
 
 
 def members(session: int) -> list[int]:
-    """The living processes of a session: Spark's workers are in process groups of their own."""
+    """Return the ids of the live processes of a session, zombies excluded.
+
+    A process group is not enough: Spark puts its workers into groups of their own.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""What weaker delivery semantics save: the time of an insert and of an epoch, side by side."""
+"""What weaker delivery semantics save: the time of an insert and of an epoch under each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eddyline_bench.two_level import QUERY
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """Seconds of each insert and of each epoch, by delivery semantics."""
+    """Seconds of each timed insert and epoch, by delivery semantics."""
 
     rows: int
     inserts: dict[str, list[float]]
@@ -25,7 +25,7 @@ class DeliveryResult:
     equal: bool
 
     def text(self) -> str:
-        """The result as a short table."""
+        """Format the result as a table."""
         full = median(self.epochs["exactly_once"])
         rows = [
             [
@@ -47,12 +47,12 @@ class DeliveryResult:
 
 
 def run(*, rows: int = 1000, repeat: int = 15, cores: int = 2) -> DeliveryResult:
-    """Time inserts and epochs under each of the delivery semantics, in turns.
+    """Time inserts and epochs under each of the delivery semantics, alternating between them.
 
     Args:
-        rows: rows inserted in each epoch.
-        repeat: timed epochs of each.
-        cores: cores of the local session.
+        rows: number of rows inserted in each epoch.
+        repeat: number of timed epochs of each.
+        cores: number of cores of the local session.
     """
     random = np.random.default_rng(0)
     inserts: dict[str, list[float]] = {name: [] for name in UNFLUSHED}
@@ -68,10 +68,10 @@ def run(*, rows: int = 1000, repeat: int = 15, cores: int = 2) -> DeliveryResult
             engine.table("t", "a BIGINT")
             engine.view("levels", QUERY)
         for number in range(repeat + 3):
-            given = pa.table({"a": random.integers(0, 10_000, rows)})
+            inserted = pa.table({"a": random.integers(0, 10_000, rows)})
             for name, engine in engines.items():
                 with Meter() as inserting:
-                    engine.table("t", "a BIGINT").insert(given)
+                    engine.table("t", "a BIGINT").insert(inserted)
                 with Meter() as advancing:
                     engine.advance()
                 if number >= 3:

@@ -1,8 +1,8 @@
-"""Flow control in simulated time: consumers that are slow, stall, recover and flap.
+"""Simulate flow control: consumers that are slow, stall, recover and flap, in simulated time.
 
-Each lane works on one tuple after the other, at a speed that changes with time. Ways of sending are
-compared under the same conditions: the adaptive windows of `eddyline.relay.flow`, a static limit
-a lane, round robin, and hashing to lanes (as the log ETL did of which the adaptive one is the heir).
+Each lane processes one tuple after the other, at a speed that changes over time. Four sending policies
+are compared under the same conditions: the adaptive windows of `eddyline.relay.flow`, a static limit per
+lane, round robin, and hashing tuples to lanes.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ NETWORK_MS = 1.0
 TICK_MS = 10.0
 
 Speed = Sequence[tuple[float, float]]
-"""From which moment on (ms) a lane has which speed; 1 is its usual one, 0 is a stall."""
+"""Pairs (start in ms, speed): a lane has the speed from then on. 1 is normal, 0 is a stall."""
 
 STEADY: Speed = ((0.0, 1.0),)
 
 
 class Policy(Protocol):
-    """A way of sending: `FlowControl` is one."""
+    """A sending policy; `FlowControl` is one."""
 
     def put(self, number: int) -> None:
-        """A tuple is to be sent."""
+        """Queue a tuple for sending."""
         ...
 
     def sendings(self, now: float) -> Iterator[Sending]:
-        """What to send now."""
+        """Return the tuples to send now, each with its lane."""
         ...
 
     def ack(self, sending: Sending, now: float) -> None:
-        """A lane has done a tuple."""
+        """Register that a lane has processed a tuple."""
         ...
 
     def expire(self, now: float) -> list[Sending]:
-        """What was under way for too long, and is sent again."""
+        """Take back the tuples in flight for longer than their TTL, to be sent again; return them."""
         ...
 
 
 class StaticLimit:
-    """At most `limit` tuples under way to each lane, in turns; what is late is sent again."""
+    """Lanes in turn, with at most `limit` tuples in flight to each; expired tuples are sent again."""
 
     def __init__(self, lanes: int, limit: int, ttl_ms: float) -> None:
         self.limit = limit
@@ -88,7 +88,7 @@ class StaticLimit:
 
 
 class RoundRobin(StaticLimit):
-    """In turns, with one limit for all lanes together (Storm's `max.spout.pending`)."""
+    """Lanes in turn, with one limit for all lanes together (Storm's `max.spout.pending`)."""
 
     def sendings(self, now: float) -> Iterator[Sending]:
         lanes = len(self._under_way)
@@ -100,7 +100,7 @@ class RoundRobin(StaticLimit):
 
 
 class Hashed:
-    """Each tuple has its lane, by hash; there are no acks, so nothing is limited or sent again."""
+    """The lane of each tuple is chosen by hash. Acks are ignored: nothing is limited or sent again."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
@@ -123,15 +123,15 @@ class Hashed:
 
 @dataclass(slots=True)
 class Simulation:
-    """The measurements of one simulation.
+    """The measurements of one simulation, times in milliseconds.
 
     Attributes:
-        ends: when each tuple was first done, by number; NaN for those that weren't.
-        latencies: from a tuple's arrival to its first end.
-        by_lane: when each lane has ended its tuples.
-        replays: tuples that were sent again.
-        windows: every `TICK_MS`, the window of each lane; empty for ways without.
-        waiting_most: most tuples under way and in the lanes' queues.
+        ends: time of the first completion of each tuple, by number; NaN if there was none.
+        latencies: time from the arrival of each completed tuple to its first completion.
+        by_lane: times of all completions, by lane.
+        replays: number of tuples that were sent again.
+        windows: the window of each lane every `TICK_MS`; empty for policies without windows.
+        waiting_most: maximum number of tuples in flight, those in the lanes' queues included.
     """
 
     ends: np.ndarray
@@ -142,18 +142,18 @@ class Simulation:
     waiting_most: int = 0
 
     def throughput(self, start_ms: float, end_ms: float) -> float:
-        """Tuples done for the first time per second, within a time."""
+        """Return first completions per second, within a period."""
         done = np.count_nonzero((self.ends >= start_ms) & (self.ends < end_ms))
         return float(done) * 1000 / (end_ms - start_ms)
 
     def shares(self, start_ms: float, end_ms: float) -> np.ndarray:
-        """How many tuples each lane has ended within a time."""
+        """Return the number of completions of each lane within a period."""
         counts = [sum(start_ms <= at < end_ms for at in ends) for ends in self.by_lane]
         return np.array(counts, float)
 
 
 def fairness(shares: np.ndarray) -> float:
-    """Jain's index of shares: 1 if all are equal, 1/n if one has all."""
+    """Return Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything."""
     return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
 
 
@@ -167,18 +167,17 @@ def simulate(
     noise: float = 0.0,
     seed: int = 1,
 ) -> Simulation:
-    """Run a way of sending.
+    """Simulate a sending policy.
 
     Args:
-        policy: the way of sending.
-        speeds: how the speed of each lane changes.
-        service_ms: what a tuple takes at speed 1, in all lanes or in each.
-        duration_ms: how long.
-        load: tuples that arrive, relative to what all lanes can do at speed 1; they come evenly.
-            A way that limits itself takes them from a source that keeps them; the others get them
-            all.
-        noise: how far the work in a tuple differs from the mean, as a part of it.
-        seed: of the noise.
+        policy: the sending policy.
+        speeds: speed of each lane over time.
+        service_ms: processing time of a tuple at speed 1, for all lanes or for each.
+        duration_ms: simulated duration.
+        load: arrival rate relative to the capacity of all lanes at speed 1; arrivals are evenly
+            spaced. A policy with a limit leaves the excess at the source; the others send it all.
+        noise: maximum relative deviation of a tuple's work from the mean.
+        seed: seed of the noise.
     """
     lanes = len(speeds)
     services = np.broadcast_to(np.asarray(service_ms, float), lanes)
@@ -249,7 +248,7 @@ def simulate(
 
 
 def _finish(speed: Speed, start: float, work: float) -> float:
-    """When work that begins at a moment is done."""
+    """Return when work that begins at `start` is complete; infinity if never."""
     ends = [moment for moment, _ in speed[1:]] + [float("inf")]
     for (_, rate), end in zip(speed, ends, strict=True):
         if end <= start:
@@ -262,11 +261,11 @@ def _finish(speed: Speed, start: float, work: float) -> float:
 
 
 def slowed(factor: float, start_ms: float, end_ms: float) -> Speed:
-    """A lane that is slower for a while; factor 0 is a stall."""
+    """Return the speed of a lane that is slower for a while; factor 0 is a stall."""
     return (0.0, 1.0), (start_ms, factor), (end_ms, 1.0)
 
 
 def flapping(factor: float, period_ms: float, duration_ms: float) -> Speed:
-    """A lane that is slow in every second period."""
+    """Return the speed of a lane that is slow in every second period."""
     moments = np.arange(0.0, duration_ms, period_ms)
     return [(float(at), factor if i % 2 else 1.0) for i, at in enumerate(moments)]

@@ -39,7 +39,7 @@ STORES = {
 
 @dataclass(frozen=True, slots=True)
 class GroupedCountResult:
-    """Costs of each repetition on both sides, over the same `rows` records."""
+    """Costs of each repetition on both sides, over the same records: `rows` of them in `epochs` batches."""
 
     rows: int
     bytes: int
@@ -50,11 +50,11 @@ class GroupedCountResult:
 
     @property
     def ratio(self) -> float:
-        """Throughput of Eddyline over that of Structured Streaming."""
+        """Throughput of Eddyline divided by that of Structured Streaming."""
         return _seconds(self.structured_streaming) / _seconds(self.eddyline)
 
     def text(self) -> str:
-        """The result as a short table."""
+        """Format the result as a table."""
         sides = {"structured streaming": self.structured_streaming, "eddyline": self.eddyline}
         rows = [
             [
@@ -84,13 +84,13 @@ def run(
     epochs: int = 4,
     store: str = "default",
 ) -> GroupedCountResult:
-    """Run both sides in turn, after one warm-up each: the JVM compiles for seconds.
+    """Run both sides alternately, after one untimed run of each that warms up the JVM.
 
     Args:
-        rows: records in all.
-        repeat: timed repetitions of each side.
-        cores: cores of the local session.
-        epochs: micro-batches in which the files are taken, on both sides.
+        rows: total number of records.
+        repeat: number of timed repetitions of each side.
+        cores: number of cores of the local session.
+        epochs: number of micro-batches that read the files, on both sides.
         store: state store of Structured Streaming, `default` or `rocksdb`.
     """
     files = epochs * cores * 2
@@ -118,7 +118,7 @@ def run(
 
 
 def structured_streaming(spark: SparkSession, source: Path, target: Path, per_batch: int) -> Cost:
-    """The query as one writes it by hand; each batch's updated counts become Parquet files."""
+    """Run the query in Structured Streaming, written by hand; each batch writes its updates as Parquet."""
 
     def write(batch: DataFrame, number: int) -> None:
         batch.write.mode("overwrite").parquet(f"{target}/result/batch={number}")
@@ -146,7 +146,7 @@ def structured_streaming(spark: SparkSession, source: Path, target: Path, per_ba
 
 
 def latest(target: Path) -> pl.DataFrame:
-    """What the updates of all batches come to."""
+    """Reduce the updates of all batches to the latest row of each key."""
     updates = pl.read_parquet(target / "result/batch=*/*.parquet", hive_partitioning=True)
     return updates.sort("batch").unique(KEY, keep="last").drop("batch")
 
@@ -154,7 +154,7 @@ def latest(target: Path) -> pl.DataFrame:
 def eddyline(
     spark: SparkSession, source: Path, storage: Path, per_batch: int
 ) -> tuple[Cost, pl.DataFrame]:
-    """The same query as a live view, and its rows at the end."""
+    """Run the same query as a live view; return its cost and its final rows."""
     with Engine(str(storage), spark=spark) as engine:
         with Meter() as meter:
             engine.execute(

@@ -1,4 +1,4 @@
-"""Epoch time for the same delta over a short history and over one that is many times longer."""
+"""Epoch time for the same delta over a short history and over a many times longer one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = {
     "aggregate": "SELECT g, count(*) AS n, sum(v) AS total FROM facts GROUP BY g",
     "join": "SELECT id, v, name FROM facts JOIN names USING (g)",
     "top 100": "SELECT id, v FROM facts ORDER BY v DESC, id LIMIT 100",
-    # 16 groups, however many rows there are
+    # 16 groups, whatever the number of rows
     "extremes": "SELECT g % 16 AS g, min(v) AS low, max(v) AS high FROM facts GROUP BY g % 16",
     "top of group": """
         SELECT g % 16 AS part, id, v FROM facts
@@ -32,7 +32,7 @@ ROWS_PER_GROUP = 10
 
 @dataclass(frozen=True, slots=True)
 class HistoryResult:
-    """Seconds of each epoch of each query, over `rows` and over `rows * factor` rows of history."""
+    """Seconds of each timed epoch by query, over `rows` and over `rows * factor` rows of history."""
 
     rows: int
     factor: int
@@ -43,11 +43,11 @@ class HistoryResult:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """By query: median epoch over the long history, per median over the short one."""
+        """By query: the median epoch over the long history divided by that over the short one."""
         return {name: median(self.long[name]) / median(self.short[name]) for name in self.short}
 
     def text(self) -> str:
-        """The result as a short table."""
+        """Format the result as a table."""
         rows = [
             [
                 name,
@@ -78,16 +78,16 @@ class HistoryResult:
 def run(
     *, rows: int = 10_000, factor: int = 100, delta: int = 1000, repeat: int = 9, cores: int = 2
 ) -> HistoryResult:
-    """Time the same kind of epoch over both histories in turn, for each query of `SHAPES`.
+    """Time the same kind of epoch over both histories alternately, for each query of `SHAPES`.
 
-    An epoch replaces rows (half of the delta) and adds rows (the other half).
+    Half of the rows of an epoch's delta replace rows, the other half are new.
 
     Args:
-        rows: the short history.
-        factor: how many times longer the long one is.
-        delta: rows upserted in an epoch.
-        repeat: timed epochs of each.
-        cores: cores of the local session.
+        rows: number of rows of the short history.
+        factor: length of the long history relative to the short one.
+        delta: number of rows upserted in an epoch.
+        repeat: number of timed epochs of each.
+        cores: number of cores of the local session.
     """
     short: dict[str, list[float]] = {}
     long: dict[str, list[float]] = {}
@@ -96,23 +96,23 @@ def run(
         for name, query in SHAPES.items():
             with (
                 tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder,
-                ExitStack() as open_,
+                ExitStack() as stack,
             ):
                 sides = [
-                    open_.enter_context(Side(spark, f"{folder}/{size}", query, size))
+                    stack.enter_context(LiveQuery(spark, f"{folder}/{size}", query, size))
                     for size in (rows, rows * factor)
                 ]
                 times: list[list[float]] = [[], []]
-                # Two to warm up.
+                # The first two epochs warm up and are not counted.
                 for number in range(repeat + 2):
                     for side, seconds in zip(sides, times, strict=True):
                         seconds.append(side.epoch(delta, number))
                 short[name], long[name] = (seconds[2:] for seconds in times)
-                equal = equal and all(side.is_right() for side in sides)
+                equal = equal and all(side.is_equal() for side in sides)
     return HistoryResult(rows, factor, delta, short, long, equal)
 
 
-class Side:
+class LiveQuery:
     """An engine with one view over a history of `rows` rows."""
 
     def __init__(self, spark: SparkSession, storage: str, query: str, rows: int) -> None:
@@ -129,14 +129,14 @@ class Side:
         self.engine.view("live", query)
         self.engine.advance()
 
-    def __enter__(self) -> Side:
+    def __enter__(self) -> LiveQuery:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine.stop()
 
     def changes(self, ids: np.ndarray, seed: int) -> pa.Table:
-        """Rows of `facts` with these ids, the rest at random."""
+        """Generate rows of `facts` with these ids and random values."""
         random = np.random.default_rng(seed)
         count = len(ids)
         return pa.table(
@@ -148,7 +148,7 @@ class Side:
         )
 
     def epoch(self, delta: int, number: int) -> float:
-        """Upsert `delta` rows, and the seconds that the epoch then takes."""
+        """Upsert `delta` rows; return the seconds that the next epoch takes."""
         random = np.random.default_rng(number)
         old = random.choice(self.rows, delta // 2, replace=False)
         first = self.rows + number * delta
@@ -158,6 +158,6 @@ class Side:
             self.engine.advance()
         return meter.cost.seconds
 
-    def is_right(self) -> bool:
-        """Whether the view equals the same query run offline."""
+    def is_equal(self) -> bool:
+        """Return whether the view equals the same query run offline."""
         return bool(self.engine.verify())

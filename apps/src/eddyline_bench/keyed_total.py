@@ -40,16 +40,16 @@ WARM_UP_KEYS = 1000
 
 
 def running_total(form: str) -> StatefulProcessor:
-    """The user's processor: sum and count of each key in a ValueState.
+    """Create the user's processor, which keeps sum and count of each key in a ValueState.
 
-    The classes stand in a function, so that workers get them whole, as from a user's own script,
-    and needn't import this package.
+    The classes are local so that they are pickled by value, as from a user's own script: the workers
+    needn't import this package.
 
     Args:
         form: `row` for `transformWithState`, `pandas` for `transformWithStateInPandas`.
     """
 
-    class OfRows(StatefulProcessor):
+    class RowProcessor(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:
             self.state = handle.getValueState("total", "total BIGINT, n BIGINT")
 
@@ -63,7 +63,7 @@ def running_total(form: str) -> StatefulProcessor:
         def close(self) -> None:
             pass
 
-    class OfFrames(OfRows):
+    class PandasProcessor(RowProcessor):
         def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
             total, n = self.state.get() or (0, 0)
             for frame in rows:
@@ -71,12 +71,12 @@ def running_total(form: str) -> StatefulProcessor:
             self.state.update((total, n))
             yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
 
-    return OfFrames() if form == "pandas" else OfRows()
+    return PandasProcessor() if form == "pandas" else RowProcessor()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedTotalResult:
-    """Seconds of each batch on both sides; each batch updates `keys` keys with `rows` rows."""
+    """Seconds of each timed batch on both sides; a batch updates `keys` keys with `rows` rows."""
 
     keys: int
     rows: int
@@ -87,11 +87,11 @@ class KeyedTotalResult:
 
     @property
     def ratio(self) -> float:
-        """Keys per second in Eddyline over those in `transformWithState`."""
+        """Keys per second in Eddyline divided by those in `transformWithState`."""
         return median(self.transform_with_state) / median(self.eddyline)
 
     def text(self) -> str:
-        """The result as a short table."""
+        """Format the result as a table."""
         name = "transformWithState" + ("InPandas" if self.form == "pandas" else "")
         sides = {name: self.transform_with_state, "eddyline": self.eddyline}
         rows = [
@@ -112,13 +112,14 @@ class KeyedTotalResult:
 def run(
     *, rows: int = 100_000, repeat: int = 3, cores: int = 2, form: str = "row"
 ) -> KeyedTotalResult:
-    """Feed the same batches to both sides in turn, after a small one to warm up.
+    """Feed the same batches to both sides alternately, after a small untimed one.
 
     Args:
-        rows: rows of each batch; it updates half as many keys, out of a population of `rows` keys.
-        repeat: timed batches.
-        cores: cores of the local session.
-        form: of the user's processor, `row` or `pandas`.
+        rows: number of rows of each batch; it updates half as many keys, out of a population of
+            `rows` keys.
+        repeat: number of timed batches.
+        cores: number of cores of the local session.
+        form: form of the user's processor, `row` or `pandas`.
     """
     require_protobuf()
     keys = rows // 2
@@ -155,7 +156,7 @@ def run(
 
 
 def require_protobuf() -> None:
-    """PySpark's `transformWithState` needs it, and would fail far from here."""
+    """Raise EngineError if protobuf is missing, before `transformWithState` fails in a worker."""
     if importlib.util.find_spec("google") is None or not importlib.util.find_spec(
         "google.protobuf"
     ):
@@ -169,7 +170,7 @@ def require_protobuf() -> None:
 def transform_with_state(
     spark: SparkSession, source: Path, target: Path, form: str
 ) -> StreamingQuery:
-    """The running total as one writes it by hand; it runs until stopped."""
+    """Start the running total in `transformWithState`, written by hand; it runs until stopped."""
 
     def write(batch: DataFrame, number: int) -> None:
         batch.write.mode("overwrite").parquet(f"{target}/result/batch={number}")
@@ -188,25 +189,25 @@ def transform_with_state(
         .writeStream.outputMode("update")
         .foreachBatch(write)
         .option("checkpointLocation", f"{target}/checkpoint")
-        # Seldom enough that an idle query takes no time from the other side.
+        # Long enough that the idle query takes no time from the other side.
         .trigger(processingTime="1 second")
         .start()
     )
 
 
 def batch_seconds(query: StreamingQuery, number: int) -> float:
-    """What Spark itself says that batch `number` took."""
+    """Return the duration that Spark reports for a batch."""
     times = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.batchId == number]
     return max(times) / 1000
 
 
 def write_batch(path: Path, keys: int, population: int, seed: int) -> None:
-    """A Parquet file of two rows for each of `keys` keys, in random order."""
+    """Write a Parquet file with two rows for each of `keys` keys, in random order."""
     random = np.random.default_rng(seed)
     chosen = np.repeat(random.choice(population, keys, replace=False), 2)
     random.shuffle(chosen)
     values = random.integers(-1000, 1000, len(chosen))
-    # Readers must not see half a file; they pass over names with a dot.
+    # Readers must not see an unfinished file; they skip names that begin with a dot.
     hidden = path.with_name(f".{path.name}")
     pl.DataFrame({"k": chosen, "v": values}).write_parquet(hidden)
     hidden.rename(path)

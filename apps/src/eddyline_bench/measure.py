@@ -1,4 +1,4 @@
-"""What every benchmark shares: clocks, CPU of the process tree, the session, and plain output."""
+"""Shared by all benchmarks: time and CPU of the process tree, the Spark session, text tables."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run took: seconds on the clock, and CPU seconds of the whole process tree."""
+    """The cost of a run: wall-clock seconds, and CPU seconds of the whole process tree."""
 
     seconds: float
     cpu_seconds: float
 
 
 class Meter:
-    """Costs of the body of a `with` block, in `cost` once it is over.
+    """Measures the body of a `with` block; `cost` is set when the block ends.
 
     Example:
         >>> with Meter() as meter:
@@ -50,20 +50,20 @@ class Meter:
 
 
 def tree_cpu_seconds() -> float:
-    """CPU seconds of this process and all below it (the JVM, Python workers), the ended ones included.
+    """Return CPU seconds of this process and its descendants (the JVM, Python workers).
 
-    Where there is no /proc, only this process and its ended children count.
+    Ended descendants are included. Without /proc, only this process and its ended children count.
     """
     if not Path("/proc/self/stat").exists():
         times = os.times()
         return times.user + times.system + times.children_user + times.children_system
-    # user, system, and both of the ended children
+    # fields 11 to 14: user and system time, of the process and of its ended children
     ticks = (sum(int(field) for field in fields[11:15]) for fields in _tree().values())
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def tree_rss() -> tuple[int, int]:
-    """Bytes in memory of this process and all below it, and of this one; 0 without /proc."""
+    """Return resident bytes of this process with its descendants, and of this one; 0 without /proc."""
     if not Path("/proc/self/stat").exists():
         return 0, 0
     page = os.sysconf("SC_PAGE_SIZE")
@@ -72,14 +72,14 @@ def tree_rss() -> tuple[int, int]:
 
 
 def _tree() -> dict[int, list[str]]:
-    """Of this process and all below it what /proc says, without number and name."""
+    """Return the fields of /proc/<pid>/stat after the name, of this process and its descendants."""
     found: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         # A process may end between the listing and the read.
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
-                # Name and brackets come first and may hold spaces.
+                # The name comes before, in parentheses, and may contain spaces.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
                 found[int(entry.name)] = fields
@@ -94,15 +94,15 @@ def _tree() -> dict[int, list[str]]:
 
 @contextlib.contextmanager
 def bench_session(cores: int) -> Iterator[SparkSession]:
-    """A local session for both sides of a comparison: `cores` cores and as many shuffle partitions.
+    """Provide a local session with `cores` cores and as many shuffle partitions.
 
-    A session that is already active is used as it is, and left running.
+    A session that is already active is used unchanged and left running.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
-    # Workers run what runs this.
+    # Workers must use the same Python interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
         SparkSession.builder.master(f"local[{cores}]")
@@ -126,7 +126,7 @@ def bench_session(cores: int) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
-    """`key` of the session is `value` within the `with` block."""
+    """Set a configuration of the session within the `with` block."""
     before = spark.conf.get(key, None)
     spark.conf.set(key, value)
     try:
@@ -139,19 +139,19 @@ def setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
 
 
 def in_own_process(function: Callable[..., T], *arguments: object) -> T:
-    """What a function gives that runs in a new process, with a JVM of its own."""
+    """Call a function in a new process, with a JVM of its own, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def median(values: Iterable[float]) -> float:
-    """The median; NaN of nothing."""
+    """Return the median; NaN of no values."""
     found = list(values)
     return statistics.median(found) if found else float("nan")
 
 
 def same_rows(left: pl.DataFrame, right: pl.DataFrame) -> bool:
-    """Whether both hold the same rows the same number of times, columns matched by name."""
+    """Return whether both have the same rows as multisets, columns matched by name."""
     if sorted(left.columns) != sorted(right.columns) or left.height != right.height:
         return False
     by = left.columns
@@ -159,7 +159,7 @@ def same_rows(left: pl.DataFrame, right: pl.DataFrame) -> bool:
 
 
 def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A text table: first column to the left, numbers to the right."""
+    """Format a text table: the first column left-aligned, the others right-aligned."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
@@ -169,5 +169,5 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def verdict(equal: bool) -> str:
-    """The line that closes a comparison."""
+    """Return the last line of a result: whether the compared results are equal."""
     return "  results are equal" if equal else "  RESULTS DIFFER"

@@ -1,4 +1,4 @@
-"""What the pages of benchmarks share: where it was measured, tables, and plots."""
+"""Shared by the pages of benchmarks: the machine, tables and plots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INK, OTHER, FAINT = "#1f5f8b", "#c4552d", "#888888"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where and when it was measured."""
+    """The machine and the day of a measurement; `load` is the load average before it."""
 
     cores: int
     load: float
@@ -33,12 +33,12 @@ class Machine:
 
     @classmethod
     def now(cls) -> Machine:
-        """This machine, and the load of the last minute, before the benchmark adds its own."""
+        """Describe this machine; call it before the benchmark adds to the load."""
         return cls(len(usable_cores()), os.getloadavg()[0], f"{datetime.now(UTC):%Y-%m-%d}")
 
     @property
     def busy(self) -> bool:
-        """Whether others worked on it: then the numbers say less."""
+        """Whether other programs loaded the machine, which makes the numbers unreliable."""
         return self.load > self.cores / 2
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table under its title, with what must be said of it."""
+    """A table with a title and an explaining note."""
 
     title: str
     note: str
@@ -60,7 +60,7 @@ class PageTable:
 
 
 def text(name: str, machine: Machine, tables: Iterable[PageTable], equal: bool) -> str:
-    """The tables in plain text."""
+    """Format the tables as plain text."""
     lines = [f"{name}: {machine}"]
     for table in tables:
         lines += [f"{table.title}", aligned(table.header, table.rows)]
@@ -68,7 +68,7 @@ def text(name: str, machine: Machine, tables: Iterable[PageTable], equal: bool) 
 
 
 def markdown(beginning: Sequence[str], tables: Iterable[PageTable]) -> str:
-    """A page of the documentation: paragraphs, and then the tables."""
+    """Format a page of the documentation: the beginning, then the tables."""
     lines = list(beginning)
     for table in tables:
         lines += ["", f"## {table.title}", ""]
@@ -85,7 +85,10 @@ def _line(cells: Sequence[str]) -> str:
 
 @contextmanager
 def plots(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[list[Axes]]:
-    """Places for plots, which are an SVG file at the end; the same bytes for the same numbers."""
+    """Provide a grid of axes to plot on, saved as an SVG file when the `with` block ends.
+
+    The same plots give the same bytes.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -101,14 +104,14 @@ def plots(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Ite
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may run on."""
+    """Return the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def require_matplotlib() -> None:
-    """The plots need it; better told before minutes of measuring than behind them."""
+    """Raise EngineError if matplotlib is missing; call it before minutes of measuring."""
     if importlib.util.find_spec("matplotlib") is None:
         raise EngineError(
             "the plots need the package matplotlib, which is not installed",

@@ -1,4 +1,4 @@
-"""The parts of the relay by themselves: the acker, the embedded queue, and where failed records wait."""
+"""Parts of the relay in isolation: the acker, the embedded queue, and the wait of failed records."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from eddyline_bench.measure import aligned, median, verdict
 
 PENDING = 100_000
 PAYLOAD = b"x" * 150
-LOAD = 2  # new records for each one that can be read
+LOAD = 2  # new records per record that can be read
 FAILING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPartsResult:
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        rows: records and roots of each measurement.
-        messages_s, dict_messages_s: messages a second in the acker, and in a dict by the message.
-        bytes_a_root: of the acker's entries.
-        queue: records a second of the embedded queue, by what was done.
-        backflow_rounds, tail_rounds: rounds that a failed record waits, median and most: read
-            first, or put at the tail of the queue again.
-        equal: whether all roots and records have ended once.
+        rows: number of records and roots of each measurement.
+        messages_s: messages per second in the acker, processed in batches.
+        dict_messages_s: messages per second in a plain dict, processed one by one.
+        bytes_a_root: maximum size of the acker's state per root in flight.
+        queue: records per second of the embedded queue, by operation.
+        backflow_rounds: rounds until a failed record is read again, median and maximum, where failed
+            records are read first.
+        tail_rounds: the same where failed records are put at the tail of the queue again.
+        equal: whether each root and each record completed once.
     """
 
     rows: int
@@ -44,7 +46,7 @@ class RelayPartsResult:
     equal: bool
 
     def text(self) -> str:
-        """The result as short tables."""
+        """Format the result as tables."""
         rows = [[name, f"{rate:,.0f}"] for name, rate in self.queue.items()]
         waits = {"backflow": self.backflow_rounds, "tail of the queue": self.tail_rounds}
         return "\n".join(
@@ -67,13 +69,13 @@ class RelayPartsResult:
         )
 
 
-def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> RelayPartsResult:  # noqa: ARG001  # every benchmark takes it
+def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> RelayPartsResult:  # noqa: ARG001  # all benchmarks have the same options
     """Measure each part.
 
     Args:
-        rows: records and roots.
-        repeat: times; medians count.
-        cores: not used, all of it is one thread.
+        rows: number of records and roots.
+        repeat: number of repetitions, of which the median is taken.
+        cores: not used: all of it runs in one thread.
     """
     ackers = [acker_rate(rows, seed) for seed in range(repeat)]
     queues = [queue_rates(rows) for _ in range(repeat)]
@@ -97,7 +99,12 @@ def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 1) -> RelayPartsRe
 
 
 def acker_rate(roots: int, seed: int) -> tuple[float, float, float, bool]:
-    """Trees of a record and two tuples, in batches, with up to `PENDING` roots under way."""
+    """Measure the acker on trees of a record and two tuples, with up to `PENDING` roots in flight.
+
+    Returns:
+        messages per second in the acker and in a plain dict, the maximum of bytes per root, and
+        whether each root completed once.
+    """
     random = np.random.default_rng(seed)
     step = max(min(PENDING, roots) // 10, 1)
     batches, under_way = [], []
@@ -133,7 +140,11 @@ def acker_rate(roots: int, seed: int) -> tuple[float, float, float, bool]:
 
 
 def queue_rates(rows: int) -> tuple[dict[str, float], bool]:
-    """Put and read the embedded queue, each call durable."""
+    """Measure puts and reads of the embedded queue, each flushed to the disk.
+
+    Returns:
+        records per second by operation, and whether each record completed once.
+    """
     found = {}
     with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder:
         queue = DataQueue(LogBackend(folder))
@@ -164,7 +175,15 @@ def queue_rates(rows: int) -> tuple[dict[str, float], bool]:
 
 
 def replay_rounds(rounds: int, *, tail: bool) -> tuple[tuple[float, float], bool]:
-    """How many rounds failed records wait, under overload; with `tail` they are put anew."""
+    """Count the rounds until failed records are read again, under overload.
+
+    Args:
+        rounds: number of rounds in which new records are put.
+        tail: put failed records at the tail of the queue again, as new ones.
+
+    Returns:
+        median and maximum of the rounds, and whether each record completed once.
+    """
     random = np.random.default_rng(1)
     read_rows, failed_in, waits, ended, put = 50, dict[bytes, int](), list[int](), 0, 0
     with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder:

@@ -1,4 +1,4 @@
-"""Made-up input: 20-field records of network traffic, in NDJSON files."""
+"""Generate input: 20-field records of network traffic, in NDJSON files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
 
 
 def tuples(first: int, rows: int, total: int, seed: int = 0) -> pl.DataFrame:
-    """Records `first` to `first + rows` of `total`, which together span ten minutes in order."""
+    """Generate records `first` to `first + rows - 1` of `total`.
+
+    All `total` records together span ten minutes of event time, in order. The same arguments give the
+    same records.
+    """
     random = np.random.default_rng([seed, first])
     number = np.arange(first, first + rows)
     second = START + number * SPAN_SECONDS // total
-    # Log-uniform: some addresses send much, most send little.
+    # Log-uniform: few addresses send most of the records.
     source = np.exp(random.uniform(0, np.log(SOURCES), rows)).astype(np.int64)
     small = random.integers(0, 10, rows)
     columns = pl.DataFrame(
@@ -66,10 +70,10 @@ def tuples(first: int, rows: int, total: int, seed: int = 0) -> pl.DataFrame:
 
 
 def write_tuples(folder: Path, rows: int, files: int, total: int | None = None) -> int:
-    """Write `rows` records into `files` NDJSON files, in order; the bytes written.
+    """Write `rows` records into `files` NDJSON files, in order; return the number of bytes.
 
     Args:
-        total: how many records make ten minutes of event time; `rows` by default.
+        total: number of records that span ten minutes of event time; `rows` by default.
     """
     folder.mkdir(parents=True, exist_ok=True)
     edges = [rows * i // files for i in range(files + 1)]

@@ -1,4 +1,4 @@
-"""Epoch time of the two-level count (by key, then by that count), and where it goes."""
+"""Epoch time of a two-level count (rows by key, then keys by count), and its breakdown by stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERY = """
 
 @dataclass(frozen=True, slots=True)
 class TwoLevelResult:
-    """Seconds of each epoch, whole and by stage."""
+    """Seconds of each timed epoch, in total and by stage; `delta` is the rows of an epoch."""
 
     delta: int
     epochs: list[float]
@@ -27,11 +27,11 @@ class TwoLevelResult:
 
     @property
     def seconds(self) -> float:
-        """Median seconds of an epoch."""
+        """Median duration of an epoch."""
         return median(self.epochs)
 
     def text(self) -> str:
-        """The result as a short table."""
+        """Format the result as a table."""
         stages = {name: median(seconds) for name, seconds in self.stages.items()}
         stages["other"] = max(self.seconds - sum(stages.values()), 0.0)
         rows = [
@@ -55,14 +55,14 @@ def run(
     repeat: int = 20,
     cores: int = 2,
 ) -> TwoLevelResult:
-    """Time `repeat` epochs after five to warm up.
+    """Time `repeat` epochs after five untimed ones.
 
     Args:
-        rows: rows inserted in each epoch.
-        keys: keys that they are spread over.
-        history: rows that the table holds before.
-        repeat: timed epochs.
-        cores: cores of the local session.
+        rows: number of rows inserted in each epoch.
+        keys: number of distinct keys.
+        history: number of rows in the table before the first epoch.
+        repeat: number of timed epochs.
+        cores: number of cores of the local session.
     """
     random = np.random.default_rng(0)
     epochs: list[float] = []
