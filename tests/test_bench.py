@@ -17,7 +17,7 @@ from eddyline_bench import (
     relay_parts,
     two_level,
 )
-from eddyline_bench.mars.faults import ClusterRun, Faults, Mishap, on_cluster
+from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
 from eddyline_bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
 from eddyline_bench.measure import (
     Meter,
@@ -134,16 +134,16 @@ def mars_result(counted: int = 1000) -> mars.MarsResult:
         cores: [Point(size, 0.1 + size / 100_000 / cores) for size in (1000, 5000, 20_000)]
         for cores in (1, 2)
     }
-    peace = ClusterRun([1.0, 2.0, 3.0, 4.0], [250, 500, 750, 1000], [], 0, 1000, True)
-    mishaps = [Mishap(2.5, "worker 1 killed")]
-    faults = ClusterRun([1.0, 2.0, 3.0, 9.0], [250, 500, 750, 1000], mishaps, 1, counted, True)
+    undisturbed = ClusterRun([1.0, 2.0, 3.0, 4.0], [250, 500, 750, 1000], [], 0, 1000, True)
+    injected = [InjectedFault(2.5, "worker 1 killed")]
+    faults = ClusterRun([1.0, 2.0, 3.0, 9.0], [250, 500, 750, 1000], injected, 1, counted, True)
     return mars.MarsResult(
         Machine(2, 0.1, "2026-01-02"),
         200.0,
         curves,
         True,
         Latency(500, np.array([0.1, 0.2, 0.3, 1.0]), 7, True),
-        Faults(1000, 250, peace, faults),
+        Faults(1000, 250, undisturbed, faults),
     )
 
 
@@ -204,13 +204,13 @@ def test_mars(tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_mars_loses_nothing_with_its_workers():
-    found = in_own_process(on_cluster, 30_000, 1500)
+    found = in_own_process(run_faults, 30_000, 1500)
     assert found.equal
-    assert [mishap.what for mishap in found.faults.mishaps] == [
+    assert [fault.what for fault in found.faults.injected] == [
         "worker 1 killed", "worker 2 killed", "worker 3 cut off", "worker 3 back",
     ]  # fmt: skip
     # the one that was cut off was missed
-    assert max(np.diff(found.faults.times)) > max(np.diff(found.peace.times))
+    assert max(np.diff(found.faults.times)) > max(np.diff(found.undisturbed.times))
 
 
 @pytest.mark.spark

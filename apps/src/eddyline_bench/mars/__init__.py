@@ -1,4 +1,4 @@
-"""Mars's experiment: a windowed count of 20-field records, measured as the paper on Mars does."""
+"""The experiment of the paper on Mars, a stream processor: a windowed count of 20-field records."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eddyline_bench.mars import page
-from eddyline_bench.mars.faults import Faults, on_cluster
+from eddyline_bench.mars.faults import Faults, run_faults
 from eddyline_bench.mars.runs import (
     SIZES,
     WARM_UP,
     Amdahl,
     Latency,
     Point,
-    own_curve,
-    own_latency,
+    run_curve,
+    run_latency,
     write_batches,
 )
 from eddyline_bench.measure import in_own_process
@@ -26,12 +26,15 @@ from eddyline_bench.page import Machine
 
 @dataclass(frozen=True, slots=True)
 class MarsResult:
-    """All four parts.
+    """The results of all parts of the experiment.
 
     Attributes:
-        curves: by number of cores, throughput against records per batch.
+        machine: the machine and the day.
         record_bytes: mean size of a record as NDJSON.
-        counted: whether in all runs of `curves` the counts add up to the records.
+        curves: by number of cores, throughput against records per batch.
+        counted: whether the counts add up to the number of records in all runs of `curves`.
+        latency: latency of records at half the highest throughput.
+        faults: runs on a cluster with and without faults.
     """
 
     machine: Machine
@@ -43,7 +46,7 @@ class MarsResult:
 
     @property
     def cores(self) -> int:
-        """The largest number of cores that was measured."""
+        """The largest number of measured cores."""
         return max(self.curves)
 
     @property
@@ -53,20 +56,20 @@ class MarsResult:
 
     @property
     def model(self) -> Amdahl:
-        """What the curve on all cores says of more of them."""
+        """The model of more cores, fitted to the curve on all cores."""
         return Amdahl.of(self.curves[self.cores], self.cores)
 
     @property
     def equal(self) -> bool:
-        """Whether nothing was lost or doubled in any part."""
+        """Whether no part lost or duplicated a record."""
         return self.counted and self.latency.counted and self.faults.equal
 
     def text(self) -> str:
-        """The result as tables."""
+        """Format the result as tables."""
         return page.text(self)
 
     def write(self, folder: Path) -> None:
-        """Write `mars.md` and `mars.svg`."""
+        """Write `mars.md` and `mars.svg` into a folder."""
         page.write(self, folder)
 
 
@@ -80,49 +83,49 @@ def run(
     fault_rows: int = 1_000_000,
     fault_batch: int = 40_000,
 ) -> MarsResult:
-    """Run all four parts, each in processes of its own; five minutes on a machine of two cores.
+    """Run all parts, each in processes of its own. It takes five minutes on two cores.
 
     Args:
-        rows: records of the largest batch.
-        repeat: rounds of each size of batch.
-        cores: the most that are used; by default all.
-        epochs: timed batches of a round.
-        seconds: for which records arrive and are timed.
-        fault_rows: records of the fault experiment.
-        fault_batch: records of each of its batches.
+        rows: number of records of the largest batch.
+        repeat: number of timed rounds of each batch size.
+        cores: maximum number of cores; all by default.
+        epochs: number of timed batches per round.
+        seconds: duration of the timed part of the latency run.
+        fault_rows: number of records of the fault experiment.
+        fault_batch: number of records of each of its batches.
     """
     machine = Machine.now()
     most = min(cores or machine.cores, machine.cores)
     with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as name:
-        inputs, written, made = {}, 0, 0
+        inputs, written, total = {}, 0, 0
         for size in [*(size for size in SIZES if size < rows), rows]:
             folder = Path(name) / f"batches-{size}"
             records = size * (WARM_UP + epochs)
             written += write_batches(folder, records, (WARM_UP + epochs) * most)
-            made += records
+            total += records
             inputs[size] = str(folder)
         curves, counted = {}, True
-        for count in counts(most):
-            _say(f"throughput on {count} of {most} cores")
-            curves[count], right = in_own_process(own_curve, inputs, most, count, repeat)
-            counted = counted and right
+        for count in core_counts(most):
+            _report(f"throughput on {count} of {most} cores")
+            curves[count], run_counted = in_own_process(run_curve, inputs, most, count, repeat)
+            counted = counted and run_counted
     peak = max(point.throughput for point in curves[most])
-    _say("latency")
-    arrived = in_own_process(own_latency, round(peak / 2), seconds, most)
-    _say("faults")
-    faults = in_own_process(on_cluster, fault_rows, fault_batch)
-    return MarsResult(machine, written / made, curves, counted, arrived, faults)
+    _report("latency")
+    latency = in_own_process(run_latency, round(peak / 2), seconds, most)
+    _report("faults")
+    faults = in_own_process(run_faults, fault_rows, fault_batch)
+    return MarsResult(machine, written / total, curves, counted, latency, faults)
 
 
-def _say(part: str) -> None:
+def _report(part: str) -> None:
     print(f"mars: {part}", file=sys.stderr, flush=True)
 
 
-def counts(most: int) -> list[int]:
-    """1, 2, 4 ... and `most`.
+def core_counts(most: int) -> list[int]:
+    """Return the powers of two below `most`, and `most`.
 
     Example:
-        >>> counts(6)
+        >>> core_counts(6)
         [1, 2, 4, 6]
     """
     return sorted({most, *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})

@@ -1,4 +1,4 @@
-"""The fault experiment of Mars: workers of a cluster are killed and cut off in mid-run."""
+"""The fault experiment: workers of a cluster are killed and suspended during a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pyspark.sql import SparkSession
 
 from eddyline.errors import EngineError
 from eddyline_bench.cluster import Cluster
-from eddyline_bench.mars.runs import WARM_UP, Commits, opened, total, write_batches
+from eddyline_bench.mars.runs import WARM_UP, Commits, open_engine, total_count, write_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORKERS = 3
 SILENCE_SECONDS = 10
-"""A worker that is silent for so long is taken for lost."""
+"""The cluster treats a worker without a heartbeat for this time as lost."""
 
-AGAIN_MAX = 5
+RETRIES_MAX = 5
 _DAEMONS = {
     "SPARK_DAEMON_JAVA_OPTS": f"-Dspark.worker.timeout={SILENCE_SECONDS} "
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -38,7 +38,7 @@ _SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.heartbeatInterval": "1s",
     "spark.executor.memory": "512m",
-    "spark.log.level": "OFF",  # it tells of each lost worker; what matters is raised
+    "spark.log.level": "OFF",  # it logs every lost worker; errors that matter are raised
     "spark.network.timeout": f"{SILENCE_SECONDS}s",
     "spark.network.timeoutInterval": "1s",
     "spark.python.unix.domain.socket.enabled": "true",
@@ -54,8 +54,8 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
-    """What was done to a worker, and when: seconds since the run began."""
+class InjectedFault:
+    """An action on a worker, and its time in seconds since the start of the run."""
 
     seconds: float
     what: str
@@ -63,56 +63,56 @@ class Mishap:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """One run over the same batches on the cluster.
+    """One run over the batches on the cluster.
 
     Attributes:
-        times: seconds since the run began, by epoch.
-        records: how many records were committed by then.
-        mishaps: what was done to workers meanwhile.
-        again: how often an epoch failed and was called again.
+        times: time of each epoch's commit, in seconds since the start of the run.
+        records: total number of records committed by each of these times.
+        injected: faults injected during the run.
+        retries: number of epochs that failed and were retried.
         counted: sum of all counts at the end.
-        verified: whether the view then was equal to offline SQL.
+        verified: whether the view then equalled offline SQL.
     """
 
     times: list[float]
     records: list[int]
-    mishaps: list[Mishap]
-    again: int
+    injected: list[InjectedFault]
+    retries: int
     counted: int
     verified: bool
 
     @property
     def throughput(self) -> float:
-        """Records a second behind the warm-up batches."""
+        """Records per second after the warm-up batches."""
         records = self.records[-1] - self.records[WARM_UP - 1]
         return records / (self.times[-1] - self.times[WARM_UP - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The same `rows` records in peace, and with workers killed and cut off."""
+    """Two runs over the same `rows` records: one without faults, one with workers killed and suspended."""
 
     rows: int
     batch: int
-    peace: ClusterRun
+    undisturbed: ClusterRun
     faults: ClusterRun
 
     @property
     def equal(self) -> bool:
-        """Whether nothing was lost and nothing counted twice."""
-        runs = (self.peace, self.faults)
+        """Whether both runs counted every record exactly once."""
+        runs = (self.undisturbed, self.faults)
         return all(run.verified and run.counted == self.rows for run in runs)
 
 
-def on_cluster(rows: int, batch: int) -> Faults:
-    """Count the same records on a cluster of three workers: in peace, and again with mishaps.
+def run_faults(rows: int, batch: int) -> Faults:
+    """Count the same records on a cluster of three workers: without faults, and again with faults.
 
-    Two workers are killed in the middle of an epoch, and a new one starts for each. Then one is
-    stopped until the cluster has given it up and gone on without it; and comes back.
+    Two workers are killed in the middle of an epoch, and each is replaced by a new one. Then a worker
+    is suspended until the cluster has committed epochs without it, and resumed.
 
     Args:
-        rows: records in all; 15 batches at least, so that all of it happens in mid-run.
-        batch: records of an epoch.
+        rows: total number of records; at least 15 batches, so that every fault happens during the run.
+        batch: number of records of an epoch.
     """
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", PYSPARK_PYTHON=sys.executable)
     with (
@@ -129,82 +129,84 @@ def on_cluster(rows: int, batch: int) -> Faults:
         spark = builder.getOrCreate()
         try:
 
-            def nothing(_: Commits) -> Iterator[str]:
+            def no_faults(_: Commits) -> Iterator[str]:
                 return iter(())
 
-            _run(spark, Path(name), "warm-up", nothing)  # JVMs compile what they run for seconds
-            peace = _run(spark, Path(name), "peace", nothing)
-            faults = _run(spark, Path(name), "faults", lambda c: mishaps(cluster, c, epochs))
+            _run(spark, Path(name), "warm-up", no_faults)  # the JVMs compile for seconds
+            undisturbed = _run(spark, Path(name), "undisturbed", no_faults)
+            faults = _run(spark, Path(name), "faults", lambda c: inject_faults(cluster, c, epochs))
         finally:
             spark.stop()
-    return Faults(rows, batch, peace, faults)
+    return Faults(rows, batch, undisturbed, faults)
 
 
-def mishaps(cluster: Cluster, commits: Commits, epochs: int) -> Iterator[str]:
-    """Do them one after another, each in the middle of an epoch; what was done."""
+def inject_faults(cluster: Cluster, commits: Commits, epochs: int) -> Iterator[str]:
+    """Inject the faults one after another, each in the middle of an epoch; yield what was done."""
     for worker in (1, 2):
-        _middle(commits, epochs * worker // 5)
+        _sleep_until_middle(commits, epochs * worker // 5)
         cluster.kill(worker)
         yield f"worker {worker} killed"
         cluster.add_worker()
-    _middle(commits, epochs * 3 // 5)
+    _sleep_until_middle(commits, epochs * 3 // 5)
     cluster.cut_off(3)
     yield "worker 3 cut off"
-    # an epoch has tasks for all workers: it can't end before this one is given up
+    # every epoch has a task on each worker: none commits before the cluster gives this one up
     commits.wait_for(len(commits.times) + 3)
     cluster.let_back(3)
     yield "worker 3 back"
 
 
-def _middle(commits: Commits, epoch: int) -> None:
+def _sleep_until_middle(commits: Commits, epoch: int) -> None:
+    """Sleep until the middle of the epoch after the `epoch`-th commit, going by the mean epoch."""
     if not commits.wait_for(epoch):
         raise EngineError(
             f"the run ended before its epoch {epoch}, where a worker was to be lost",
             condition="RUN_TOO_SHORT",
             hint="give it more records",
         )
-    passed = commits.times[-1] - commits.times[0]
-    time.sleep(passed / len(commits.times) / 2)
+    elapsed = commits.times[-1] - commits.times[0]
+    time.sleep(elapsed / len(commits.times) / 2)
 
 
 def _run(
-    spark: SparkSession, root: Path, name: str, doings: Callable[[Commits], Iterator[str]]
+    spark: SparkSession, root: Path, name: str, inject: Callable[[Commits], Iterator[str]]
 ) -> ClusterRun:
-    engine, view = opened(spark, str(root / name), root / "input", WORKERS, WORKERS)
+    """Run all batches in a new engine, with faults injected from another thread."""
+    engine, view = open_engine(spark, str(root / name), root / "input", WORKERS, WORKERS)
     with engine:
         commits = Commits(engine)
         start = time.perf_counter()
-        done: list[Mishap] = []
+        done: list[InjectedFault] = []
 
-        def act() -> None:
-            for what in doings(commits):
-                done.append(Mishap(time.perf_counter() - start, what))  # noqa: PERF401  # as it comes
+        def inject_all() -> None:
+            for what in inject(commits):
+                done.append(InjectedFault(time.perf_counter() - start, what))  # noqa: PERF401  # appended as they happen
 
         with ThreadPoolExecutor(1) as pool:
-            actor = pool.submit(act)
+            injecting = pool.submit(inject_all)
             try:
-                again = _to_the_end(engine.advance)
+                retries = _advance_with_retries(engine.advance)
             finally:
                 commits.end()
-            actor.result()  # raises what went wrong there
+            injecting.result()  # raises the errors of that thread
         return ClusterRun(
             [moment - start for moment in commits.times],
             commits.records,
             done,
-            again,
-            total(view),
+            retries,
+            total_count(view),
             bool(engine.verify()),
         )
 
 
-def _to_the_end(advance: Callable[[], int]) -> int:
-    """Call an engine until all is committed; how often that was needed beyond the first time."""
-    for again in range(AGAIN_MAX):
+def _advance_with_retries(advance: Callable[[], int]) -> int:
+    """Advance an engine until everything is committed; return the number of retries."""
+    for retries in range(RETRIES_MAX):
         try:
             advance()
         except EngineError as error:
             print(f"an epoch is called again: {error}", file=sys.stderr)
         else:
-            return again
+            return retries
     advance()
-    return AGAIN_MAX
+    return RETRIES_MAX

@@ -1,4 +1,4 @@
-"""The result of Mars's experiment as text, and as a page of the documentation with plots."""
+"""The result of Mars's experiment as plain text and as a page of the documentation with plots."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from eddyline_bench.mars import MarsResult
     from eddyline_bench.mars.faults import ClusterRun
 
-SIMULATED_UP_TO = 32
-"""Cores."""
+SIMULATED_CORES_MAX = 32
+"""The largest number of cores that is simulated."""
 
 PAPER_PEAK = 5000
 PAPER_NODES = 20
 PAPER_LATENCY_MS = {"Storm": 653, "Mars": 1372, "Spark Streaming": 2383}
-"""What the paper on Mars gives as mean latencies."""
+"""Mean latencies that the paper on Mars reports."""
 
 COMMAND = "eddyline bench mars --write docs"
 
 
 def text(result: MarsResult) -> str:
-    """The tables in plain text."""
+    """Format the tables as plain text."""
     return page.text("mars", result.machine, _tables(result), result.equal)
 
 
@@ -41,10 +41,10 @@ def write(result: MarsResult, folder: Path) -> None:
         draws = (_draw_batches, _draw_cores, _draw_latency, _draw_faults)
         for draw, place in zip(draws, axes, strict=True):
             draw(result, place)
-    (folder / "mars.md").write_text(page.markdown(_beginning(result), _tables(result)))
+    (folder / "mars.md").write_text(page.markdown(_introduction(result), _tables(result)))
 
 
-def _beginning(result: MarsResult) -> list[str]:
+def _introduction(result: MarsResult) -> list[str]:
     return [
         "# Mars's experiment",
         "",
@@ -65,14 +65,14 @@ def _beginning(result: MarsResult) -> list[str]:
 
 
 def _tables(result: MarsResult) -> Iterator[PageTable]:
-    yield _beside_the_paper(result)
+    yield _comparison_with_paper(result)
     yield _batches(result)
     yield _cores(result)
     yield _latency(result)
     yield _faults(result)
 
 
-def _beside_the_paper(result: MarsResult) -> PageTable:
+def _comparison_with_paper(result: MarsResult) -> PageTable:
     peak, faults = result.peak, result.faults
     bytes_a_second = peak.throughput * result.record_bytes / 1e6
     measured = [max(p.throughput for p in curve) for curve in result.curves.values()]
@@ -92,7 +92,8 @@ def _beside_the_paper(result: MarsResult) -> PageTable:
             [
                 "peak at records per batch",
                 f"{PAPER_PEAK:,}, then a slow fall",
-                f"{peak.size:,}" + ("" if _falls(result) else ", the largest measured: no fall"),
+                f"{peak.size:,}"
+                + ("" if _declines_after_peak(result) else ", the largest measured: no fall"),
             ],
             [
                 "scale-out",
@@ -115,7 +116,7 @@ def _beside_the_paper(result: MarsResult) -> PageTable:
     )
 
 
-def _falls(result: MarsResult) -> bool:
+def _declines_after_peak(result: MarsResult) -> bool:
     return result.peak.size < max(point.size for point in result.curves[result.cores])
 
 
@@ -143,7 +144,7 @@ def _batches(result: MarsResult) -> PageTable:
 def _cores(result: MarsResult) -> PageTable:
     model, size = result.model, result.peak.size
     rows = []
-    for cores in (*result.curves, *_beyond(result)):
+    for cores in (*result.curves, *_simulated_cores(result)):
         measured = "-"
         if cores in result.curves:
             of_size = {p.size: p.throughput for p in result.curves[cores]}
@@ -171,9 +172,9 @@ def _cores(result: MarsResult) -> PageTable:
     )
 
 
-def _beyond(result: MarsResult) -> list[int]:
+def _simulated_cores(result: MarsResult) -> list[int]:
     found, cores = [], result.cores * 2
-    while cores <= SIMULATED_UP_TO:
+    while cores <= SIMULATED_CORES_MAX:
         found.append(cores)
         cores *= 2
     return found
@@ -199,16 +200,16 @@ def _latency(result: MarsResult) -> PageTable:
 
 def _faults(result: MarsResult) -> PageTable:
     faults = result.faults
-    runs = (faults.peace, faults.faults)
+    runs = (faults.undisturbed, faults.faults)
     rows = [
         ["records", *(f"{faults.rows:,}" for _ in runs)],
         ["sum of all counts", *(f"{run.counted:,}" for run in runs)],
         ["equal to offline SQL", *("yes" if run.verified else "NO" for run in runs)],
         ["records/s", *(f"{run.throughput:,.0f}" for run in runs)],
         ["longest epoch, s", *(f"{_longest(run):.1f}" for run in runs)],
-        ["epochs called again", *(f"{run.again}" for run in runs)],
+        ["epochs called again", *(f"{run.retries}" for run in runs)],
     ]
-    what = "; ".join(f"{m.what} at {m.seconds:.1f} s" for m in faults.faults.mishaps)
+    what = "; ".join(f"{m.what} at {m.seconds:.1f} s" for m in faults.faults.injected)
     return PageTable(
         "Faults",
         f"A cluster of a master and three workers, each a process with one core, on this machine; "
@@ -250,7 +251,7 @@ def _draw_cores(result: MarsResult, axes: Axes) -> None:
         cores: next(p.throughput for p in curve if p.size == size)
         for cores, curve in result.curves.items()
     }
-    counts = range(1, max(_beyond(result), default=result.cores) + 1)
+    counts = range(1, max(_simulated_cores(result), default=result.cores) + 1)
     grown = [model.throughput(size * cores // result.cores, cores) for cores in counts]
     axes.plot(list(measured), list(measured.values()), "o-", color=INK, label="measured")
     axes.plot(
@@ -280,12 +281,15 @@ def _draw_latency(result: MarsResult, axes: Axes) -> None:
 
 def _draw_faults(result: MarsResult, axes: Axes) -> None:
     faults = result.faults
-    for run, color, label in ((faults.peace, FAINT, "in peace"), (faults.faults, INK, "faults")):
+    for run, color, label in (
+        (faults.undisturbed, FAINT, "in peace"),
+        (faults.faults, INK, "faults"),
+    ):
         axes.step([0, *run.times], [0, *run.records], where="post", color=color, label=label)
-    for mishap in faults.faults.mishaps:
-        axes.axvline(mishap.seconds, color=OTHER, linestyle=":")
+    for fault in faults.faults.injected:
+        axes.axvline(fault.seconds, color=OTHER, linestyle=":")
         axes.text(
-            mishap.seconds, faults.rows, mishap.what,
+            fault.seconds, faults.rows, fault.what,
             rotation=90, va="top", ha="right", color=OTHER,
         )  # fmt: skip
     axes.set(xlabel="seconds", ylabel="records committed", ylim=(0, None))

@@ -1,7 +1,7 @@
 """Runs of the windowed count: throughput against records per batch, and latency of records.
 
-A batch of records is an epoch. Its records lie in one NDJSON file for each core, where Mars has one
-message of a broker; so a batch keeps all cores at work.
+A batch of records is an epoch. It consists of one NDJSON file per core, so that it keeps all cores
+busy; in the paper a batch is one message of a broker.
 """
 
 from __future__ import annotations
@@ -37,42 +37,44 @@ QUERY = """
 VIEW = "counts"
 SIZES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 EVENTS_PER_SECOND = 10_000
-"""Records in a second of event time: a window of 60 s holds 600,000."""
+"""Records per second of event time: a window of 60 s holds 600,000."""
 
 WARM_UP = 2
-"""Untimed batches at the beginning of each run."""
+"""Number of untimed batches at the start of each run."""
 
 FILES_PER_SECOND = 20
-"""How often records that arrive one by one become a file."""
+"""Files per second into which arriving records are collected."""
 
 WARM_UP_SECONDS = 4
+"""Untimed seconds at the start of a latency run."""
+
 WARM_UP_BATCHES = 20
-"""Of a JVM that compiles what it runs."""
+"""Batches counted before a latency run, while the JVM compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A batch of `size` records took `seconds`, as the median of rounds of several batches each."""
+    """The time of a batch of `size` records: the median ended rounds of the mean batch of a round."""
 
     size: int
     seconds: float
 
     @property
     def throughput(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.size / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Amdahl:
-    """An epoch takes `serial + parallel * records / cores` seconds."""
+    """Amdahl's law: an epoch takes `serial + parallel * records / cores` seconds."""
 
     serial: float
     parallel: float
 
     @classmethod
     def of(cls, curve: Sequence[Point], cores: int) -> Amdahl:
-        """Fitted to a curve measured on `cores` cores, each point by its relative error.
+        """Fit the law to a curve measured on `cores` cores, minimising relative errors.
 
         Example:
             >>> curve = [Point(size, 0.2 + size / 2 / 100_000) for size in (1000, 5000, 20_000)]
@@ -86,7 +88,7 @@ class Amdahl:
         return cls(max(float(serial), 0.0), max(float(slope) * cores, 0.0))
 
     def throughput(self, size: int, cores: int) -> float:
-        """Records a second of batches of `size` records on `cores` cores."""
+        """Predict the records per second of batches of `size` records on `cores` cores."""
         return size / (self.serial + self.parallel * size / cores)
 
 
@@ -95,10 +97,10 @@ class Latency:
     """Seconds from the arrival of each record to the commit of its epoch.
 
     Attributes:
-        rate: records that arrived in a second.
-        seconds: one value a record; those of the warm-up are left out.
-        epochs: committed meanwhile.
-        counted: whether the counts add up to the records.
+        rate: records that arrived per second.
+        seconds: one value per record, without those of the warm-up.
+        epochs: number of committed epochs, with those of the warm-up.
+        counted: whether the counts add up to the number of records.
     """
 
     rate: int
@@ -108,26 +110,26 @@ class Latency:
 
     @property
     def mean(self) -> float:
-        """Of all records."""
+        """The mean latency in seconds."""
         return float(self.seconds.mean())
 
     def quantile(self, share: float) -> float:
-        """At most so long took this share of the records."""
+        """Return the latency in seconds that this share of the records did not exceed."""
         return float(np.quantile(self.seconds, share))
 
 
 def write_batches(folder: Path, rows: int, files: int) -> int:
-    """Write records in the order of their event time; the bytes written."""
+    """Write records in the order of their event time; return the number of bytes."""
     return write_tuples(folder, rows, files, total=EVENTS_PER_SECOND * SPAN_SECONDS)
 
 
 # --- throughput ---
 
 
-def own_curve(
+def run_curve(
     inputs: Mapping[int, str], files: int, cores: int, repeat: int
 ) -> tuple[list[Point], bool]:
-    """`curve` in a process that has only so many cores: Python, JVM and workers share them."""
+    """Limit this process, its JVM and its workers to `cores` cores, and run `curve`."""
     limit_cores(cores)
     with bench_session(cores) as spark:
         return curve(spark, inputs, files, cores, repeat)
@@ -136,44 +138,44 @@ def own_curve(
 def curve(
     spark: SparkSession, inputs: Mapping[int, str], files: int, cores: int, repeat: int
 ) -> tuple[list[Point], bool]:
-    """Throughput against records per batch.
+    """Measure throughput against records per batch.
 
-    The sizes take turns, so that a slow minute of the machine falls on all of them.
+    Each round measures all sizes, so that a slow minute of the machine affects all of them.
 
     Args:
-        inputs: folder of NDJSON files, by the size of a batch.
-        files: how many of them are a batch.
-        repeat: rounds; one more comes before, since the JVM compiles for seconds.
+        inputs: folder of NDJSON files, by batch size.
+        files: number of files of a batch.
+        repeat: number of timed rounds, after one that warms up the JVM.
 
     Returns:
-        a point a size, and whether the counts add up to the records of the last round.
+        a point per size, and whether the counts add up to the number of records in the last round.
     """
     found: dict[int, list[float]] = {size: [] for size in inputs}
     counted = True
     for number in range(repeat + 1):
         for size, folder in inputs.items():
             with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as storage:
-                engine, view = opened(spark, storage, folder, cores, files)
+                engine, view = open_engine(spark, storage, folder, cores, files)
                 with engine:
                     commits = Commits(engine)
                     engine.advance()
                     if number:
                         found[size].append(mean_epoch(commits.times))
                     if number == repeat:
-                        counted = counted and total(view) == commits.records[-1]
+                        counted = counted and total_count(view) == commits.records[-1]
     return [Point(size, median(seconds)) for size, seconds in found.items()], counted
 
 
 def mean_epoch(times: Sequence[float]) -> float:
-    """Mean seconds of an epoch behind the warm-up: with compaction and all else that comes seldom."""
+    """Return the mean seconds of an epoch after the warm-up, periodic work such as compaction included."""
     return (times[-1] - times[WARM_UP - 1]) / (len(times) - WARM_UP)
 
 
 # --- latency ---
 
 
-def own_latency(rate: int, seconds: float, cores: int) -> Latency:
-    """`latency` in a process of its own, whose JVM has counted the records of four seconds before."""
+def run_latency(rate: int, seconds: float, cores: int) -> Latency:
+    """Limit this process to `cores` cores, warm up its JVM, and run `latency`."""
     limit_cores(cores)
     with (
         bench_session(cores) as spark,
@@ -191,33 +193,33 @@ def latency(
     cores: int,
     warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> Latency:
-    """Let records arrive one by one at a constant rate while an engine runs in the background.
+    """Measure latency while records arrive at a constant rate and an engine runs in the background.
 
     Record i arrives i / rate seconds after the start. A file appears when its last record has
-    arrived, so the wait for that is part of a record's latency.
+    arrived, so the wait for the file is part of a record's latency.
     """
     ticks = round((seconds + warm_up_seconds) * FILES_PER_SECOND)
     rows = rate * ticks // FILES_PER_SECOND
     with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as name:
-        made, folder = Path(name) / "made", Path(name) / "arrived"
+        prepared, folder = Path(name) / "prepared", Path(name) / "arrived"
         folder.mkdir()
-        write_tuples(made, rows, ticks, total=rate * SPAN_SECONDS)
-        engine, view = opened(spark, f"{name}/storage", folder, cores)
+        write_tuples(prepared, rows, ticks, total=rate * SPAN_SECONDS)
+        engine, view = open_engine(spark, f"{name}/storage", folder, cores)
         with engine:
             commits = Commits(engine)
             engine.start(interval=0.01)
             start = time.perf_counter()
-            for number, path in enumerate(sorted(made.iterdir()), 1):
+            for number, path in enumerate(sorted(prepared.iterdir()), 1):
                 _sleep_until(start + number / FILES_PER_SECOND)
                 path.rename(folder / path.name)
             while not commits.records or commits.records[-1] < rows:
-                if engine.await_termination(0.05):  # raises what went wrong
+                if engine.await_termination(0.05):  # raises the error of a failed epoch
                     break
             engine.stop()
-            counted = total(view) == rows
+            counted = total_count(view) == rows
     first = round(rate * warm_up_seconds)
     numbers = np.arange(first, rows)
-    # the first epoch behind which more than `number` records were committed
+    # of each record, the first epoch whose commit includes it
     epoch = np.searchsorted(np.array(commits.records), numbers, side="right")
     committed = np.array(commits.times)[epoch] - start
     return Latency(rate, committed - numbers / rate, len(commits.times), counted)
@@ -227,16 +229,16 @@ def _sleep_until(moment: float) -> None:
     time.sleep(max(moment - time.perf_counter(), 0))
 
 
-# --- what all parts share ---
+# --- shared by all parts ---
 
 
-def opened(
+def open_engine(
     spark: SparkSession, storage: str, folder: str | Path, cores: int, files: int | None = None
 ) -> tuple[Engine, View]:
-    """A new engine with the query as its view; nothing is read yet.
+    """Create an engine with the query as its view, without reading anything yet.
 
     Args:
-        files: how many make an epoch; None takes what is there.
+        files: number of files per epoch; None reads all that are there.
     """
     options = Options(buckets=cores, scan_tasks=cores, catalog="")
     engine = Engine(storage, spark=spark, options=options)
@@ -248,51 +250,52 @@ def opened(
     return engine, engine.view(VIEW, QUERY)
 
 
-def total(view: View) -> int:
-    """The sum of all counts."""
+def total_count(view: View) -> int:
+    """Return the sum of all counts of the view."""
     rows = view.snapshot().toDF("sip", "type", "start", "n")
     return int(rows.agg(sf.coalesce(sf.sum("n"), sf.lit(0))).head()[0])  # type: ignore[index]
 
 
 @dataclass(slots=True)
 class Commits:
-    """When an engine has committed how many records; others can wait for it.
+    """Records the commits of an engine, for other threads to wait for.
 
     Attributes:
-        times: of the clock, by epoch.
-        records: how many were committed in all by then.
+        times: clock time of the commit of each epoch.
+        records: total number of records committed by each of these times.
+        ended: whether no more commits will come.
     """
 
     engine: Engine
     times: list[float] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
-    over: bool = False
-    _more: threading.Condition = field(default_factory=threading.Condition)
+    ended: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        self.engine.on_progress(self._take)
+        self.engine.on_progress(self._record)
 
-    def _take(self, progress: Progress) -> None:
-        with self._more:
+    def _record(self, progress: Progress) -> None:
+        with self._changed:
             self.times.append(time.perf_counter())
             before = self.records[-1] if self.records else 0
             self.records.append(before + progress.rows_in.get(VIEW, 0))
-            self._more.notify_all()
+            self._changed.notify_all()
 
     def wait_for(self, epochs: int) -> bool:
-        """Wait until so many epochs are committed; False if no more come before."""
-        with self._more:
-            self._more.wait_for(lambda: len(self.times) >= epochs or self.over)
-            return not self.over
+        """Wait until `epochs` epochs are committed; return False if the run has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.times) >= epochs or self.ended)
+            return not self.ended
 
     def end(self) -> None:
-        """None comes any more."""
-        with self._more:
-            self.over = True
-            self._more.notify_all()
+        """Declare that no more commits will come; wakes all waiters."""
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
 
 
 def limit_cores(count: int) -> None:
-    """Let this process, and all that it starts, run on `count` cores only, where that is possible."""
+    """Restrict this process and its children to `count` cores, where the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, usable_cores()[:count])
