@@ -29,9 +29,9 @@ from eddyline_bench.measure import (
 )
 from eddyline_bench.page import Machine
 from eddyline_bench.relay import steady
-from eddyline_bench.relay.load import Fixed
-from eddyline_bench.relay.overload import Course, Overload, course
-from eddyline_bench.relay.replays import own_replays
+from eddyline_bench.relay.load import FixedSetting
+from eddyline_bench.relay.overload import Overload, PhasedRun, run_phases
+from eddyline_bench.relay.replays import run_replays
 from eddyline_bench.tuples import SCHEMA, tuples, write_tuples
 
 
@@ -217,16 +217,20 @@ def test_mars_loses_nothing_with_its_workers():
 def test_relay(tmp_path):
     variants = {"none": steady.Variant(steady.NEVER), "some": steady.Variant(500)}
     with bench_session(2) as spark:
-        acks = steady.own_acks(1000, 1, 2)
-        poison = steady.measured(variants, rows=1000, repeat=1, cores=2)
-        replays = own_replays(0.5, 2e-4, 100)
-        adaptive, fixed = (course(spark, way, 0.2, 0.5, 2e-4, 50) for way in (None, Fixed(4, True)))
-    overload = Overload(2e-4, adaptive, fixed, {Fixed(4, True): 1.0, Fixed(4, False): 2.0})
+        acks = steady.run_acks(1000, 1, 2)
+        poison = steady.measure(variants, rows=1000, repeat=1, cores=2)
+        replays = run_replays(0.5, 2e-4, 100)
+        adaptive, fixed = (
+            run_phases(spark, way, 0.2, 0.5, 2e-4, 50) for way in (None, FixedSetting(4, True))
+        )
+    overload = Overload(
+        2e-4, adaptive, fixed, {FixedSetting(4, True): 1.0, FixedSetting(4, False): 2.0}
+    )
     result = relay.RelayResult(Machine(2, 0.1, "2026-01-02"), acks, poison, overload, replays)
     assert (acks.equal, poison.equal, replays.equal, overload.equal) == (True,) * 4
     assert list(poison.costs) == ["none", "some"]
     assert all(len(waits) for waits in replays.waits.values())
-    assert overload.adaptive.ended[-1] > 0
+    assert overload.adaptive.committed[-1] > 0
     assert overload.adaptive.peak("tree", 1) > overload.adaptive.peak("driver", 1) > 0
     assert "results are equal" in result.text()
     pytest.importorskip("matplotlib", reason="the plots need it")
@@ -239,7 +243,7 @@ def test_recovery_is_when_throughput_is_back():
     times = np.arange(0.0, 31.0, 0.5)
     # 100 records/s; 10 from second 10 on; 100 again from second 23 on, three after the slowness
     ended = np.interp(times, [0, 10, 23, 31], [0, 1000, 1130, 1930])
-    slow = Course(
+    slow = PhasedRun(
         "adaptive", [0, 10, 20, 30], times, ended, np.interp(times, [9, 10, 20, 30], [9, 1, 1, 11]),
         {"tree": times, "driver": times}, 0, 0, 0.0, True,
     )  # fmt: skip

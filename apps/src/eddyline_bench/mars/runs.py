@@ -54,7 +54,7 @@ WARM_UP_BATCHES = 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The time of a batch of `size` records: the median ended rounds of the mean batch of a round."""
+    """The time of a batch of `size` records: the median over rounds of the mean batch of a round."""
 
     size: int
     seconds: float

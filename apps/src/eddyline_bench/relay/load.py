@@ -1,4 +1,4 @@
-"""What the parts of the relay benchmark share: records with numbers, pipelines over a temporary folder."""
+"""Shared by the relay benchmarks: numbered records, bolts, and pipelines over a temporary folder."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 PUT_ROWS = 10_000
 UNREAD_ROWS_MAX = 1 << 40
-FOR_EVER_MS = 1e12
+NO_TTL_MS = 1e12
 
 Numbers = npt.NDArray[np.int64]
-Called = Callable[[pa.Table], object]
+BoltFunction = Callable[[pa.Table], object]
 
 
-# --- records: a number of 8 bytes, and 0 up to their size ---
+# --- records: a number of 8 bytes, padded with zeros ---
 
 
 def numbered_records(first: int, count: int, size: int) -> pa.Table:
-    """Records with the numbers from `first` on."""
+    """Create records numbered from `first`, of `size` bytes each."""
     return with_numbers(np.arange(first, first + count), size)
 
 
 def with_numbers(numbers: Numbers, size: int) -> pa.Table:
-    """Records with these numbers, as a table for a queue."""
+    """Create records with these numbers, as a table for a queue."""
     bodies = np.zeros((len(numbers), size), np.uint8)
     bodies[:, :8] = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)
     offsets = np.arange(0, (len(numbers) + 1) * size, size, dtype=np.int32)
@@ -56,7 +56,7 @@ def with_numbers(numbers: Numbers, size: int) -> pa.Table:
 
 
 def numbers_of(payloads: pa.ChunkedArray) -> Numbers:
-    """The numbers of records."""
+    """Decode the numbers of records."""
     parts = [np.empty(0, np.int64)]
     for chunk in payloads.chunks:
         _, offsets, data = chunk.buffers()
@@ -69,37 +69,37 @@ def numbers_of(payloads: pa.ChunkedArray) -> Numbers:
 # --- bolts ---
 
 
-def passed(records: pa.Table) -> pa.Table:
-    """What comes in goes on."""
+def pass_through(records: pa.Table) -> pa.Table:
+    """Return the records unchanged; the bolt of a pass-through pipeline."""
     return records.select(["payload"])
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A bolt that raises if a bad record is among its rows: one of `every`, early among them."""
+class RaiseOnBadRecords:
+    """A pass-through bolt that raises if one of its rows is bad; one of `every` records is."""
 
     every: int
 
     def bad(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of these records it can't work on."""
+        """Return which of these records are bad."""
         bad: npt.NDArray[np.bool_] = numbers % self.every == self.every // 1000
         return bad
 
     def __call__(self, records: pa.Table) -> pa.Table:
-        """The rows as they are."""
+        """Return the records unchanged, or raise."""
         if self.bad(numbers_of(records["payload"])).any():
             raise ValueError("this record can't be worked on")
-        return passed(records)
+        return pass_through(records)
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
-    """A bolt that sleeps for each record: on some lane longer, as long as a file says so.
+class SleepPerRecord:
+    """A pass-through bolt that sleeps for each record, and longer in lane 0 while a file exists.
 
     Attributes:
-        seconds: for one record.
-        slowed: path of the file with the factor for lane 0; as usual if it isn't there.
-        whole: the rows go on with all that is known of their records.
+        seconds: time per record.
+        slowed: path of the file, which holds the factor by which lane 0 is slower.
+        whole: whether to emit all columns of the records, not only the payload.
     """
 
     seconds: float
@@ -107,37 +107,37 @@ class Waited:
     whole: bool = False
 
     def __call__(self, records: pa.Table) -> pa.Table:
-        """The rows as they are, after a while."""
+        """Sleep, and return the records unchanged."""
         context, factor = TaskContext.get(), 1.0
         assert context is not None
         if context.partitionId() == 0 and os.path.exists(self.slowed):
             factor = float(Path(self.slowed).read_text())
         time.sleep(self.seconds * factor * records.num_rows)
-        return records if self.whole else passed(records)
+        return records if self.whole else pass_through(records)
 
 
 # --- pipelines ---
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """A static setting.
+class FixedSetting:
+    """A setting of flow control with fixed windows.
 
     Attributes:
-        window: tuples under way to each lane.
-        taken: whether a tuple that isn't begun in time goes to another lane, as with windows that
-            adapt.
+        window: maximum number of tuples in flight to each lane.
+        reassigned: whether a tuple that a lane doesn't begin in time goes to another lane, as with
+            adaptive windows.
     """
 
     window: int
-    taken: bool
+    reassigned: bool
 
     def __str__(self) -> str:
-        return f"fixed {self.window}, {'taken' if self.taken else 'kept'}"
+        return f"fixed {self.window}, {'taken' if self.reassigned else 'kept'}"
 
 
 class FixedWindows(FlowControl):
-    """Flow control whose windows stay as they are."""
+    """Flow control whose windows never change."""
 
     def _step(self, lane: Lane, by: int, now: float) -> None:
         lane.stepped_ms = now
@@ -147,23 +147,23 @@ class BenchPipeline:
     """A pipeline from a queue into a stream of one BINARY column, both in a new folder.
 
     Args:
-        spark: where it runs.
-        folder: for all files.
-        functions: the vectorised bolts.
-        settings: of the pipeline.
-        window: of each lane at the start.
-        fixed: the windows stay as they are; see `Fixed`.
+        spark: the session that runs it.
+        folder: the folder of all files.
+        functions: the functions of the bolts, all of them vectorised.
+        settings: the settings of the pipeline.
+        window: initial window of each lane.
+        fixed: use these fixed windows; None adapts them.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         folder: Path,
-        functions: Sequence[Called],
+        functions: Sequence[BoltFunction],
         settings: Settings,
         *,
         window: int = WINDOW,
-        fixed: Fixed | None = None,
+        fixed: FixedSetting | None = None,
     ) -> None:
         files = Files(str(folder / "storage"))
         bolts = [
@@ -186,31 +186,31 @@ class BenchPipeline:
                 lanes, slow_ms=slow_ms, ttl_ms=ttl_ms, window=window
             )
         else:
-            ttl_ms = PATIENCE * slow_ms if fixed.taken else FOR_EVER_MS
+            ttl_ms = PATIENCE * slow_ms if fixed.reassigned else NO_TTL_MS
             self.stream.waves.flow = FixedWindows(
                 lanes, slow_ms=slow_ms, ttl_ms=ttl_ms, window=fixed.window
             )
 
     def put(self, first: int, count: int, size: int) -> None:
-        """Put records with the numbers from `first` on."""
+        """Put `count` records of `size` bytes, numbered from `first`."""
         for start in range(first, first + count, PUT_ROWS):
             rows = min(PUT_ROWS, first + count - start)
             self.queue.put(numbered_records(start, rows, size))
 
     @property
-    def ended(self) -> int:
-        """Records that are done or dead."""
+    def settled(self) -> int:
+        """Number of records that are done or dead."""
         account = self.queue.account()
         return account.done + account.dead
 
     @property
     def resent(self) -> float:
-        """Share of the tuples that were sent to a second lane."""
-        sent = self.ended / self.tuple_rows
+        """Number of replayed tuples relative to all tuples."""
+        sent = self.settled / self.tuple_rows
         return self.stream.waves.flow.replays / sent if sent else 0.0
 
     def numbers(self) -> Numbers:
-        """The numbers of all records that came out."""
+        """Return the numbers of all records in the output stream."""
         segments = self.outputs.segments(self.outputs.start(), self.outputs.end())
         parts = [numbers_of(read_arrow(self.outputs.files, s)["c0"]) for s in segments]
         return np.concatenate([np.empty(0, np.int64), *parts])
@@ -220,9 +220,10 @@ class BenchPipeline:
 def producing(
     load: BenchPipeline, rate: float, size: int, *, first: int = 0
 ) -> Iterator[list[int]]:
-    """A thread that puts `rate` records a second, at the same times whatever becomes of them.
+    """Put `rate` records per second from a thread, however fast they are processed.
 
-    Gives a list whose last entry is how many were put.
+    Yields:
+        a list whose last entry is the number of records put.
     """
     stopping, put = threading.Event(), [first]
 
@@ -243,5 +244,5 @@ def producing(
 
 
 def each_once(numbers: Numbers, count: int) -> bool:
-    """Whether these are the numbers from 0 up to but not including `count`, each of them once."""
+    """Return whether these are the numbers from 0 to `count - 1`, each of them once."""
     return len(numbers) == count and np.array_equal(np.sort(numbers), np.arange(count))

@@ -1,4 +1,4 @@
-"""The result of the relay benchmark as text, and as a page of the documentation with plots."""
+"""The result of the relay benchmark as plain text and as a page of the documentation with plots."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from eddyline_bench import page
 from eddyline_bench.page import FAINT, INK, OTHER, PageTable
-from eddyline_bench.relay.overload import LANES, LOADED, LOOK_S, PHASES, SLOWED
-from eddyline_bench.relay.replays import BACKFLOW, EVERY, TAIL
+from eddyline_bench.relay.overload import AVERAGED_S, LANES, LOAD, PHASES, SLOWDOWN
+from eddyline_bench.relay.replays import BACKFLOW, FAILING_EVERY, TAIL
 from eddyline_bench.relay.steady import BOLTS, OFF, POISON_WINDOW, RECORD_BYTES, WINDOW, Steady
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from eddyline_bench.relay import RelayResult
-    from eddyline_bench.relay.overload import Course
+    from eddyline_bench.relay.overload import PhasedRun
 
 COMMAND = "eddyline bench relay --write docs"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 def text(result: RelayResult) -> str:
-    """The tables in plain text."""
+    """Format the tables as plain text."""
     return page.text("relay", result.machine, _tables(result), result.equal)
 
 
@@ -36,10 +36,10 @@ def write(result: RelayResult, folder: Path) -> None:
         draws = (_draw_rate, _draw_memory, _draw_waits, _draw_search)
         for draw, place in zip(draws, axes, strict=True):
             draw(result, place)
-    (folder / "relay.md").write_text(page.markdown(_beginning(result), _tables(result)))
+    (folder / "relay.md").write_text(page.markdown(_introduction(result), _tables(result)))
 
 
-def _beginning(result: RelayResult) -> list[str]:
+def _introduction(result: RelayResult) -> list[str]:
     kept = "each record ended once" if result.equal else "RECORDS WERE LOST OR DOUBLED"
     return [
         "# Pipelines of bolts",
@@ -113,43 +113,43 @@ def _steady_rows(steady: Steady, base: str) -> list[list[str]]:
 
 def _overload(result: RelayResult) -> PageTable:
     overload = result.overload
-    courses = (overload.adaptive, overload.best)
+    runs = (overload.adaptive, overload.best)
     phase_s = overload.adaptive.starts[1] - overload.adaptive.starts[0]
     rows = [
-        [f"records/s, {phase}", *(f"{course.rate(i):,.0f}" for course in courses)]
+        [f"records/s, {phase}", *(f"{run.rate(i):,.0f}" for run in runs)]
         for i, phase in enumerate(PHASES)
     ]
     rows += [
-        ["records/s, all phases", *(f"{course.rate():,.0f}" for course in courses)],
+        ["records/s, all phases", *(f"{run.rate():,.0f}" for run in runs)],
         ["against the best fixed windows", f"{overload.ratio:.0%}", ""],
-        ["seconds until recovered", *(f"{course.recovery_s:.1f}" for course in courses)],
-        ["window of the slowed lane, by phase", *(_windows(course) for course in courses)],
+        ["seconds until recovered", *(f"{run.recovery_s:.1f}" for run in runs)],
+        ["window of the slowed lane, by phase", *(_windows(run) for run in runs)],
         ["seconds until its window is back", f"{overload.adaptive.window_back_s:.1f}", ""],
-        ["tuples sent twice", *(f"{course.resent:.2%}" for course in courses)],
-        ["records in tuples under way, most", *(f"{course.buffered:,}" for course in courses)],
-        ["records unread on the disk at the end", *(f"{c.backlog:,}" for c in courses)],
+        ["tuples sent twice", *(f"{run.resent:.2%}" for run in runs)],
+        ["records in tuples under way, most", *(f"{run.buffered:,}" for run in runs)],
+        ["records unread on the disk at the end", *(f"{c.backlog:,}" for c in runs)],
     ]
     for of, name in {"driver": "the driver's Python", "tree": "all processes"}.items():
         rows += [
-            [f"MB of {name}, {phase}", *(f"{c.peak(of, i) / 1e6:,.0f}" for c in courses)]
+            [f"MB of {name}, {phase}", *(f"{c.peak(of, i) / 1e6:,.0f}" for c in runs)]
             for i, phase in enumerate(PHASES)
         ]
     return PageTable(
-        f"Overload at {LOADED:g}x, and a lane that is {SLOWED:g} times as slow for a while",
+        f"Overload at {LOAD:g}x, and a lane that is {SLOWDOWN:g} times as slow for a while",
         f"{LANES} lanes whose bolt sleeps {overload.record_s * 1e6:.0f} microseconds a record, so all of "
-        f"them could do {overload.capacity:,.0f} records/s; {LOADED:g} times as many come in all the time. "
+        f"them could do {overload.capacity:,.0f} records/s; {LOAD:g} times as many come in all the time. "
         f"Three phases of {phase_s:.0f} s; in the second one lane 0 is slowed. Beside it the same pipeline "
         "with the best fixed windows. Recovered: the last "
-        f"{LOOK_S:g} s had 90 % of the throughput of the first phase; its window is back: at 90 % of its median there. Windows "
+        f"{AVERAGED_S:g} s had 90 % of the throughput of the first phase; its window is back: at 90 % of its median there. Windows "
         "are medians of the phase. Memory is the most that was resident; "
         "that of all processes counts shared pages more than once.",
-        ["", *(course.name for course in courses)],
+        ["", *(run.name for run in runs)],
         rows,
     )
 
 
-def _windows(course: Course) -> str:
-    return ", ".join(f"{course.window(phase):.0f}" for phase in range(len(PHASES)))
+def _windows(run: PhasedRun) -> str:
+    return ", ".join(f"{run.window(phase):.0f}" for phase in range(len(PHASES)))
 
 
 def _search(result: RelayResult) -> PageTable:
@@ -168,8 +168,8 @@ def _waits(result: RelayResult) -> PageTable:
     replays = result.replays
     return PageTable(
         "How long a record waits that has failed",
-        f"Seconds from its first failure to the attempt in which it was done. One of {EVERY} records fails "
-        f"when it is tried first. For {replays.load_seconds:.0f} s {LOADED:g} times as many records come in "
+        f"Seconds from its first failure to the attempt in which it was done. One of {FAILING_EVERY} records fails "
+        f"when it is tried first. For {replays.load_seconds:.0f} s {LOAD:g} times as many records come in "
         "as the lanes can do, the same in both runs, and all of them are worked on. Backflow: what fails "
         "is read first. Tail: the bolt puts the record into the queue again, as a new one.",
         ["", "records", *QUANTILES],
@@ -188,14 +188,14 @@ def _waits(result: RelayResult) -> PageTable:
 
 
 def _curves(result: RelayResult) -> tuple[dict[int, float], dict[int, float]]:
-    """Throughput by fixed window: tuples stay with their lanes, or are taken from them."""
+    """Return throughput by fixed window, without and with late tuples sent to another lane."""
     kept, taken = (
         {
             fixed.window: rate
             for fixed, rate in result.overload.searched.items()
-            if fixed.taken == is_taken
+            if fixed.reassigned == reassigned
         }
-        for is_taken in (False, True)
+        for reassigned in (False, True)
     )
     return kept, taken
 
@@ -203,31 +203,34 @@ def _curves(result: RelayResult) -> tuple[dict[int, float], dict[int, float]]:
 # --- plots ---
 
 
-def _courses(result: RelayResult) -> Iterator[tuple[Course, str]]:
+def _runs(result: RelayResult) -> Iterator[tuple[PhasedRun, str]]:
     yield result.overload.adaptive, INK
     yield result.overload.best, FAINT
 
 
 def _draw_rate(result: RelayResult, axes: Axes) -> None:
-    for course, color in _courses(result):
-        grid = np.arange(course.starts[0], course.starts[-1], 0.5)
-        rates = [(course.at(now) - course.at(now - LOOK_S)) / LOOK_S for now in grid]
-        axes.plot(grid - course.starts[0], rates, color=color, label=course.name)
+    for run, color in _runs(result):
+        grid = np.arange(run.starts[0], run.starts[-1], 0.5)
+        rates = [
+            (run.committed_at(now) - run.committed_at(now - AVERAGED_S)) / AVERAGED_S
+            for now in grid
+        ]
+        axes.plot(grid - run.starts[0], rates, color=color, label=run.name)
     _draw_phases(result, axes)
-    axes.set(xlabel="seconds", ylabel=f"records/s, of the last {LOOK_S:g} s", ylim=(0, None))
-    axes.set_title(f"A lane {SLOWED:g} times as slow for a while")
+    axes.set(xlabel="seconds", ylabel=f"records/s, of the last {AVERAGED_S:g} s", ylim=(0, None))
+    axes.set_title(f"A lane {SLOWDOWN:g} times as slow for a while")
     axes.legend(frameon=False, loc="lower right")
 
 
 def _draw_memory(result: RelayResult, axes: Axes) -> None:
-    for course, color in _courses(result):
+    for run, color in _runs(result):
         for of, style in {"tree": "-", "driver": "--"}.items():
             axes.plot(
-                course.times - course.starts[0],
-                course.rss[of] / 1e6,
+                run.times - run.starts[0],
+                run.rss[of] / 1e6,
                 style,
                 color=color,
-                label=f"{course.name}, {'all processes' if of == 'tree' else 'driver'}",
+                label=f"{run.name}, {'all processes' if of == 'tree' else 'driver'}",
             )
     _draw_phases(result, axes)
     axes.set(xlabel="seconds", ylabel="MB", ylim=(0, None), xlim=(0, None))

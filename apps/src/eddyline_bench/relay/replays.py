@@ -1,4 +1,4 @@
-"""How long a record that has failed waits under overload: read first, or put at the queue's tail."""
+"""How long failed records wait under overload: read again first, or put at the queue's tail."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ from eddyline_bench.measure import bench_session
 from eddyline_bench.relay.load import (
     UNREAD_ROWS_MAX,
     BenchPipeline,
-    Waited,
+    SleepPerRecord,
     each_once,
     numbers_of,
     producing,
     with_numbers,
 )
-from eddyline_bench.relay.overload import LANES, LOADED
+from eddyline_bench.relay.overload import LANES, LOAD
 
 RECORD_BYTES = 16
-AGAIN_BYTES = 17
-"""Of a record that was put at the tail: so it is known again."""
+REQUEUED_BYTES = 17
+"""Size of a record that was put at the tail: the size tells it from a new one."""
 
-EVERY = 100
-"""One of so many records fails when it is tried first."""
+FAILING_EVERY = 100
+"""Every 100th record fails at its first attempt."""
 
 WINDOW = 10
 BACKFLOW, TAIL = "backflow", "tail of the queue"
 
-NOTE = np.dtype([("number", "<i8"), ("seconds", "<f8"), ("failed", "?")])
+LOG_ENTRY = np.dtype([("number", "<i8"), ("seconds", "<f8"), ("failed", "?")])
 
 
 @dataclass(frozen=True, slots=True)
 class Flaky:
-    """A bolt of which some records fail when they are tried first; it notes when.
+    """A bolt in which some records fail at their first attempt. It logs these and their next attempts.
 
     Attributes:
-        notes: folder for a file of each process.
-        tail: folder of the queue, if records are put there again; empty: they fail.
+        log_folder: folder of the log, a file per process.
+        tail: folder of the queue, if failed records are put there again; if empty, they fail.
     """
 
-    notes: str
+    log_folder: str
     tail: str = ""
 
     def __call__(self, records: pa.Table) -> Emitted:
-        """The rows that didn't fail."""
+        """Emit the records that don't fail."""
         numbers = numbers_of(records["payload"])
-        again = pc.equal(pc.binary_length(records["payload"]), AGAIN_BYTES)
-        first = ~again.to_numpy() if self.tail else records["attempts"].to_numpy() == 0
-        chosen = numbers % EVERY == 0
+        requeued = pc.equal(pc.binary_length(records["payload"]), REQUEUED_BYTES)
+        first = ~requeued.to_numpy() if self.tail else records["attempts"].to_numpy() == 0
+        chosen = numbers % FAILING_EVERY == 0
         bad = chosen & first
-        self._note(numbers[bad], True)
-        self._note(numbers[chosen & ~first], False)
+        self._log(numbers[bad], True)
+        self._log(numbers[chosen & ~first], False)
         kept = pa.array(np.flatnonzero(~bad))
         rows = records.select(["payload"]).take(kept)
         if not self.tail:
             return Emitted(rows, kept, dict.fromkeys(np.flatnonzero(bad).tolist(), "first"))
         if bad.any():
-            _producer(self.tail).put(with_numbers(numbers[bad], AGAIN_BYTES))
+            _producer(self.tail).put(with_numbers(numbers[bad], REQUEUED_BYTES))
         return Emitted(rows, kept)
 
-    def _note(self, numbers: npt.NDArray[np.int64], failed: bool) -> None:
+    def _log(self, numbers: npt.NDArray[np.int64], failed: bool) -> None:
         if len(numbers):
-            found = np.zeros(len(numbers), NOTE)
+            found = np.zeros(len(numbers), LOG_ENTRY)
             found["number"], found["seconds"], found["failed"] = numbers, time.time(), failed
-            with open(f"{self.notes}/{os.getpid()}", "ab") as stream:
+            with open(f"{self.log_folder}/{os.getpid()}", "ab") as stream:
                 stream.write(found.tobytes())
 
 
@@ -88,12 +88,12 @@ def _producer(folder: str) -> Producer:
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """Seconds from the first failure of a record to the attempt in which it was done.
+    """Seconds from the first failure of a record to the attempt that succeeded.
 
     Attributes:
-        load_seconds: for which twice the records came in that could be worked on.
-        waits: one value for each record that failed, by what was done with them.
-        equal: whether each record came out once.
+        load_seconds: duration of the overload.
+        waits: one value per failed record, by the way of retrying: `BACKFLOW` or `TAIL`.
+        equal: whether each record is in the output once.
     """
 
     load_seconds: float
@@ -101,44 +101,50 @@ class Replays:
     equal: bool
 
 
-def own_replays(seconds: float, record_s: float, tuple_rows: int = 1000) -> Replays:
-    """The same load twice, and all of it worked on; to be run in a process of its own.
+def run_replays(seconds: float, record_s: float, tuple_rows: int = 1000) -> Replays:
+    """Measure both ways of retrying under the same load, until all records are processed.
 
     Args:
-        seconds: for which records come in.
-        record_s: seconds that a record takes.
-        tuple_rows: records of a tuple.
+        seconds: duration of the load.
+        record_s: processing time of a record in seconds.
+        tuple_rows: number of records of a tuple.
     """
     waits, equal = {}, True
     with bench_session(LANES) as spark:
         for name in (BACKFLOW, TAIL):
             with TemporaryDirectory(prefix="eddyline-bench-") as folder:
-                notes = Path(folder) / "notes"
-                notes.mkdir()
+                log_folder = Path(folder) / "log"
+                log_folder.mkdir()
                 tail = f"{folder}/queue" if name == TAIL else ""
                 load = BenchPipeline(
                     spark,
                     Path(folder),
-                    [Waited(record_s, f"{folder}/slowed", whole=True), Flaky(str(notes), tail)],
+                    [
+                        SleepPerRecord(record_s, f"{folder}/slowed", whole=True),
+                        Flaky(str(log_folder), tail),
+                    ],
                     Settings(lanes=LANES, tuple_rows=tuple_rows),
                     window=WINDOW,
                 )
-                with producing(load, LOADED * LANES / record_s, RECORD_BYTES) as put:
+                with producing(load, LOAD * LANES / record_s, RECORD_BYTES) as put:
                     load.stream.follow(0.01)
                     time.sleep(seconds)
-                while load.queue.backend.unread():  # what is put while others are worked on too
+                while load.queue.backend.unread():  # records put at the tail meanwhile included
                     load.stream.pull()
-                waits[name], told = _waits(notes)
-                right = each_once(load.numbers(), put[-1])
-                equal = equal and right and told == len(range(0, put[-1], EVERY))
+                waits[name], failures = _waits(log_folder)
+                load_equal = each_once(load.numbers(), put[-1])
+                equal = equal and load_equal and failures == len(range(0, put[-1], FAILING_EVERY))
                 load.stream.stop()
     return Replays(seconds, waits, equal)
 
 
-def _waits(notes: Path) -> tuple[npt.NDArray[np.float64], int]:
-    """The seconds that records have waited, and how many there were."""
-    parts = [np.fromfile(path, NOTE) for path in notes.iterdir()]
-    found = np.concatenate([np.empty(0, NOTE), *parts])
+def _waits(log_folder: Path) -> tuple[npt.NDArray[np.float64], int]:
+    """Read the log; return the seconds that each record waited, and the number of records.
+
+    The number is -1 if some record failed but never succeeded.
+    """
+    parts = [np.fromfile(path, LOG_ENTRY) for path in log_folder.iterdir()]
+    found = np.concatenate([np.empty(0, LOG_ENTRY), *parts])
     failed, done = (np.sort(found[found["failed"] == which]) for which in (True, False))
     if not np.array_equal(failed["number"], done["number"]):
         return np.empty(0), -1

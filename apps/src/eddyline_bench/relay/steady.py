@@ -1,4 +1,4 @@
-"""What acks cost, and what records that fail for good cost: throughput of pipelines side by side."""
+"""The cost of acks, and of records that always fail: throughput of pipelines compared."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import numpy as np
 
 from eddyline.pipelines.batches import Settings
 from eddyline_bench.measure import Cost, Meter, bench_session, median
-from eddyline_bench.relay.load import BenchPipeline, Passed, passed
+from eddyline_bench.relay.load import BenchPipeline, RaiseOnBadRecords, pass_through
 
 BOLTS = 3
 RECORD_BYTES = 100
 WINDOW = 100
-"""Of each lane at the start: to grow to what such a pipeline can have would take minutes."""
+"""Initial window of each lane; a smaller one would take minutes to grow to its steady size."""
 
 POISON_WINDOW = 40
-"""So that a round has more batches than a record has attempts, and what fails is read with others."""
+"""Initial window with bad records: a round then has more batches than a record has attempts."""
 
 MILLION = 1_000_000
 NEVER = 1 << 62
+"""`Variant.every` of a pipeline that checks for bad records but has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Pipelines that work on as many records each in each round.
+    """The costs of pipelines that process the same number of records in each round.
 
     Attributes:
-        rows: records of a round.
-        costs: of each round, by pipeline.
-        equal: whether each record came out of each once, but for those that fail for good.
+        rows: number of records of a round.
+        costs: the cost of each round, by pipeline.
+        equal: whether each output has every record once, except those that always fail.
     """
 
     rows: int
@@ -40,15 +41,18 @@ class Steady:
     equal: bool
 
     def rate(self, name: str) -> float:
-        """Records a second, the median of the rounds."""
+        """Return the records per second, the median of the rounds."""
         return self.rows / median(cost.seconds for cost in self.costs[name])
 
     def cpu_us(self, name: str) -> float:
-        """CPU of the whole process tree for a record, in microseconds, the median of the rounds."""
+        """Return CPU microseconds per record of the process tree, the median of the rounds."""
         return median(cost.cpu_seconds for cost in self.costs[name]) / self.rows * 1e6
 
     def ratios(self, name: str, base: str, *, cpu: bool = False) -> tuple[float, float, float]:
-        """Throughput against that of `base`, of each round: median, least and most; or CPU."""
+        """Return median, minimum and maximum over the rounds of the throughput relative to `base`.
+
+        With `cpu`, return the inverse ratio of CPU time: that of `base` divided by that of `name`.
+        """
         what = "cpu_seconds" if cpu else "seconds"
         found = [
             getattr(theirs, what) / getattr(own, what)
@@ -60,31 +64,31 @@ class Steady:
 ON, OFF = "acks on", "acks off"
 
 
-def own_acks(rows: int, repeat: int, cores: int) -> Steady:
-    """Pass-through bolts with acks and without; to be run in a process of its own."""
+def run_acks(rows: int, repeat: int, cores: int) -> Steady:
+    """Compare pass-through pipelines with and without acks."""
     variants = {name: Variant(acks=name == ON) for name in (ON, OFF)}
-    return measured(variants, rows, repeat, cores)
+    return measure(variants, rows, repeat, cores)
 
 
-def own_poison(rows: int, repeat: int, cores: int) -> Steady:
-    """The same where no or some records in a million raise whenever they are tried."""
+def run_poison(rows: int, repeat: int, cores: int) -> Steady:
+    """Compare pass-through pipelines in which 0, 1, 10 and 100 in a million records always fail."""
     variants = {"none": Variant(NEVER)}
     variants |= {f"{n} in a million": Variant(MILLION // n) for n in (1, 10, 100)}
-    return measured(variants, rows, repeat, cores, POISON_WINDOW)
+    return measure(variants, rows, repeat, cores, POISON_WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A pipeline, of which one record of `every` fails for good; 0: no bolt looks for any."""
+    """A pipeline in which one of `every` records always fails; with 0 no bolt checks for any."""
 
     every: int = 0
     acks: bool = True
 
 
-def measured(
+def measure(
     variants: Mapping[str, Variant], rows: int, repeat: int, cores: int, window: int = WINDOW
 ) -> Steady:
-    """Let the pipelines take turns, in another order each round; the first round isn't timed."""
+    """Run all pipelines in each round, in alternating order; the first round isn't timed."""
     costs: dict[str, list[Cost]] = {name: [] for name in variants}
     with (
         bench_session(cores) as spark,
@@ -92,9 +96,9 @@ def measured(
     ):
         loads = {}
         for name, variant in variants.items():
-            functions = [passed] * BOLTS
+            functions = [pass_through] * BOLTS
             if variant.every:
-                functions[1:2] = [Passed(variant.every)]
+                functions[1:2] = [RaiseOnBadRecords(variant.every)]
             settings = Settings(lanes=cores, acks=variant.acks)
             path = Path(folder) / name.replace(" ", "-")
             loads[name] = BenchPipeline(spark, path, functions, settings, window=window)
@@ -116,7 +120,7 @@ def measured(
 def _equal(load: BenchPipeline, every: int, total: int) -> bool:
     expected = np.arange(total)
     if every:
-        expected = expected[~Passed(every).bad(expected)]
+        expected = expected[~RaiseOnBadRecords(every).bad(expected)]
     good, account = len(expected), load.queue.account()
     return np.array_equal(np.sort(load.numbers()), expected) and (
         account.done, account.dead, account.retry, account.in_flight
