@@ -42,7 +42,7 @@ group.initial.rebalance.delay.ms=0
 
 
 def class_path() -> str:
-    """Kafka's jars; Maven fetches them when they are missing."""
+    """Return the class path of Kafka's jars; Maven downloads them if they are missing."""
     if not list(JARS.glob("kafka_2.13-*.jar")):
         if shutil.which("mvn") is None and not os.environ.get("CI"):
             pytest.skip("Kafka's jars are missing: `make kafka` fetches them with Maven")
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 class Broker:
-    """A broker that lives as long as the `with` block, and can be stopped and started in it."""
+    """A broker that runs within a `with` block, and can be stopped and started in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; it takes connections when this returns."""
+        """Start the broker; return when it accepts connections."""
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._properties)), stdout=log, stderr=log
@@ -91,7 +91,7 @@ class Broker:
             time.sleep(0.1)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it, as an operator would or with `kill -9`."""
+        """Stop the broker: in an orderly way, or with SIGKILL."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
             try:

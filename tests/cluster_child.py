@@ -1,10 +1,10 @@
-"""The load of `crashes.py` on a Spark cluster. Run by test_cluster.py.
+"""Run the load of `crashes.py` on a Spark cluster. A child process of test_cluster.py.
 
-For each line that comes in, one cycle: it says `running` and the file in which the effects of
-Spark's workers are counted, runs the cycle, compares everything with offline SQL, and says `equal`
-and how often an epoch had to be called again. At the end of the input it says `fine`.
+For each line of its input it runs one cycle: it prints `running` and the path of the file that counts
+the disk writes of Spark's workers, runs the cycle, compares everything with offline SQL, and prints
+`equal` and the number of epochs that were retried. At the end of its input it prints `fine`.
 
-Arguments: folder, address of the master.
+Arguments: folder, URL of the master.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A process that runs the load of `crashes.py` until someone kills it. Run by test_crash_kill.py.
+"""Run the load of `crashes.py` until it is killed. A child process of test_crash_kill.py.
 
-It reopens the storage, takes in what is durable, repeats the step that was broken off, compares
-the tables with the acknowledged rows and the views with offline SQL, says `ready`, and goes on. What
-is acknowledged is counted in a journal that is on the disk before the next step begins.
+It reopens the storage, processes all durable input, repeats the interrupted step, compares the tables
+with the acknowledged rows and the views with offline SQL, prints `ready`, and continues. A journal
+counts the acknowledged steps; it is flushed to the disk before the next step begins.
 
-Arguments: folder, number of cycles to run after `ready` (0: for ever), and, to kill itself at an
-effect on the disk: the number of that effect.
+Arguments: folder; number of cycles to run after `ready` (0: no limit); number of the disk write at
+which it kills itself (0: never).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from eddyline.testing import FaultyFiles
 
 
 class Journal:
-    """The number of acknowledged steps, one byte each."""
+    """Counts the acknowledged steps in a file, one byte each."""
 
     def __init__(self, path: Path) -> None:
         self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self.done = os.fstat(self.handle).st_size
 
     def keep(self, done: int) -> None:
-        """Note that so many steps are acknowledged; durable when this returns."""
+        """Record that `done` steps are acknowledged; durable when this returns."""
         os.write(self.handle, b"." * (done - self.done))
         os.fsync(self.handle)
         self.done = done

@@ -1,7 +1,7 @@
-"""A storage under load that may be broken anywhere: numbered steps, and what must come of them.
+"""A load for crash tests: a fixed sequence of numbered steps, and their expected result.
 
-The steps are a fixed sequence. Who runs them remembers only how many were acknowledged: all of
-these must be in the result once, the one behind them may be, and nothing else.
+The load may crash anywhere. Its runner remembers only the number of acknowledged steps: after a restart
+each of these must be in the result exactly once, the next one may be, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eddyline.storage.files import Files
 from eddyline.testing import Offline, PlainTable, Row, replayed
 
 OPTIONS = Options(retain_epochs=3, compaction_fan_in=2)
-RETIRE_EVERY = 2  # for `eddyline.api.epochs`, so that retiring is part of the load
+RETIRE_EVERY = 2  # for `eddyline.api.epochs`: the load shall include the retirement of old epochs
 
 ITEMS = "id BIGINT, grp STRING, price BIGINT"
 ORDERS = "n BIGINT, item BIGINT, qty BIGINT"
@@ -56,18 +56,18 @@ def new_orders(cycle: int) -> list[Row]:
 
 
 def new_clicks(cycle: int) -> list[Row]:
-    """Three in the cycle's hour, in time."""
+    """Return three clicks in the hour of the cycle, none of them late."""
     hour = START + timedelta(hours=cycle)
     return [((cycle + i) % 8, i, hour + timedelta(minutes=10 * i)) for i in range(3)]
 
 
 def late_clicks(cycle: int) -> list[Row]:
-    """One that is late from the second cycle on: the watermark is half an hour behind the latest."""
+    """Return a late click, from the second cycle on; the watermark allows half an hour."""
     return [(1, 100, START + timedelta(hours=cycle - 3))] if cycle else []
 
 
 def bad_stock(cycle: int) -> dict[str, str]:
-    """Lines that the stream of operations can't take in, and what is told of each."""
+    """Return lines that the stream of operations rejects, each with the payload of its dead letter."""
     malformed, unknown = f"x{cycle},1,+", f"{cycle},2,?"
     return {malformed: malformed, unknown: f'{{"id":{cycle},"held":2,"op":"?"}}'}
 
@@ -78,12 +78,13 @@ def new_stock(cycle: int) -> list[Row]:
 
 @dataclass(slots=True)
 class Load:
-    """An engine, the steps that it has acknowledged, and the tables that they amount to.
+    """An engine, the number of steps that it has acknowledged, and the tables that result from them.
 
     Attributes:
         root: folder of the storage and of the streams' files.
-        operations: whether there is a stream of operations too, which Spark reads.
-        done: how many steps are acknowledged.
+        operations: whether to include a stream of operations, which Spark reads.
+        done: number of acknowledged steps.
+        plain: the expected contents of the tables.
     """
 
     root: Path
@@ -110,7 +111,7 @@ class Load:
         return self._engine
 
     def open(self) -> None:
-        """Open the storage, again or for the first time, and define what isn't there yet."""
+        """Open or reopen the storage, and define the tables and views that don't exist yet."""
         self.close()
         engine = self._engine = Engine(self.files, self.spark, OPTIONS)
         engine.table("items", ITEMS, ["id"])
@@ -137,7 +138,7 @@ class Load:
             self._engine.stop()
 
     def run(self, end: int | None = None) -> None:
-        """Run the steps up to `end`; None: up to the end of the cycle, or of a whole one."""
+        """Run the steps up to number `end`; None: to the end of the current cycle, at least one step."""
         end = self.done + LENGTH - self.done % LENGTH if end is None else end
         while self.done < end:
             self.step()
@@ -167,19 +168,22 @@ class Load:
         self._acknowledged()
 
     def resume(self) -> None:
-        """Take in all that is durable; find out whether the step behind the last one is."""
+        """Process all durable input; count the first unacknowledged step if it is durable."""
         self.engine.advance()
-        # the other steps do no harm when they are done twice
+        # the other steps are idempotent
         if STEPS[self.done % LENGTH] == "insert":
             marker = new_orders(self.done // LENGTH)[0][0]
             if self.engine.snapshot("orders").where(f"n = {marker}").count():
                 self._acknowledged()
 
     def check(self, *, tidy: bool = True) -> None:
-        """Everything equals offline Spark on the acknowledged rows; call it at a cycle's end.
+        """Assert that everything equals offline Spark over the acknowledged rows.
 
-        tidy: no unfinished file is left either. A worker that dies leaves one where Spark itself
-        runs its task again; it goes when its epoch is no longer retained.
+        Call it at the end of a cycle.
+
+        Args:
+            tidy: assert too that no unfinished file is left. A worker that dies leaves one if Spark
+                retries its task; it is removed when its epoch is no longer retained.
         """
         offline = Offline(self.spark, self.plain)
         offline.view("totals", TOTALS)
@@ -206,13 +210,13 @@ class Load:
         assert not [path for path in paths if "checkpoints" not in path.parts]
 
     def check_tables(self) -> None:
-        """The tables hold the acknowledged rows, each as often as it was acknowledged."""
+        """Assert that the tables have the acknowledged rows, as multisets."""
         for name in ("items", "orders"):
             rows = [tuple(row) for row in self.engine.snapshot(name).collect()]
             assert sorted(rows) == sorted(self.plain[name].rows), name
 
     def manifests(self) -> dict[str, bytes]:
-        """The committed epochs, byte by byte."""
+        """Return the contents of the manifests of all committed epochs, by file name."""
         paths = Path(self.files.root, "manifests").glob("*.json")
         return {path.name: path.read_bytes() for path in paths}
 
@@ -221,7 +225,7 @@ class Load:
         self.done += 1
 
     def _apply(self, step: int) -> None:
-        """What a step does to the tables."""
+        """Apply a step to the expected tables."""
         name, cycle = STEPS[step % LENGTH], step // LENGTH
         if name == "upsert":
             self.plain["items"].delete([(cycle % 7,)])

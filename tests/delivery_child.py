@@ -1,7 +1,7 @@
-"""Counts the records of a folder of JSON files until it is told to end. Run by test_delivery.py.
+"""Count the records of a folder of JSON files until a line arrives. A child process of test_delivery.py.
 
-Arguments: folder, delivery. It says `ready` once it counts, and at the end `total`, the sum of all
-counts, and whether the views equal offline SQL on what is counted.
+Arguments: folder, delivery semantics. It prints `ready` when it runs, and at the end `total`, the sum of
+all counts, and whether the views equal offline SQL over the records that were read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(folder: str, delivery: str) -> None:
     ending = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ending.set()), daemon=True).start()
     with Engine(str(root / "storage"), options=options) as engine:
-        # with this option the files are read by Spark, and what it delivers is copied to the log
+        # the option `mode` makes Spark read the files; the engine copies the rows to the redo log
         source = {"path": str(root / "in"), "mode": "FAILFAST", "maxFilesPerTrigger": "1"}
         engine.create_stream("s", "k STRING, n BIGINT", "json", source)
         engine.view("counts", "SELECT k, count(*) AS n FROM s GROUP BY k")

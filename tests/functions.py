@@ -1,12 +1,12 @@
-"""Every built-in function of Spark in live views: how it is called, and what becomes of it.
+"""Try every built-in function of Spark in live views, and record which of them work.
 
-`python tests/functions.py` asks the running Spark for its functions, finds a call for each over the
-table below, keeps all of them live through several epochs of changes, compares each with offline
-Spark, and writes what it found to `tests/functions.json` and `docs/coverage.md`.
+`python tests/functions.py` lists the functions of the running Spark, finds a call for each over the
+table below, runs all of them in live views through several epochs of changes, compares each with
+offline Spark, and writes the results to `tests/functions.json` and `docs/coverage.md`.
 
 A call is an expression over the columns of a row (`rows`), one with aggregates over the rows of a
-group (`groups`), a generator (`generators`), or a whole query (`queries`). Those that are alike share
-a view; a view that fails is split to find the culprit.
+group (`groups`), a generator (`generators`), or a whole query (`queries`). Calls of the same kind share
+a view; a view that fails is bisected to find the failing call.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ VALUES: tuple[tuple[Any, ...], ...] = (
 
 
 def row(number: int) -> tuple[Any, ...]:
-    """A row of the table, the same for the same number; lists of values differ in length, so rows do."""
+    """Return row `number` of the table. The lists of values differ in length, so that rows differ."""
     return (number, *(values[number % len(values)] for values in VALUES))
 
 
-# What happens to the table: numbers of rows to delete and to insert. An update is both.
+# The changes of each epoch: numbers of rows to delete and to insert. An update is both.
 EPOCHS = (
     ((), range(1, 16)),
     ((2, 5, 9), range(16, 22)),
@@ -98,7 +98,7 @@ EPOCHS = (
     ((3, 6, 10, 13, 14, 34), (46, 13)),
 )
 
-# Calls whose arguments carry a meaning that a type doesn't tell. `queries` begin with SELECT.
+# Calls whose arguments can't be guessed from types. Those that begin with SELECT are `queries`.
 CALLS: dict[str, str] = {
     "!": "! o", "!=": "i != b", "<>": "i <> b", "case": "CASE WHEN i > 2 THEN s WHEN o THEN 'o' END",
     "||": "s || w", "%": "n % 5", "*": "d * i", "+": "i + b", "-": "x - i", "/": "d / 3", "<": "i < b",
@@ -300,7 +300,7 @@ CALLS: dict[str, str] = {
         ("nth_value", "nth_value(id, 2)"), ("counter_diff", "counter_diff(id)"))},
 }  # fmt: skip
 
-# Where Spark itself leaves the result open: what is compared instead, and why.
+# Functions whose result Spark doesn't define: the expression that is compared instead, and why.
 _ORDER = "the order of rows within a group is not defined"
 OPEN: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -327,7 +327,7 @@ KINDS = ("scalar", "aggregate", "window", "generator", "table")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function, how it is called, and what became of it.
+    """A function, a call of it, and the outcome of its trial.
 
     Attributes:
         kind: one of KINDS.
@@ -335,7 +335,7 @@ class Function:
         call: SQL; empty where none was found.
         outcome: `live`, `refused` or `failed`.
         rule: the incremental rule of an aggregate.
-        why: of what is not live: condition and message; of what is: how it is compared.
+        why: if it is not live, the error's condition and message; if it is, how it is compared.
     """
 
     name: str
@@ -348,7 +348,7 @@ class Function:
 
     @property
     def queries(self) -> list[str]:
-        """What shows the function alone."""
+        """Queries that use this function alone."""
         if self.form == "generators":
             lateral = f"SELECT id, z.* FROM t LATERAL VIEW {self.call} z"
             return [f"SELECT id, {self.call} FROM t", lateral]
@@ -356,7 +356,7 @@ class Function:
 
 
 def together(functions: list[Function]) -> str:
-    """One query for functions of one form."""
+    """Return one query that calls several functions of the same form."""
     if functions[0].form == "queries":
         return functions[0].call
     columns = ", ".join(f"{function.call} AS c{i}" for i, function in enumerate(functions))
@@ -366,7 +366,7 @@ def together(functions: list[Function]) -> str:
 
 
 def packs(functions: list[Function]) -> list[list[Function]]:
-    """Functions that can share a view: of one form, aggregates of one rule."""
+    """Group functions that can share a view: those of the same form and, for aggregates, rule."""
     found = []
     for (form, _), members in itertools.groupby(
         sorted(functions, key=lambda one: (one.form, one.rule, one.name)),
@@ -382,7 +382,7 @@ def batched(values: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 class Trial:
-    """Packs of functions as views of one engine, beside offline Spark over the same rows."""
+    """Packs of functions as views of one engine, compared with offline Spark over the same rows."""
 
     def __init__(self, spark: SparkSession, functions: list[list[Function]]) -> None:
         self.engine = el.Engine(tempfile.mkdtemp(prefix="eddyline-functions-"), spark=spark)
@@ -396,7 +396,7 @@ class Trial:
                 self.views.append((pack, query, view))
 
     def differing(self) -> dict[str, str]:
-        """Names of the functions that differ from offline Spark at any epoch, and how."""
+        """Run all epochs; return the functions that differ from offline Spark, and how."""
         wrong: dict[str, str] = {}
         for number, (gone, come) in enumerate(EPOCHS):
             for change, rows in (("delete", gone), ("insert", come)):
@@ -424,7 +424,7 @@ def _compared(
 ) -> Iterator[tuple[str, str]]:
     names = [f"c{i}" for i in range(len(live.columns))]
     live, offline = live.toDF(*names), offline.toDF(*names)
-    # a variant can't travel as Arrow
+    # a variant can't be converted to Arrow
     shown = [
         f"to_json({name})" if isinstance(field.dataType, VariantType) else name
         for name, field in zip(names, live.schema, strict=True)
@@ -443,7 +443,7 @@ def _compared(
 
 
 def session(spark: SparkSession) -> SparkSession:
-    """The session in which all of Spark's types are there."""
+    """Return a session in which all of Spark's types are enabled."""
     return cloned(spark, **{"spark.sql.timeType.enabled": "true"})
 
 
@@ -451,7 +451,7 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 def known(spark: SparkSession) -> dict[str, str]:
-    """Spark's built-in functions and the group that its documentation puts each into."""
+    """Return Spark's built-in functions, each with its group in Spark's documentation."""
     catalog = spark._jsparkSession.sessionState().catalog()
     found = {}
     for (name,) in spark.sql("SHOW SYSTEM FUNCTIONS").collect():
@@ -470,7 +470,7 @@ _GUESSES = [
 
 
 def guessed(spark: SparkSession, name: str, rows: DataFrame) -> str:
-    """The call with up to two columns whose results vary most over the rows; empty if none works."""
+    """Find the call with up to two columns whose results vary most; return "" if none works."""
     best, most = "", -1
     pairs = itertools.product(_GUESSES[:14], repeat=2)
     for arguments in itertools.chain(((), *((one,) for one in _GUESSES)), pairs):
@@ -479,7 +479,7 @@ def guessed(spark: SparkSession, name: str, rows: DataFrame) -> str:
         call = f"{name}({', '.join(arguments)})"
         try:
             results = {str(one) for (one,) in rows.selectExpr(call).collect() if one is not None}
-        except (PySparkException, ValueError):  # a time out of Python's reach
+        except (PySparkException, ValueError):  # a time that Python can't represent
             continue
         if len(results) > most:
             best, most = call, len(results)
@@ -489,7 +489,7 @@ def guessed(spark: SparkSession, name: str, rows: DataFrame) -> str:
 def described(
     spark: SparkSession, name: str, group: str, rows: DataFrame, remembered: str
 ) -> Function:
-    """A function with a call that Spark accepts."""
+    """Find a call of a function that Spark accepts."""
     call = CALLS.get(name) or remembered or guessed(spark, name, rows)
     kind = {"agg_funcs": "aggregate", "window_funcs": "window", "generator_funcs": "generator"}.get(
         group, "table" if group.startswith("table ") else "scalar"
@@ -518,7 +518,10 @@ def _compiles(engine: el.Engine, query: str) -> bool:
 
 
 def compiled(engine: el.Engine, function: Function) -> Function:
-    """The function with its rule, or refused; a result that can't be a column is shown as text."""
+    """Compile a call; return the function with its rule, or as refused.
+
+    A result that can't be a column of a view is cast to a string.
+    """
     if function.outcome or not function.call:
         return function
     for form in ("{}", "CAST({} AS STRING)", "to_json({})"):
@@ -550,14 +553,14 @@ def _short(error: BaseException) -> str:
 
 
 def tried(spark: SparkSession, pack: list[Function]) -> list[Function]:
-    """The functions of a pack with their outcome; a pack that fails is split."""
+    """Try the functions of a pack and return them with their outcomes; bisect a pack that fails."""
     try:
         trial = Trial(spark, [pack])
         try:
             wrong = trial.differing()
         finally:
             trial.close()
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+    except Exception as error:  # noqa: BLE001  # any error is a result of the trial
         if len(pack) == 1:
             return [replace(pack[0], outcome="failed", why=_short(error))]
         middle = len(pack) // 2
@@ -571,7 +574,7 @@ def tried(spark: SparkSession, pack: list[Function]) -> list[Function]:
 
 
 def find_out(spark: SparkSession, report: Callable[[str], None] = print) -> list[Function]:
-    """Every function of the running Spark with its outcome."""
+    """Try every function of the running Spark; return all with their outcomes."""
     offline = Offline(spark, {"t": PlainTable(COLUMNS, rows=[row(n) for n in range(1, 10)])})
     offline.load()
     rows = offline.session.createDataFrame(offline.result("SELECT * FROM t"))
@@ -583,7 +586,7 @@ def find_out(spark: SparkSession, report: Callable[[str], None] = print) -> list
     report(
         f"{len(functions)} functions, without a call: {[f.name for f in functions if not f.call]}"
     )
-    # what was live last time compiles together
+    # functions that were live last time are compiled together, which is faster
     easy = {name for name, one in last.items() if one.outcome == "live" and one.form == "rows"}
     with el.Engine(tempfile.mkdtemp(prefix="eddyline-functions-"), spark=spark) as engine:
         engine.table("t", COLUMNS)
@@ -600,12 +603,12 @@ def find_out(spark: SparkSession, report: Callable[[str], None] = print) -> list
 
 
 def read() -> list[Function]:
-    """What was found out last."""
+    """Read the recorded results."""
     return [Function(**entry) for entry in json.loads(FOUND.read_text())["functions"]]
 
 
 def write(functions: list[Function], version: str) -> None:
-    """Keep what was found out: the results, and the page made from them."""
+    """Write the results, and the page that is made from them."""
     entries = [asdict(function) for function in functions]
     document = {"spark": version, "functions": entries}
     FOUND.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -630,7 +633,7 @@ _RULES = {
 
 
 def page(functions: list[Function], version: str) -> str:
-    """The text of `docs/coverage.md`."""
+    """Format the text of `docs/coverage.md`."""
     live = [one for one in functions if one.outcome == "live"]
     lines = [
         "# Spark SQL functions in live views",
@@ -682,7 +685,7 @@ def _cell(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    # Markdown would take two conditions in a row for a link
+    # Markdown would parse two adjacent conditions as a link
     return _cell(text).replace("[", "\\[")
 
 

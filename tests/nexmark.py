@@ -1,9 +1,9 @@
 """Nexmark's queries in plain Spark SQL, over its three relations and a side table.
 
-The formulations are our own; each result is determined by the rows alone. Three things differ on
-purpose: q12 counts by windows of event time, since windows of processing time depend on when it runs;
-what q6 calls closed is measured by the latest bid, not by a clock; and q14 needs no function of the
-user's. q2 takes one auction in three, so that few events give some rows.
+The formulations are our own; each result is determined by the rows alone. They differ from the original
+in four ways: q12 counts by windows of event time, since windows of processing time depend on when it
+runs; q6 decides by the latest bid, not by a clock, whether an auction is closed; q14 needs no
+user-defined function; q2 selects one auction in three, so that few events give some rows.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ QUERIES = {
             GROUP BY window(dateTime, '10 seconds')
         ) m ON b.price = m.highest AND b.dateTime >= m.span.start AND b.dateTime < m.span.end
     """,
-    # persons who offered something within the ten seconds in which they came
+    # persons who opened an auction in the ten-second window in which they registered
     "q8": """
         SELECT p.id, p.name, p.since
         FROM (
@@ -104,13 +104,13 @@ QUERIES = {
     """,
     # the winning bid of each auction
     "q9": f"SELECT id, category, expires, price, bidder, offered FROM ({_OFFERS}) WHERE place <= 1",
-    # bids with the day and minute by which they are filed
+    # bids with the day and minute that partition the output
     "q10": """
         SELECT auction, bidder, price, dateTime, date_format(dateTime, 'yyyy-MM-dd') AS day,
             date_format(dateTime, 'HH:mm') AS minute
         FROM bid
     """,
-    # bids of each visit of a bidder: visits end with ten seconds of rest
+    # bids per session of a bidder; a session ends after ten seconds without a bid
     "q11": """
         SELECT bidder, count(*) AS bids, min(dateTime) AS since, max(dateTime) AS until
         FROM (
@@ -125,24 +125,24 @@ QUERIES = {
         )
         GROUP BY bidder, visit
     """,
-    # the same by Spark's own sessions
+    # q11 with Spark's session windows
     "q11_session": """
         SELECT bidder, count(*) AS bids, session_window.start AS since, session_window.end AS until
         FROM bid
         GROUP BY bidder, session_window(dateTime, '10 seconds')
     """,
-    # bids of each bidder in ten seconds, of event time
+    # bids per bidder in windows of ten seconds of event time
     "q12": """
         SELECT bidder, count(*) AS bids, span.start AS since, span.end AS until
         FROM (SELECT bidder, window(dateTime, '10 seconds') AS span FROM bid)
         GROUP BY bidder, span
     """,
-    # bids with what a table of another origin says
+    # bids joined with the side table
     "q13": f"""
         SELECT b.auction, b.bidder, b.price, b.dateTime, s.value
         FROM bid b JOIN {SIDE} s ON b.auction % {SIDE_KEYS} = s.key
     """,
-    # bids between two prices, with the time of day and the number of letters c
+    # bids between two prices, with the time of day and the number of letters "c"
     "q14": """
         SELECT auction, bidder, 0.908 * price AS price,
             CASE
@@ -160,7 +160,7 @@ QUERIES = {
         FROM bid
         GROUP BY date_format(dateTime, 'yyyy-MM-dd')
     """,
-    # the same of each channel, and its last minute
+    # q15 per channel, and its last minute
     "q16": f"""
         SELECT channel, date_format(dateTime, 'yyyy-MM-dd') AS day,
             max(date_format(dateTime, 'HH:mm')) AS minute, {_PRICE_CLASSES}, {_DISTINCT_CLASSES}
@@ -218,7 +218,7 @@ QUERIES = {
             split_part(url, '/', 5) AS folder2, split(url, '/')[5] AS folder3
         FROM bid
     """,
-    # bids of those who sell as well
+    # bids of persons who also sell
     "q23": """
         SELECT b.auction, b.price, b.dateTime, p.name, p.state, a.id AS own, a.itemName
         FROM bid b JOIN person p ON p.id = b.bidder JOIN auction a ON a.seller = p.id
@@ -226,4 +226,4 @@ QUERIES = {
 }
 
 SAMPLE = ("q4", "q5", "q9", "q11_session", "q18")
-"""Queries for a quick look: joins, windows, sessions and rankings."""
+"""Queries for quick tests: joins, windows, sessions and rankings."""

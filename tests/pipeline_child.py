@@ -1,9 +1,9 @@
-"""A process that runs a pipeline and its views until someone kills it. Run by test_pipeline_kill.py.
+"""Run a pipeline and its views until it is killed. A child process of test_pipeline_kill.py.
 
 Arguments: folder of the storage and the journal; the queue: `log` or the address of a Kafka broker;
-`live` to run until killed, or `last` to end when nothing waits; the address of a cluster's master, if
-it isn't to run in this process. PIPELINE_ORDER is the order of its bolt. What that has done is
-written down before it is told: `effects` of the journal.
+`live` to run until killed, or `last` to end when every record is done or dead; the URL of a cluster's
+master, or none to run in this process. The environment variable PIPELINE_ORDER is the order of its
+bolt. The bolt writes each record to the journal `effects` before it returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, in a folder that goes with it."""
+"""A private PostgreSQL server for tests, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUOTED = "s3cret%2Fof%26tests"
 
 @contextmanager
 def server() -> Iterator[Server]:
-    """A running server; skips where there is none to run."""
+    """Provide a running server; skip the test if PostgreSQL isn't installed."""
     if programs() is None:
         pytest.skip("PostgreSQL is not installed, and `make setup` couldn't install it from apt")
     with tempfile.TemporaryDirectory(prefix="eddyline-postgres-") as folder:

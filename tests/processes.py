@@ -1,4 +1,4 @@
-"""Child processes of tests, each in a session of its own, and their end by SIGKILL."""
+"""Child processes of tests, each in a process session of its own, to be ended by SIGKILL."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from eddyline_bench.cluster import kill_session, members
 
-# For JVMs that live for a minute: less time goes into compiling their code.
+# JVM options for processes of about a minute: less time is spent on compiling.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 class Child:
-    """A child process and all that it starts.
+    """A child process with its descendants.
 
     Args:
         command: program and arguments.
-        errors: file that takes what the child writes to its standard error.
-        settings: environment variables besides those of this process.
+        errors: file to which the child's standard error is appended.
+        settings: additional environment variables.
     """
 
     def __init__(self, command: list[str], errors: Path, **settings: str) -> None:
@@ -44,7 +44,7 @@ class Child:
             )
 
     def wait_for(self, word: str) -> str:
-        """Wait for a line that begins with a word; the rest of it."""
+        """Wait for a line whose first word is `word`; return the rest of the line."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.split()[:1] == [word]:
@@ -52,29 +52,29 @@ class Child:
         raise AssertionError(f"the child ended without {word!r}:\n{self.last_words()}")
 
     def say(self, line: str) -> None:
-        """Send a line."""
+        """Write a line to the child's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
     def say_no_more(self) -> None:
-        """End the child's input."""
+        """Close the child's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """Return the end of the child's standard error."""
         return self.errors.read_text(errors="replace")[-6000:]
 
     def kill_workers(self) -> None:
-        """SIGKILL to Spark's Python workers only."""
+        """Send SIGKILL to Spark's Python workers only."""
         for member in members(self.process.pid):
             with suppress(OSError):
                 if b"pyspark.daemon" in Path(f"/proc/{member}/cmdline").read_bytes():
                     os.kill(member, signal.SIGKILL)
 
     def kill(self) -> None:
-        """SIGKILL to the child and all that it has started; they are gone when this returns."""
+        """Send SIGKILL to the child and all that it has started; return when they are gone."""
         kill_session(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not stream.closed:

@@ -1,9 +1,9 @@
-"""Random queries over random tables: operators stacked by a grammar, each result determined.
+"""Generate random queries over random tables, whose results are deterministic.
 
-Every relation renames its columns to `c0..`, so that it can stand wherever a table can. Whatever SQL
-leaves open is kept out: orders are total before LIMIT and row numbers, sums of doubles are exact
-(multiples of a quarter), and what isn't exact (an average) is shown but never compared or grouped by.
-Simple choices come first, so that Hypothesis shrinks towards them.
+A grammar nests operators. Every relation renames its columns to `c0..`, so that it can be used wherever
+a table can. Queries avoid results that SQL leaves undefined: orders are total before LIMIT and row
+numbers, sums of doubles are exact (multiples of a quarter), and inexact values (averages) are selected
+but never compared or grouped by. Simple choices come first, so that Hypothesis shrinks towards them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT = (
     "ARRAY<BIGINT>",
     "STRUCT<a: BIGINT, b: STRING>",
 )
-INEXACT, LIST = "inexact", "list"  # of results only
+INEXACT, LIST = "inexact", "list"  # types of results, never of table columns
 TYPES = (INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT)
-SORTED = TYPES[:-2]  # before LIMIT
+SORTED = TYPES[:-2]  # types by which queries order
 
 VALUES: dict[str, list[Any]] = {
     INT: [1, 2, 3, 0, -2, None],
@@ -63,7 +63,7 @@ LITERALS = {
 
 @dataclass(frozen=True)
 class Relation:
-    """What can stand behind FROM, and its columns with their types."""
+    """The text of a relation, as it follows FROM, and its columns with their types."""
 
     text: str
     columns: tuple[tuple[str, str], ...]
@@ -79,11 +79,11 @@ class Relation:
 
 @dataclass(frozen=True)
 class Case:
-    """Tables, views over them (the later may read the earlier), and changes epoch by epoch.
+    """Tables, views over them (later views may read earlier ones), and the changes of each epoch.
 
     Attributes:
-        options: of the engine, as Python.
-        epochs: for each the changes (table, `insert` or `delete`, rows).
+        options: the engine's options, as a Python expression.
+        epochs: for each epoch its changes: (table, `insert` or `delete`, rows).
     """
 
     tables: dict[str, str]
@@ -94,7 +94,7 @@ class Case:
 
 @st.composite
 def cases(draw: Draw, depth: int = 3) -> Case:
-    """A case whose last view stacks up to `depth` operators on each way from result to table."""
+    """Draw a case whose last view nests at most `depth` operators."""
     tables, known = {}, []
     for number in range(draw(st.integers(1, 3))):
         kinds = [INT, TEXT, *draw(st.lists(st.sampled_from(TYPES), max_size=3))]
@@ -116,7 +116,7 @@ def cases(draw: Draw, depth: int = 3) -> Case:
     relation = grammar.relation(draw(st.integers(1, depth)))
     views["result"] = with_ + relation.text[1:-1]
     options = draw(st.sampled_from(["", "", "hash_bits=1", "buckets=1", "native_rules=0"]))
-    # what the tables hold follows from a number: Hypothesis then shrinks the query, not each value
+    # rows are generated from a drawn seed: Hypothesis then shrinks the query, not each value
     seed = draw(st.integers(0, 999))
     return Case(tables, views, _epochs(random.Random(seed), base), f"el.Options({options})")
 
@@ -146,7 +146,7 @@ def _epochs(source: random.Random, tables: list[Relation]) -> list[Any]:
 
 
 class Grammar:
-    """Draws relations over known ones."""
+    """Draws queries over known relations."""
 
     def __init__(self, draw: Draw, known: list[Relation]) -> None:
         self.draw = draw
@@ -156,7 +156,7 @@ class Grammar:
         return self.draw(st.sampled_from(list(values)))
 
     def shared(self, left: Relation, right: Relation) -> list[str]:
-        """The types of which both have columns."""
+        """Return the types that occur in the columns of both relations."""
         return [kind for kind in TYPES if left.of(kind) and right.of(kind)]
 
     def some(self, values: Any, least: int = 1, most: int = 3) -> list[Any]:
@@ -165,7 +165,7 @@ class Grammar:
         return self.draw(st.permutations(values))[:count]
 
     def relation(self, depth: int) -> Relation:
-        """A SELECT in brackets, at depth 0 a table or view."""
+        """Draw a SELECT in parentheses; at depth 0 a table or view."""
         if depth == 0:
             return self.pick(self.known)
         operators = (
@@ -178,7 +178,7 @@ class Grammar:
     # -- expressions -----------------------------------------------------------------------
 
     def value(self, kind: str, source: Relation, prefix: str = "", depth: int = 1) -> str:
-        """An expression of a type."""
+        """Draw an expression of a type."""
         columns = [prefix + name for name in source.of(kind)]
         ways = ["column"] * bool(columns) + ["literal"]
         if depth:
@@ -240,7 +240,7 @@ class Grammar:
         return self.pick(operations[kind])()
 
     def condition(self, source: Relation, prefix: str = "", depth: int = 1) -> str:
-        """A boolean expression."""
+        """Draw a boolean expression."""
         kind = self.pick([k for k in TYPES if source.of(k)] or [INT])
         column = self.value(kind, source, prefix, 0)
         way = self.pick(["compare", "null", "in", *["and", "or", "not"] * (depth > 0)])
@@ -257,7 +257,7 @@ class Grammar:
         return f"({left} {way.upper()} {self.condition(source, prefix, depth - 1)})"
 
     def call(self, source: Relation, prefix: str = "") -> tuple[str, str]:
-        """An aggregate call and its type."""
+        """Draw an aggregate call; return it with its type."""
         kind = self.pick([k for k in TYPES if source.of(k)] or [INT])
         argument = self.value(kind, source, prefix, self.draw(st.integers(0, 1)))
         ways = [
@@ -334,7 +334,7 @@ class Grammar:
         return _select(items, f"FROM {source.text} q GROUP BY {how}")
 
     def timed(self, depth: int) -> Relation:
-        """Groups by windows of time."""
+        """Draw a GROUP BY over time windows."""
         source = self.below(depth)
         times = source.of(TIME)
         if not times:
@@ -351,7 +351,7 @@ class Grammar:
         )
 
     def exploded(self, depth: int) -> Relation:
-        """A row for each element of an array."""
+        """Draw a query that gives a row for each element of an array."""
         source = self.below(depth)
         arrays = source.of(ARRAY)
         if not arrays:
@@ -362,7 +362,7 @@ class Grammar:
         return _select([*items, ("e.one", INT)], tail)
 
     def lateral(self, depth: int) -> Relation:
-        """A subquery that is run for each row of the other side."""
+        """Draw a LATERAL join: a subquery evaluated for each row of the left side."""
         left, right = self.below(depth), self.below(depth)
         kinds = self.shared(left, right)
         if not kinds:
@@ -463,7 +463,7 @@ class Grammar:
         return _select([*self.some(source.columns), self.pick(ways)], f"FROM {source.text} q")
 
     def ranked(self, depth: int) -> Relation:
-        """The first rows of each partition."""
+        """Draw a query for the first rows of each partition."""
         source = self.below(depth)
         partition = ", ".join(self.some(source.exact, 0, 1))
         order = self._total(source)
@@ -483,14 +483,14 @@ class Grammar:
         return _select(source.columns, tail + self.pick(["", " OFFSET 1"]))
 
     def _total(self, source: Relation) -> str:
-        """An order by all columns; empty where one of them can't be sorted."""
+        """Return a total order by all columns; "" if one has a type not in SORTED."""
         if len(source.of(*SORTED)) < len(source.columns):
             return ""
         names = self.draw(st.permutations(source.exact))
         return ", ".join(f"{n} {self.pick(['', 'DESC', 'NULLS LAST'])}".strip() for n in names)
 
     def with_subquery(self, depth: int) -> Relation:
-        """EXISTS and IN, plain and negated."""
+        """Draw a filter with EXISTS or IN, plain or negated."""
         source, other = self.below(depth), self.below(depth)
         kinds = self.shared(source, other)
         if not kinds:
@@ -512,12 +512,12 @@ class Grammar:
         )
 
     def with_scalar(self, depth: int) -> Relation:
-        """A subquery that gives one value, of the whole relation or by a column."""
+        """Draw a scalar subquery, correlated or not."""
         source, other = self.below(depth), self.below(depth)
         kinds = self.shared(source, other)
         call, result = self.call(other, "s.")
         where = ""
-        # Spark forgets the order below a LIMIT when it joins a correlated subquery to it
+        # Spark loses the order below an outer LIMIT when it rewrites a correlated subquery to a join
         if kinds and " LIMIT " not in source.text and self.draw(st.booleans()):
             kind = self.pick(kinds)
             where = f" WHERE s.{self.pick(other.of(kind))} = q.{self.pick(source.of(kind))}"
@@ -584,7 +584,7 @@ with (
 
 
 def script(case: Case) -> str:
-    """A complete Python script that runs the case."""
+    """Return a complete Python script that runs the case."""
 
     def entries(values: dict[str, str]) -> str:
         return "\n".join(f"    {name!r}: {text!r}," for name, text in values.items())

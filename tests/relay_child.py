@@ -1,7 +1,8 @@
-"""A process that puts into a queue, or reads it, until someone kills it. Run by test_relay_crash.py.
+"""Produce into or consume from a queue until it is killed. A child process of test_relay_crash.py.
 
-Arguments: folder of the queue, `produce` or `consume`, folder for its journals. A producer writes
-down what was acknowledged; a consumer what it has worked on, before it says so.
+Arguments: folder of the queue, `produce` or `consume`, folder of the journals. A producer writes each
+acknowledged record to the journal `acknowledged`; a consumer writes each processed record to `effects`
+before it acknowledges it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The catalogue of query shapes: every operator, and stackings of them, over a few small tables.
+"""The catalogue of query shapes: every operator, and combinations of them, over a few small tables.
 
-Each result is determined by the tables' rows alone: orders are total, sums of doubles are exact
-(multiples of a quarter), and where SQL leaves a choice the query takes it away. A later shape may
-read an earlier one by its name: a view on a view.
+The rows of the tables determine each result: orders are total, sums of doubles are exact (multiples of
+a quarter), and nothing depends on a choice that SQL leaves open. A later shape may read an earlier one
+by its name, as a view on a view.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "u": ("id INT, k STRING, v INT, y DOUBLE", ()),
     "p": ("id INT, k STRING, v INT", ("id",)),
-    # rarer types, under names that the engine uses inside
+    # rarer types, with column names that the engine uses internally
     "odd": (
         "w FLOAT, h TINYINT, c0 SMALLINT, bucket BINARY, seq TIMESTAMP_NTZ, side DECIMAL(38,10),"
         " `a b` STRING, `Mixed.Case` STRING",

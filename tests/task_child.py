@@ -1,7 +1,7 @@
-"""An engine that runs, and rows that keep coming, until someone kills it. Run by test_tasks.py.
+"""Run an engine with a constant flow of rows until it is killed. A child process of test_tasks.py.
 
-It says `ready` once its views have rows. A number N on its standard input makes it kill itself at
-the N-th effect on the disk from the next request on whose name begins with `w`.
+It prints `ready` once the engine runs. After a number N on its standard input, the next request that
+defines a view whose name begins with `w` makes it kill itself at the N-th disk write.
 
 Arguments: folder of the storage.
 """

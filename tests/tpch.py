@@ -1,4 +1,4 @@
-"""TPC-H for tests: the 22 queries, the tables at a small scale, and refreshes in three kinds."""
+"""TPC-H for tests: the 22 queries, the tables at a small scale, and three kinds of refreshes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = {
     "lineitem": ("l_orderkey", "l_linenumber"),
 }
 
-# constants fitted to the small scale, so that no result is empty
+# constants are adapted to the small scale, so that no result is empty
 QUERIES = {
     "q1": """
         SELECT l_returnflag, l_linestatus, sum(l_quantity) AS sum_qty,
@@ -281,7 +281,7 @@ QUERIES = {
 
 @dataclass(frozen=True)
 class Refresh:
-    """One change of a table: `upsert` of whole rows, or `delete` of rows."""
+    """One change of a table: an `upsert` of whole rows, or a `delete`."""
 
     table: str
     operation: str
@@ -289,7 +289,7 @@ class Refresh:
 
 
 def generate(folder: Path, scale: float) -> dict[str, pa.Table]:
-    """All tables at a scale factor (1 is about 1 GB)."""
+    """Generate all tables at a scale factor (1 is about 1 GB)."""
     program = Path(sys.executable).with_name("tpchgen-cli")
     arguments = ["parquet", "--scale-factor", str(scale), "--output-dir", str(folder)]
     subprocess.run([program, *arguments], check=True, capture_output=True)
@@ -297,7 +297,7 @@ def generate(folder: Path, scale: float) -> dict[str, pa.Table]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Arrow types that Spark knows."""
+    """Cast string views and large strings to strings, which Spark supports."""
     views = [
         pa.field(f.name, pa.string() if f.type in (pa.string_view(), pa.large_string()) else f.type)
         for f in table.schema
@@ -306,7 +306,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 class Data:
-    """The tables as they are after each refresh, kept without Eddyline."""
+    """The expected tables after each refresh, computed without Eddyline."""
 
     def __init__(self, tables: dict[str, pa.Table]) -> None:
         orders, lines = tables["orders"], tables["lineitem"]
@@ -321,7 +321,7 @@ class Data:
         self.tables = {**tables, **first}
 
     def refreshes(self) -> list[list[Refresh]]:
-        """Epochs: new orders; old orders deleted; balances and suppliers updated; all of it at once."""
+        """Return the refreshes of each epoch: new orders; deletes of old orders; updates; all three; new orders."""
         thirds = [self._part(i) for i in range(3)]
         return [
             thirds[0],
@@ -332,7 +332,7 @@ class Data:
         ]
 
     def apply(self, refresh: Refresh) -> None:
-        """Do to the plain tables what the refresh says."""
+        """Apply a refresh to the expected tables."""
         table, key = self.tables[refresh.table], list(KEYS[refresh.table])
         kept = table.join(refresh.rows.select(key), key, join_type="left anti").select(
             table.column_names
