@@ -1,9 +1,9 @@
 -- The live views of the log ETL.
 --
--- Inputs: visits, which the pipeline `etl` feeds: a parsed line of the access log, with region and
--- carrier of its host; and etl__dead, its dead letters.
+-- Inputs: the stream visits, written by the pipeline `etl`: parsed lines of the access log, with region
+-- and carrier of their hosts; and etl__dead, its dead letters.
 
--- PostgreSQL is asked the same in the same words.
+-- The same text also runs in PostgreSQL.
 CREATE VIEW hits AS
 SELECT region, carrier, count(*) AS hits, CAST(sum(bytes) AS BIGINT) AS bytes
 FROM visits

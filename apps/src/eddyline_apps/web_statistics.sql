@@ -1,22 +1,21 @@
 -- Web statistics over raw access log lines, for every site and day.
 --
--- Input: log_lines(line STRING, seq BIGINT). `line` is a line of the log as it was written, in the
--- common, the combined or the vhost_combined format; `seq` is a number of its own for each line (its
--- place in the log): it decides the order of requests that have the same second, nothing else.
+-- Input: log_lines(line STRING, seq BIGINT). `line` is an unmodified line of the log, in the
+-- common, the combined or the vhost_combined format; `seq` is a unique number of the line (its position
+-- in the log): it only orders requests of the same second.
 --
--- Words used here:
---   site     the virtual host of the vhost_combined format, without its port; '-' where the log has none
---   day      the calendar day by the clock of the log (its own UTC offset): all daily figures begin
---            again from zero at 00:00
+-- Terms:
+--   site     the virtual host of the vhost_combined format, without its port; '-' if the log has none
+--   day      the calendar day by the clock of the log (its own UTC offset): all daily figures start
+--            from zero at 00:00
 --   visitor  a host (the first column of the log, a name or an address)
---   visit    a run of a visitor's requests on one site and day, cut where the time between two of them
---            is more than 1,800 s
+--   visit    a series of a visitor's requests on one site and day; a pause of more than 1,800 s begins a
+--            new visit
 --
--- A line that is not understood is never dropped: it is in malformed_lines. No line, whatever it holds,
--- makes a view fail.
+-- Lines that can't be parsed are kept in malformed_lines. No line, whatever it holds, makes a view fail.
 
--- Every line, read once. A line that does not have the form, or has an impossible date, has ts = NULL.
--- The first branch of the expression takes a good line apart, the second any other line as a whole, so
+-- Every line, parsed once. A malformed line, or one with an impossible date, has ts = NULL. The first
+-- branch of the expression splits a well-formed line, the second matches any other line as a whole, so
 -- that there are always ten fields. The quantifiers inside quotes are possessive: a line of any length
 -- is matched in linear time and constant stack.
 CREATE VIEW parsed_lines AS
@@ -42,7 +41,7 @@ FROM (
   FROM log_lines
 );
 
--- The well-formed requests. A page is what a visitor asked for and got, not the images, styles and
+-- The well-formed requests. A page is a successful request of a visitor, without the images, styles and
 -- downloads that belong to it.
 CREATE VIEW requests AS
 SELECT
@@ -71,15 +70,15 @@ FROM (
   WHERE ts IS NOT NULL
 );
 
--- What could not be read, kept as it was.
+-- The malformed lines, unmodified.
 CREATE VIEW malformed_lines AS
 SELECT seq, line FROM parsed_lines WHERE ts IS NULL;
 
 CREATE VIEW malformed_count AS
 SELECT count(*) AS malformed FROM malformed_lines;
 
--- Each request with the seconds since the visitor's last one: does it enter (begin a visit), is it the
--- one after which the visitor left?
+-- Each request with the seconds since the visitor's previous one, and whether it is the first or the
+-- last of a visit.
 CREATE VIEW steps AS
 SELECT
   site, day, host, seq, bytes, is_page,
@@ -95,7 +94,7 @@ FROM (
   WINDOW visitor AS (PARTITION BY site, day, host ORDER BY ts, seq)
 );
 
--- First level: a visitor's day.
+-- First level: per visitor and day.
 CREATE VIEW visitor_days AS
 SELECT
   site, day, host,
@@ -108,8 +107,8 @@ SELECT
 FROM steps
 GROUP BY site, day, host;
 
--- Second level: the basic statistics of a site's day. ips counts the visitors that the log knows by
--- address, without those it knows by name.
+-- Second level: the basic statistics per site and day. ips counts the visitors that the log gives by
+-- address, not by name.
 CREATE VIEW daily_basic AS
 SELECT
   site, day,
@@ -141,7 +140,7 @@ FROM (
 )
 GROUP BY site, first_day;
 
--- What follows from the basic statistics.
+-- The basic statistics with the returning and the new visitors, and ratios of them.
 CREATE VIEW daily_statistics AS
 SELECT
   b.site, b.day,
@@ -166,7 +165,7 @@ SELECT site, day, path, count(*) AS requests
 FROM requests
 GROUP BY site, day, path;
 
--- Of the whole log.
+-- The top pages and hosts of the whole log.
 CREATE VIEW top_pages AS
 SELECT site, path, sum(requests) AS requests
 FROM page_counts
@@ -181,7 +180,7 @@ GROUP BY host
 ORDER BY requests DESC, host
 LIMIT 10;
 
--- Of each site's day.
+-- The top pages per site and day.
 CREATE VIEW top_pages_of_day AS
 SELECT site, day, rank, path, requests
 FROM (
