@@ -1,6 +1,6 @@
 """The tree of errors, and the table of their conditions.
 
-Every error names its condition, what it concerns and the way out.
+Every error names its condition, the object concerned and the way out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUG: Fault = "bug"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is known of a condition.
+    """How to react to errors of one condition.
 
     Attributes:
         fault: what has to change: the user's code or call (user), rows of the input (data), the
@@ -131,7 +131,7 @@ class EddylineError(Exception):
 
     Attributes:
         condition: a stable upper-case name, for programs to decide on; see `CONDITIONS`.
-        context: what is concerned (view, table, operator, SQL fragment, file, ...).
+        context: the objects concerned (view, table, operator, SQL fragment, file, ...).
         hint: the way out, as a sentence; empty if there is none.
     """
 
@@ -173,7 +173,7 @@ class CatalogError(EddylineError):
 
 
 class DataError(EddylineError):
-    """Rows don't fit the table or stream that they are meant for."""
+    """Rows or a source don't fit the table or stream."""
 
 
 class StateError(EddylineError):

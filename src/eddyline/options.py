@@ -19,7 +19,7 @@ def check_number(
     """Raise EngineError BAD_OPTION if a value isn't a number within limits.
 
     Args:
-        what: names the value in the message.
+        what: name of the value, for the message.
         least, most: limits, both included.
         whole: whether the value must be an integer.
     """
@@ -48,30 +48,38 @@ class Options:
     """
 
     buckets: int = _setting(
-        2, "buckets (hash partitions) of each new storage; fixed when it is created", 1, 4096
+        2, "number of buckets (hash partitions) of a new storage; fixed when it is created", 1, 4096
     )
-    scan_tasks: int = _setting(2, "tasks that read the input of one source in an epoch", 1, 4096)
+    scan_tasks: int = _setting(
+        2, "number of tasks that read the input of one source in an epoch", 1, 4096
+    )
     retain_epochs: int = _setting(
-        1000, "committed epochs whose snapshots and changes stay readable", 1, 1_000_000
+        1000, "number of committed epochs whose snapshots and changes stay readable", 1, 1_000_000
     )
-    compaction_fan_in: int = _setting(8, "runs of one size tier that are merged into one", 2, 64)
+    compaction_fan_in: int = _setting(
+        8, "number of runs of one size tier that are merged into one", 2, 64
+    )
     hash_bits: int = _setting(
-        64, "bits of the key hash that are used; fewer force collisions, for tests", 1, 64
+        64, "number of bits of the key hash; few bits force collisions, for tests", 1, 64
     )
     native_rules: int = _setting(
-        1, "1: fast incremental rules where they apply; 0: the generic rule everywhere", 0, 1
+        1,
+        "1: use fast incremental rules where they apply; 0: always recompute changed groups",
+        0,
+        1,
     )
     delivery: str = field(
         default="exactly_once",
         metadata={
-            "help": "what of the input counts after a crash: "
-            "exactly_once: all, once, even after a power cut; "
-            "at_least_once: all; after a power cut recent epochs can run, and be reported, twice; "
-            "at_most_once: what wasn't committed is skipped, so that nothing is reported twice",
+            "help": "what a crash can lose or repeat: "
+            "exactly_once: nothing, even after a power cut; "
+            "at_least_once: nothing is lost; after a power cut recent epochs can run, and be "
+            "reported, twice; "
+            "at_most_once: uncommitted input is skipped, so nothing is reported twice",
             "choices": ("exactly_once", "at_least_once", "at_most_once"),
         },
     )
-    # a URL can contain a password, so repr leaves it out
+    # a URL can contain a password, so repr omits it
     catalog: str = field(
         default="",
         repr=False,

@@ -25,9 +25,9 @@ Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class PlainTable:
-    """A table as a plain list of rows, changed as Eddyline's tables are, but without Eddyline.
+    """A plain list of rows with the insert and delete semantics of a table, to compare with.
 
-    Without a primary key it is a multiset: a delete removes one equal row, if there is one.
+    Without a primary key it is a multiset: a delete removes one equal row, if one exists.
 
     Example:
         >>> table = PlainTable("id INT, v INT", (0,))
@@ -80,18 +80,18 @@ class Offline:
         self.views[name] = query
 
     def load(self) -> None:
-        """Load the present rows of the tables; later results are of these rows."""
+        """Load the current rows of the tables; later results use these rows."""
         for name, table in self.tables.items():
             self._frame(table).createOrReplaceTempView(name)
         for name, query in self.views.items():
             self.session.sql(query).createOrReplaceTempView(name)
 
     def result(self, query: str) -> pa.Table:
-        """Run a query offline over the rows that were loaded last."""
+        """Run a query offline over the most recently loaded rows."""
         return self.session.sql(query).toArrow()
 
     def compared(self, name: str, live: DataFrame | pa.Table) -> Difference:
-        """Return how a live result (left) differs from the view's offline result (right)."""
+        """Compare a live result (left) with the view's offline result (right)."""
         left = live if isinstance(live, pa.Table) else live.toArrow()
         return difference(left, self.result(self.views[name]))
 
@@ -128,9 +128,9 @@ class MemorySink:
     that don't fit the rows it holds.
 
     Attributes:
-        epoch: of the rows; None before the first delivery.
-        rows: the rows, equal ones as often as they occur.
-        received: the calls so far: `replace` or `deliver`, and the epoch.
+        epoch: the epoch of the rows; None before the first delivery.
+        rows: all rows; equal rows are repeated.
+        received: for each call so far its name, `replace` or `deliver`, and the epoch.
     """
 
     def __init__(self) -> None:
@@ -211,14 +211,14 @@ class FaultyFiles(Files):
         self.arm(fail_at, kind, within)
 
     def arm(self, fail_at: int, kind: str = "fail", within: str = "any") -> None:
-        """Restart the count, and plan another fault."""
+        """Restart the count, and schedule another fault."""
         with open(self.control, "r+", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.truncate()
             stream.write(f"{fail_at} {kind} {within}\n")
 
     def effects(self) -> list[str]:
-        """Return the effects since the count began, the failed one included."""
+        """Return the effects since the count began, including the failed one."""
         with open(self.control, encoding="utf-8") as stream:
             return stream.read().splitlines()[1:]
 

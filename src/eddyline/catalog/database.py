@@ -1,4 +1,4 @@
-"""What a database of the catalog must offer."""
+"""The interface of the databases that can hold a catalog."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TRY_AGAIN = "mend the cause and make the same call again: nothing is half writte
 
 
 class Database(Protocol):
-    """Runs transactions.
+    """A database that runs transactions for the store of the catalog.
 
-    Its errors are StorageError CATALOG_UNAVAILABLE where the database can't be used, and StateError
-    DAMAGED_FILE where it is damaged.
+    It raises StorageError CATALOG_UNAVAILABLE if the database can't be used, and StateError
+    DAMAGED_FILE if it is damaged.
     """
 
     name: str

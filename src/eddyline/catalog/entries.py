@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TABLE, STREAM, VIEW = "table", "stream", "view"
-LATE = "__late"  # suffix of the stream of rows that came after the watermark
+LATE = "__late"  # suffix of the stream of late rows
 DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
-PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry stands for the pipeline
+PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry also represents the pipeline
 REJECTS = "rejects"  # role of the dead letters of a stream that Spark reads
 LATE_ROWS = "late"  # role of the late rows of a stream
 INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
-OF = "of"  # option of role REJECTS: id of the stream whose records these were
+OF = "of"  # option of role REJECTS: id of the stream that rejected the records
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Entry:
     """One definition.
 
     Attributes:
-        id: names its files; never used again for another definition.
+        id: part of its file names; never reused.
         kind: table, stream or view.
         schema: JSON of the columns' StructType.
         key: names of the primary key's columns.
-        query: SQL of a view.
+        query: the SQL of a view.
         upstream: names of the relations that a view reads.
-        format: of a stream, the name after USING, or the role of a stream of dead letters; empty
+        format: the name after USING of a stream, or the role of a stream of dead letters; empty
             for a stream of a DataFrame, or one that a pipeline writes.
-        options: of a stream.
+        options: the OPTIONS of a stream.
         operation: the column of a stream that holds + or -.
-        event_time: of a stream with a watermark, the column that it is computed from.
-        delay: of such a stream, by how many microseconds the watermark is behind the latest time.
-        late_of: of the late rows of a stream, its id.
-        result: of a view, the arrangement that holds its rows; empty if they have an order.
-        final: whether a view gives each row once, when nothing can change it any more.
-        since: the epoch that gave a view its first rows, or computed them again after a pause.
+        event_time: the column from which a stream's watermark is computed; empty without one.
+        delay: how many microseconds the watermark lags behind the latest event time.
+        late_of: the id of the stream whose late rows these are; empty for other relations.
+        result: the arrangement that holds a view's rows; empty if they have an order.
+        final: whether a view has EMIT FINAL.
+        since: the epoch that computed a view's first rows, or computed them again after a pause.
         paused: the epoch whose result a paused view keeps; 0 for one that is not paused.
-        paused_with: the view it reads whose pause it shares; empty for one paused by itself.
+        paused_with: the upstream view with which it was paused; empty if paused directly.
     """
 
     id: str
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """The id of its redo log and position; late rows share those of their stream."""
+        """The id of its redo log and position, which late rows share with their stream."""
         return self.late_of or self.id
 
     @property
@@ -98,12 +98,12 @@ class Entry:
 
     @property
     def takes_input(self) -> bool:
-        """Whether it is a stream of its own, which a source or a pipeline may write."""
+        """Whether a source or a pipeline can write it; false for streams of late rows and dead letters."""
         return self.kind == STREAM and not self.role
 
     @property
     def reopens(self) -> bool:
-        """Whether its source can be opened again by format and options."""
+        """Whether format and options suffice to open its source again."""
         return self.takes_input and bool(self.format)
 
     @property
@@ -112,7 +112,7 @@ class Entry:
         return self.options[OF] if self.role == REJECTS else self.id
 
     def writes(self, stream: Entry) -> bool:
-        """Return whether this stands for a pipeline that writes a stream."""
+        """Return whether this represents the pipeline that writes a stream."""
         into = self.options.get(INTO, "") if self.role == PIPELINE else ""
         return into.lower() == stream.name.lower()
 
@@ -141,7 +141,7 @@ class Catalog:
         return next((entry for entry in self.entries if entry.name.lower() == wanted), None)
 
     def get(self, name: str, *kinds: str) -> Entry:
-        """Return the definition of a name; CatalogError if there is none of these kinds."""
+        """Return the definition of a name; CatalogError if none of these kinds has it."""
         entry = self.find(name)
         if entry is None or (kinds and entry.kind not in kinds):
             wanted = " or ".join(kinds) or "table, stream or view"
@@ -154,7 +154,7 @@ class Catalog:
         return entry
 
     def add(self, entry: Entry) -> Catalog:
-        """Return the catalog with one more definition, which gets its id here."""
+        """Return the catalog with one more definition, and assign its id."""
         numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
         added = replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
         if not entry.event_time or entry.late_of:
@@ -166,7 +166,7 @@ class Catalog:
         return added.add(late)
 
     def committed(self, entry: Entry, epoch: int) -> Catalog:
-        """Return the catalog with the epoch that gave a view its first rows."""
+        """Return the catalog with a view, and the epoch that computed its first rows."""
         entries = tuple(replace(e, since=epoch) if e is entry else e for e in self.entries)
         return replace(self, entries=entries)
 
@@ -199,7 +199,7 @@ class Catalog:
         return replace(self, entries=kept)
 
     def letters_of(self, stream: Entry) -> Entry | None:
-        """Return the dead letters that belong to a stream, and are dropped with it."""
+        """Return the stream of a stream's dead letters, which is dropped with it."""
         letters = (e for e in self.entries if e.role == REJECTS)
         return next((e for e in letters if e.options[OF] == stream.id), None)
 
@@ -216,7 +216,7 @@ class Catalog:
         ]
 
     def level(self, entry: Entry) -> int:
-        """Return the distance from the sources."""
+        """Return the distance from the sources: 0 for tables and streams, 1 for views that read only these."""
         above = [self.level(self.get(name)) for name in entry.upstream]
         return 1 + max(above, default=0) if entry.kind == VIEW else 0
 
@@ -273,7 +273,7 @@ class Catalog:
         return self._with(over) if over else self
 
     def _paused_above(self, entry: Entry, changed: Mapping[str, Entry]) -> str:
-        """Return a paused view that a view reads; empty if there is none."""
+        """Return the name of a paused view that a view reads; empty if there is none."""
         above = (changed.get(name, self.get(name)) for name in entry.upstream)
         return next((known.name for known in above if known.paused), "")
 

@@ -26,9 +26,9 @@ class Request:
         action: add, pause, resume, drop (a view); replay, discard (dead letters).
         name: of the view, pipeline or stream.
         query: SQL of a view to add; positions of dead letters.
-        asked_at: time, ISO 8601 in UTC.
+        asked_at: when it was sent, ISO 8601 in UTC.
         state: waiting, done or refused.
-        message: why it was refused.
+        message: the reason for a refusal.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Request:
 
 
 class RequestStore(Protocol):
-    """What an inbox needs of the store of the catalog, which documents it."""
+    """The methods of `CatalogStore` that an inbox calls."""
 
     certain: bool
 
@@ -51,7 +51,7 @@ class RequestStore(Protocol):
 
 
 class Inbox:
-    """The engine's view of the requests; it looks for them between two epochs.
+    """Reads and answers requests; the engine calls it between two epochs.
 
     A request that changes the catalog is marked as done in the transaction that changes it: after a
     crash it is either waiting or done.
@@ -69,7 +69,7 @@ class Inbox:
     def waiting(self) -> list[Request]:
         """Return the unanswered requests in their order; none while the database can't be used.
 
-        Epochs need no catalog: a server that is away must not stop them.
+        Epochs need no catalog: a server that is down must not stop them.
         """
         if self.number is not None or time.monotonic() < self._not_before:
             return []

@@ -17,7 +17,7 @@ BUSY_S = 30.0
 
 
 class SqliteDatabase:
-    """A file in the storage, opened anew for each transaction."""
+    """A SQLite file in the storage; each transaction opens and closes it."""
 
     name = NAME
     shared = False

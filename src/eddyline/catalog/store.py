@@ -1,4 +1,4 @@
-"""The store of the catalog, and of the requests beside it, in a database.
+"""The store of the catalog and of requests to the engine, in a database.
 
 Both databases, SQLite and PostgreSQL, run the same SQL; `?` stands for a value. Each row holds the
 id of its storage, because several storages can share a PostgreSQL database.
@@ -93,7 +93,7 @@ class CatalogStore:
     """The catalog of one storage, and the requests to its engine.
 
     Attributes:
-        certain: False while it is unknown whether the last write was committed.
+        certain: False while it isn't known whether the last write was committed.
     """
 
     def __init__(self, files: Files, database: Database) -> None:
@@ -105,7 +105,7 @@ class CatalogStore:
 
     @property
     def name(self) -> str:
-        """The file of the storage that shows where the catalog is."""
+        """The file of the storage that holds the catalog, or refers to its database."""
         return self.database.name
 
     def read(self) -> Catalog | None:
@@ -191,10 +191,10 @@ class CatalogStore:
     # -- requests ----------------------------------------------------------------------------
 
     def ask(self, action: str, name: str, query: str = "") -> int:
-        """Add a request to the engine.
+        """Store a request to the engine.
 
         Returns:
-            its number.
+            The number of the request.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         storage = self._storage()
@@ -244,7 +244,7 @@ class CatalogStore:
 
     @contextmanager
     def _writing(self, *, catalog: bool = False) -> Iterator[Execute]:
-        """Run a transaction whose commit counts as a step of the files, where a test can fail it."""
+        """Run a transaction; its commit is an effect on the disk, at which a test can inject a fault."""
         with self.database.transaction(write=True) as execute:
             yield execute
             with storage_errors(self.name):
@@ -254,7 +254,7 @@ class CatalogStore:
             self.files.step("committed", self.name)
 
     def _storage(self, *, make: bool = False) -> str:
-        """Return the id of the storage in a shared database; empty in one of its own, or without one."""
+        """Return the id of the storage in a shared database; empty in SQLite, or if it has none yet."""
         if self.database.shared and not self._id:
             if make and not self.files.exists(POINTER):
                 self.files.write_json(POINTER, {"storage": uuid.uuid4().hex})
@@ -277,7 +277,7 @@ def open_store(files: Files, url: str = "") -> CatalogStore:
     """Open the store of a storage's catalog.
 
     Args:
-        url: of a PostgreSQL database; empty for SQLite in the storage.
+        url: URL of a PostgreSQL database; empty for SQLite in the storage.
 
     Raises:
         StorageError: the catalog of the storage is in the other kind of database.

@@ -39,10 +39,10 @@ class Context:
     """The storage and the Spark session that sources are opened with.
 
     Attributes:
-        files: of the storage.
+        files: files of the storage.
         spark: the user's session.
         zone: time zone of the storage.
-        log_of: gives the redo log of a stream.
+        log_of: returns the redo log of a stream.
     """
 
     files: Files
@@ -56,13 +56,13 @@ class SourceFormat(Protocol):
 
     @property
     def readers(self) -> Mapping[str, Reader]:
-        """Readers of the segment kinds that only this format has."""
+        """Readers for the kinds of segments that only this format uses."""
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
         """Return the columns that the source itself declares; DataError if it can't.
 
         Args:
-            stream: its name, for errors.
+            stream: name of the stream, for errors.
         """
 
     def check(self, stream: Entry, context: Context) -> None:
@@ -88,7 +88,7 @@ class SparkFormat:
 
     Attributes:
         name: the format, as Spark knows it.
-        frame: a streaming DataFrame of the user, which is read instead.
+        frame: the user's streaming DataFrame to read; None to open the format.
     """
 
     name: str
@@ -153,7 +153,7 @@ class SparkFormat:
         """Return a streaming DataFrame; DataError if Spark can't open it.
 
         Args:
-            columns: None: those that Spark infers.
+            columns: the columns; None for those that Spark infers.
             file_names: add the column `FILE`, with the file of each row.
         """
         session = cloned(context.spark, **{ZONE: context.zone})
@@ -176,7 +176,7 @@ class SparkFormat:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """JSON or Parquet files, read by vectorised code where that gives what Spark's reader would.
+    """JSON or Parquet files, decoded by vectorised code if the result equals that of Spark's reader.
 
     Attributes:
         name: the format, as Spark knows it.
@@ -196,14 +196,14 @@ class FileFormat:
         return self._spark.columns(stream, options, context)
 
     def check(self, stream: Entry, context: Context) -> None:
-        """Raise DataError if an option is wrong, or Spark can't open what it has to read."""
+        """Raise DataError if an option is wrong, or Spark has to read the files and can't."""
         if self._vectorised(stream, context):
             _files_per_entry(stream)
         else:
             self._spark.check(stream, context)
 
     def letters(self, stream: Entry) -> str:
-        """Return the role that Spark's reader gives: vectorised code never sets records aside."""
+        """Return the role as for Spark's reader: vectorised code has no dead letters."""
         return self._spark.letters(stream)
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
@@ -224,7 +224,7 @@ class FileFormat:
         return SparkFormat(self.name)
 
     def _vectorised(self, stream: Entry, context: Context) -> bool:
-        """Whether vectorised code gives what Spark's reader would."""
+        """Whether vectorised code returns the same rows as Spark's reader."""
         if stream.arranged or PATH not in stream.options:
             return False
         corrupt = context.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
@@ -240,7 +240,7 @@ class FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFormat:
-    """Events made up from their numbers: `USING generator`."""
+    """Generated events: `USING generator`."""
 
     @property
     def readers(self) -> Mapping[str, Reader]:
@@ -248,7 +248,7 @@ class GeneratorFormat:
         return {}
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
-        """Return all columns of the kind of event."""
+        """Return all columns of this kind of event."""
         return from_arrow_schema(Generator.of(options).schema)
 
     def check(self, stream: Entry, context: Context) -> None:
@@ -272,7 +272,7 @@ class GeneratorFormat:
             )
 
     def letters(self, stream: Entry) -> str:
-        """Return no role: a generator makes no bad records."""
+        """Return no role: a generator has no bad records."""
         return ""
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
@@ -293,6 +293,6 @@ def _files_per_entry(stream: Entry) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text; of one that Py4J passes on, Java's first line."""
+    """Return the first line of an error's text, or of the Java error behind a Py4JJavaError."""
     lines = [*str(error).splitlines(), ""]
     return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") else lines[0]

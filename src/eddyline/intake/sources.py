@@ -24,13 +24,13 @@ FOLDERS = ("logs", "checkpoints")
 
 @dataclass(slots=True)
 class Sources:
-    """Redo logs of tables and streams, by entry, and the sources that are attached to streams.
+    """Redo logs of tables and streams, and the open sources of streams.
 
     Attributes:
-        files: of the storage.
+        files: files of the storage.
         spark: the user's session.
         zone: time zone of the storage.
-        formats: by name in small letters; Spark reads all others.
+        formats: formats by name in lower case; Spark reads all others.
     """
 
     files: Files
@@ -61,7 +61,7 @@ class Sources:
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """Readers of the segment kinds that only registered formats have."""
+        """Readers for the kinds of segments that only registered formats use."""
         return {
             kind: reader for one in self.formats.values() for kind, reader in one.readers.items()
         }
@@ -75,7 +75,7 @@ class Sources:
 
         Args:
             letters: the stream of its dead letters.
-            frame: the streaming DataFrame to read; None: what format and options say.
+            frame: the streaming DataFrame to read; None to open format and options.
         """
         opened = self._format(entry.format) if frame is None else SparkFormat(entry.format, frame)
         holder = _holder(entry, letters)
@@ -87,7 +87,7 @@ class Sources:
         return _holder(entry, letters).id in self._sources
 
     def connect(self, entry: Entry, source: Source) -> None:
-        """Attach a source that was made elsewhere; the one before is stopped."""
+        """Attach a source that the caller has created; stop the previous one."""
         self.disconnect(entry)
         self._sources[entry.id] = source
 
@@ -96,7 +96,7 @@ class Sources:
         return self._sources.get(entry.id)
 
     def dead_letters(self, letters: Entry) -> DeadLetters:
-        """Return the dead letters of a stream of them; CatalogError if its source isn't attached."""
+        """Return the handler of a stream of dead letters; CatalogError if its source isn't attached."""
         source = self._sources.get(letters.attached_to)
         if letters.role and source is not None and source.dead_letters is not None:
             return source.dead_letters
@@ -123,7 +123,7 @@ class Sources:
             source.pull()
 
     def follow(self, interval_s: float) -> None:
-        """Log new input, in the background."""
+        """Log new input continuously, in the background."""
         for source in self._sources.values():
             source.follow(interval_s)
 
@@ -144,10 +144,10 @@ class Sources:
             self.files.remove(f"{folder}/{entry.id}")
 
     def recover(self, catalog: Catalog, manifest: Manifest, *, skip: bool) -> None:
-        """Delete what crashes have left, and verify the entries that wait in the logs.
+        """Remove the remains of crashes, and verify the unprocessed entries of the logs.
 
         Args:
-            skip: drop the entries that wait instead.
+            skip: remove the unprocessed entries instead.
 
         Raises:
             StateError: a log is damaged, or lacks entries that the manifest needs.
@@ -178,7 +178,7 @@ class Sources:
         return found
 
     def between(self, entry: Entry, manifest: Manifest, end: int | None) -> list[Segment]:
-        """Return the segments of a log from the committed position to `end`; none for None."""
+        """Return the segments of a log from the committed position to `end`; none if `end` is None."""
         if end is None:
             return []
         return self.log(entry).segments(manifest.positions.get(entry.source, 0), end)
@@ -198,5 +198,5 @@ class Sources:
 
 
 def _holder(entry: Entry, letters: Entry | None) -> Entry:
-    """Return the entry that a stream's source is attached to: a pipeline's is its dead letters."""
+    """Return the entry that a stream's source is attached to; for a pipeline its dead letters."""
     return letters if letters is not None and letters.role == PIPELINE else entry

@@ -1,4 +1,4 @@
-"""Watermarks: those that hold during an epoch, and the event time that follows from it."""
+"""Watermarks of an epoch, and the event times that the next watermarks are computed from."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from eddyline.state.manifest import Clock, Manifest
 
 @dataclass(slots=True)
 class Watermarks:
-    """The watermarks that follow from a committed epoch, and hold in the next one.
+    """The watermarks that are in force in the epoch after a committed one.
 
     Attributes:
         streams: the streams that have a watermark.
-        clocks: their latest event times as of the committed epoch, by id.
-        reported: by name, the latest event time and the number of late rows in the running epoch.
+        clocks: by stream id, the event time as of the committed epoch.
+        reported: by stream name, the latest event time and the number of late rows in the running
+            epoch.
     """
 
     streams: tuple[Entry, ...]
@@ -34,13 +35,13 @@ class Watermarks:
 
     @classmethod
     def following(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
-        """Return those that follow from a committed epoch."""
+        """Return the watermarks for the epoch after a committed one."""
         streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
         return cls(streams, manifest.clocks)
 
     @property
     def values(self) -> dict[str, int]:
-        """Watermarks in microseconds since 1970, by name; only of streams that had an event time."""
+        """Watermarks in microseconds since 1970 by stream name, for streams that have had an event time."""
         return {
             stream.name: self.clocks[stream.id].latest - stream.delay
             for stream in self.streams
@@ -49,16 +50,16 @@ class Watermarks:
 
     @property
     def applied(self) -> dict[str, int]:
-        """The watermarks that held in the committed epoch itself."""
+        """The watermarks that were in force in the committed epoch."""
         known = {e.name: self.clocks[e.id].watermark for e in self.streams if e.id in self.clocks}
         return {name: value for name, value in known.items() if value is not None}
 
     def of(self, stream: Entry) -> int | None:
-        """Return the watermark of a stream; None if it has none, or none yet."""
+        """Return the watermark of a stream; None if it has no watermark, or no event time yet."""
         return self.values.get(stream.name)
 
     def moved(self, parts: Iterable[StatefulPart]) -> bool:
-        """Return whether rows that wait to be final can be due now, without new input."""
+        """Return whether a watermark has advanced on which rows held by EMIT FINAL depend."""
         values, applied = self.values, self.applied
         names = {
             name
@@ -70,16 +71,20 @@ class Watermarks:
         return any(values[name] != applied.get(name) for name in names & set(values))
 
     def observe(self, stream: str, latest: int | None, late: int) -> None:
-        """Record what the leaves of a view report of a stream; each view reads all of its input."""
+        """Record the latest event time and the late rows of a stream, as reported by a view's leaves.
+
+        Each view reads the whole input, so the reports of several views are not added up.
+        """
         known, lates = self.reported.get(stream, (None, 0))
         times = [time for time in (known, latest) if time is not None]
         self.reported[stream] = max(times, default=None), max(late, lates)
 
     def after(self, positions: Mapping[str, int]) -> dict[str, Clock]:
-        """Return the latest event times after the epoch.
+        """Return the clocks to commit with the epoch.
 
         Args:
-            positions: of the sources with new input; others were only read again.
+            positions: end positions of the sources with new input; the late rows of other sources
+                were counted before.
         """
         clocks = dict(self.clocks)
         for stream in self.streams:
@@ -101,7 +106,7 @@ class Watermarks:
 def with_watermark(
     stream: Entry, watermark: tuple[str, str] | None, session: SparkSession
 ) -> Entry:
-    """Return a stream with a watermark; DataError if it can't have it."""
+    """Return a stream with a watermark; DataError if that watermark isn't possible."""
     if watermark is None:
         return stream
     column, delay = watermark

@@ -34,18 +34,18 @@ SLOT = "groups"
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Keep one row of accumulators a key; emit the old and the new row of each key that changed.
+    """Keep one row of accumulators for each key; emit the old and the new row of changed keys.
 
     Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
-    the delta, not necessarily one row a key. An EXACT contribution is a struct {hi: value, lo:
-    weight}. An `x` is a value whose smallest or largest is wanted, of all rows of the key.
+    the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
+    weight}. `x` are the values of which the smallest or largest of a key is emitted.
     Output: `k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
     Attributes:
         keys: number of key columns.
         measures: how each `m` column combines.
-        largest: for each `x` column whether it is the largest value that is wanted.
+        largest: for each `x` column whether to emit the largest value rather than the smallest.
     """
 
     keys: int
@@ -54,7 +54,7 @@ class Reduce:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Key and accumulators; and for each `x` the values by key, the wanted one first."""
+        """Key and accumulators; and for each `x` the values by key, the one to emit first."""
         keys = numbered("k", self.keys)
         named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
         layouts = {SLOT: Layout(keys, (*named, (WEIGHT, Measure.SUM)))}

@@ -61,7 +61,7 @@ def negative_weight(operator: str, row: dict[str, object]) -> StateError:
 
 
 def without_debts(operator: str, rows: pa.Table) -> pa.Table:
-    """Return the same rows; StateError NEGATIVE_WEIGHT if one of them has a weight below zero."""
+    """Return the rows unchanged; StateError NEGATIVE_WEIGHT if a weight is below zero."""
     weights = rows[WEIGHT].to_numpy()
     if len(weights) and weights.min() < 0:
         raise negative_weight(operator, rows.slice(int(weights.argmin()), 1).to_pylist()[0])

@@ -14,7 +14,7 @@ from eddyline.state.expiry import times
 from eddyline.state.kernels import in_types_of, with_weights
 
 SLOT = "pending"
-NEVER = np.iinfo(np.int64).max  # the time of a row that has none
+NEVER = np.iinfo(np.int64).max  # stands for a missing time
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Hold:
     that an epoch reads only those that have become final.
 
     Attributes:
-        column, field: where a row's time is; see `state.expiry.ExpiryColumn`.
-        bound: rows below it are final; None while there is no watermark.
+        column, field: the column, or its field, with a row's time; see `state.expiry.ExpiryColumn`.
+        bound: rows whose time is below it are final; None while there is no watermark.
     """
 
     columns: int
@@ -40,7 +40,7 @@ class Hold:
         return {SLOT: Layout(numbered("c", self.columns))}
 
     def step(self, delta: pa.Table | None, state: State) -> Step:
-        """Process one epoch; without a delta only the bound has moved."""
+        """Process one epoch; the delta is None if only the bound has changed."""
         layout = self.layouts[SLOT]
         given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
         due = [] if self.bound is None else [self._due(t) for t in (*state[SLOT].tables(), *given)]

@@ -20,7 +20,7 @@ class Replace:
     """Keep rows by group; the new rows of a touched group replace its old ones.
 
     Input: `h, c0.., w`: the rows of the touched groups (those of one hash) with w > 0; a row with
-    w < 0 only says that its group is touched. Output: `c0.., w`, the net change.
+    w < 0 only marks its group as touched. Output: `c0.., w`, the net change.
     """
 
     columns: int

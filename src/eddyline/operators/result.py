@@ -19,7 +19,7 @@ ROWS = "rows"
 
 @dataclass(frozen=True, slots=True)
 class Materialize:
-    """Store a view's rows. Input: `h, c0.., w`. Output: none; the arrangement is the result."""
+    """Store a view's rows. Input: `h, c0.., w`. No output; the arrangement is the result."""
 
     columns: int
 

@@ -28,8 +28,9 @@ class Top:
     Attributes:
         keys, columns: number of `k` and of `c` columns.
         descending, nulls_last: for each sort key.
-        ties: what a place is; RANK and DENSE_RANK give all rows of a place, and take no offset.
-        append_only: no row is ever retracted, so that rows beyond these places needn't be kept.
+        ties: how places are numbered; with RANK and DENSE_RANK all rows of a place are emitted, and
+            `offset` must be 0.
+        append_only: no row is ever retracted, so rows after these places needn't be stored.
     """
 
     limit: int

@@ -14,14 +14,14 @@ class Sink(Protocol):
 
     Rows come as an Arrow table: the view's columns in their order, then `op` (`append` or `delete`),
     then `w`, the weight: how many equal rows are appended (positive) or deleted (negative). Each
-    row comes once in a table. A view's own columns may be named `op` or `w`: take the last two by
-    their place.
+    row occurs once in a table. A view's own columns may be named `op` or `w`, so access the last two
+    by position.
 
-    Every method may be called again with the same arguments after it has raised.
+    After a method has raised an error, it may be called again with the same arguments.
     """
 
     def committed(self) -> Epoch | None:
-        """Return the epoch whose rows the target holds; None if it has never got any.
+        """Return the epoch whose rows the target holds; None before the first delivery.
 
         This is read from the target itself: it decides which epochs are delivered next.
         """
@@ -30,7 +30,7 @@ class Sink(Protocol):
         """Apply an epoch's changes and store the epoch's number, both or neither, durably.
 
         The changes lead from the epoch that `committed` returns to this one. They may be empty:
-        then only the number moves on.
+        then only the number changes.
         """
 
     def replace(self, epoch: Epoch, rows: pa.Table) -> None:

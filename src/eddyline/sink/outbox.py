@@ -1,9 +1,9 @@
 """The outbox of a sink: a durable cursor, and the decision what to deliver next.
 
-The committed changelog is the outbox's content, so nothing is copied into it. The target stores the
-number of the epoch together with the rows, and is asked for it before each delivery: a crash between
-a delivery and the write of the cursor delivers nothing twice. The cursor tells which epochs are
-still needed, and whether the target is the one that was delivered to.
+The committed changelog serves as the outbox, so nothing is copied. The target stores the number of
+the epoch together with the rows, and returns it before each delivery: a crash between a delivery and
+the write of the cursor delivers nothing twice. The cursor tells which epochs are still needed, and
+reveals a target that was replaced or restored from a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELD_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SinkCursor:
-    """Where a sink stands.
+    """The position of a sink in the changelog of its view.
 
     Attributes:
         view: the view that it follows.
@@ -79,11 +79,11 @@ def next_delivery(
 
     Args:
         view: the view that the sink follows now.
-        cursor: where the sink stood after the last delivery; None before the first, or if it was
-            removed to accept the target as it is.
-        target: the epoch that the target says it holds.
+        cursor: the stored cursor; None before the first delivery, or if it was removed to accept the
+            target as it is.
+        target: the epoch that the target holds.
         committed: the last committed epoch.
-        retained: the epochs whose changes are known, without gaps, oldest first.
+        retained: the epochs whose changes are retained, without gaps, oldest first.
 
     Example:
         >>> view = ViewId("v1")
@@ -112,7 +112,7 @@ def next_delivery(
 def _contradiction(
     view: ViewId, cursor: SinkCursor | None, target: Epoch | None, committed: Epoch
 ) -> StateError | None:
-    """Return the error of a target that can't be what was delivered from this storage."""
+    """Return the error if the target's epoch contradicts the cursor or the storage; else None."""
     if target is not None and target > committed:
         return _target_ahead(target, committed)
     if cursor is None or cursor.view != view:
@@ -147,7 +147,7 @@ class Outbox:
     """The durable part of one sink: `sinks/<id>/cursor.json` below the storage folder.
 
     Args:
-        sink: the sink's id, a name of a folder.
+        sink: the sink's id, which names its folder.
     """
 
     def __init__(self, files: Files, sink: str) -> None:
@@ -190,7 +190,7 @@ def first_needed(files: Files, committed: Epoch) -> Epoch | None:
     """Return the first epoch whose changes a sink still needs; None if no sink needs any.
 
     Sinks that are more than `HELD_MAX` epochs behind count as if they were just that far behind:
-    they get a snapshot.
+    they will get a snapshot.
     """
     held = [epoch for sink in files.names(FOLDER) if (epoch := _held(files, sink)) is not None]
     if not held:

@@ -1,4 +1,4 @@
-"""The protocol of sources: what brings the rows of a stream into its redo log.
+"""The protocol of sources, which write the rows of a stream into its redo log.
 
 A new format is a `SourceFormat` (see `intake/formats.py`) that opens a `Source`. Most are a
 `PlannedSource`, whose entries only name data that the source keeps, and a reader for its segments
@@ -34,17 +34,17 @@ class Source(Protocol):
 
     @property
     def steps(self) -> bool:
-        """Whether an epoch processes one entry at a time, rather than all that wait."""
+        """Whether an epoch processes one entry, rather than all that wait."""
 
     @property
     def dead_letters(self) -> DeadLetters | None:
-        """The records that have failed for good; None if the source sets none aside."""
+        """Handles the source's dead letters; None if it has none."""
 
     def pull(self) -> None:
         """Log all input that is available now."""
 
     def follow(self, interval_s: float) -> None:
-        """Log new input, in the background or at each call; called again and again."""
+        """Log new input, in the background or at each call. The engine calls it repeatedly."""
 
     def stop(self) -> None:
         """Stop reading, and release what `open` has acquired."""
@@ -57,9 +57,9 @@ class PlannedSource(ABC):
     """A source whose data stays where it is: entries of the log only name it.
 
     Args:
-        name: of the stream.
-        log: its redo log.
-        steps: whether an epoch processes one entry at a time.
+        name: name of the stream.
+        log: redo log of the stream.
+        steps: whether an epoch processes one entry, rather than all that wait.
     """
 
     def __init__(self, name: str, log: RedoLog, *, steps: bool = False) -> None:
@@ -74,7 +74,7 @@ class PlannedSource(ABC):
 
     @property
     def dead_letters(self) -> DeadLetters | None:
-        """None: rows are read in epochs, which can't set any aside."""
+        """None: epochs read the rows, and an epoch has no dead letters."""
         return None
 
     @abstractmethod

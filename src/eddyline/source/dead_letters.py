@@ -25,22 +25,22 @@ DECODE = "decode"  # the bolt that letters name when a stream's records can't be
 
 
 class DeadLetters(Protocol):
-    """Takes dead letters away from one source: for good, or to read their records again."""
+    """Handles the dead letters of one source: drops them, or replays their records."""
 
     def discard(self, letters: pa.Table) -> None:
-        """Delete letters; `letters` are rows of the stream of dead letters, `LETTERS`."""
+        """Drop dead letters for good; `letters` has the schema `LETTERS`."""
 
     def replay(self, letters: pa.Table) -> None:
-        """Delete letters and read their records again; CatalogError if the source can't."""
+        """Drop dead letters and read their records again; CatalogError if the source can't."""
 
 
 def new_letters(
     position: Any, payload: Any, key: Any, bolt: Any, error: Any, attempts: Any, received: Any
 ) -> pa.Table:
-    """Return letters with the current time as `died`, made of Arrow columns.
+    """Return dead letters from Arrow columns, with the current time as `died`.
 
     Args:
-        received: when each record came in; None if that is now, too.
+        received: when each record arrived; None for the current time.
     """
     now = np.full(len(position), np.datetime64(time.time_ns() // 1000, "us"))
     died = pa.array(now).cast(pa.timestamp("us", "UTC"))
@@ -53,12 +53,12 @@ def new_letters(
 class Rejects:
     """The dead letters of a stream that Spark reads: malformed records, and unknown operations.
 
-    A letter's position is made of the number of its micro-batch and its place among the letters of
+    A letter's position combines the number of its micro-batch and its index among the letters of
     the batch. So a batch that Spark repeats writes the same letters again, which replace the first.
 
     Attributes:
-        stream: its name.
-        log: redo log of the letters.
+        stream: name of the stream.
+        log: redo log of the dead letters.
     """
 
     stream: str
@@ -84,12 +84,12 @@ class Rejects:
                 self.log.append_tables([as_operations(letters, DELETE)])
 
     def replay(self, letters: pa.Table) -> None:
-        """Raise CatalogError: Spark's source gives each record once."""
+        """Raise CatalogError: Spark's source reads each record only once."""
         raise no_replay(self.stream)
 
 
 def no_replay(stream: str) -> CatalogError:
-    """Return the error of replaying letters of a stream whose source gives each record once."""
+    """Return the error for replaying letters of a stream whose source reads each record only once."""
     return CatalogError(
         f"stream {stream} can't read a record again: its source gives each once",
         condition="NO_REPLAY",

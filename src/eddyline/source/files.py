@@ -25,12 +25,12 @@ class FileStream(PlannedSource):
     removed once they are in an entry.
 
     Args:
-        name: of the stream.
-        kind: of the segments: `NDJSON` or `PARQUET`.
+        name: name of the stream.
+        kind: kind of the segments: `NDJSON` or `PARQUET`.
         path: folder or glob.
-        files_per_entry: files that an entry names at most.
+        files_per_entry: maximum number of files in an entry.
         log: redo log of the stream.
-        steps: whether an epoch processes one entry at a time.
+        steps: whether an epoch processes one entry, rather than all that wait.
     """
 
     def __init__(

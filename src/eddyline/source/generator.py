@@ -32,8 +32,8 @@ class Generator:
 
     Attributes:
         events: the events of the kind, seed and rate.
-        step: events of all kinds in one entry.
-        total: events of all kinds, after which the stream ends.
+        step: number of events of all kinds in one entry.
+        total: number of events of all kinds after which the stream ends.
 
     Example:
         >>> options = {"kind": "nexmark.bid", "total": "120", "eventsPerEpoch": "50"}
@@ -66,7 +66,7 @@ class Generator:
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns of the kind of event."""
+        """All columns of this kind of event."""
         return KINDS[self.events.kind].schema
 
     @property
@@ -82,10 +82,10 @@ class Generator:
 
 
 class GeneratedStream(PlannedSource):
-    """Generated events: entries only name them, and the tasks of an epoch make them.
+    """Generated events: entries only name them, and the tasks of an epoch generate them.
 
-    Entry n is the n-th step through the sequence of all kinds, even if no event of this kind is in
-    it. So streams of one seed with equal steps stay aligned, and the log alone says how far they are.
+    Entry n is the n-th step through the sequence of all kinds, even if it has no event of this kind.
+    So streams of one seed with equal steps stay aligned, and the log alone determines their position.
     """
 
     def __init__(self, name: str, generator: Generator, log: RedoLog) -> None:

@@ -1,9 +1,9 @@
 """JSON objects as columns, by the rules of Spark's reader: lines of files, documents of records.
 
-Polars decodes a block of lines at once. Where it can't, or wouldn't give what Spark's reader gives,
-smaller blocks are tried, and then single lines. A line that is no JSON object gives nulls, and so does
-a value that can't be converted to its column's type, as in Spark's mode PERMISSIVE. A document of a
-record is held to more: there both are errors of that record.
+Polars decodes a block of lines at once. If it can't, or its result would differ from that of Spark's
+reader, smaller blocks are tried, and then single lines. In a file, a line that is no JSON object
+becomes nulls, and so does a value that can't be converted to its column's type, as in Spark's mode
+PERMISSIVE. For a document of a record both are errors of that record.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def readable(schema: pa.Schema) -> bool:
 def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> Iterator[pa.Table]:
     """Decode the lines of a file that begin within `length` bytes from `start` on; 0: up to its end.
 
-    What can't be converted is null.
+    Values that can't be converted are null.
     """
     decoder = _Decoder(schema)
     end = start + length if length else os.path.getsize(path)
@@ -83,7 +83,7 @@ def decode_documents(
         zone: time zone of timestamps without an offset.
 
     Returns:
-        the table; and by its place, why a document is no JSON object, or which value doesn't fit.
+        The table, and the error of each document that couldn't be decoded, by its index.
     """
     decoder = _Decoder(schema, zone, errors={})
     tables = [schema.empty_table(), *decoder.tables(_lines(documents))]
@@ -97,8 +97,8 @@ class _Decoder:
     Attributes:
         schema: columns and types.
         zone: time zone of timestamps without an offset.
-        errors: by the number of a line, why it couldn't be decoded; such lines are left out. None:
-            they give nulls, and blank ones are skipped.
+        errors: by line number, why a line couldn't be decoded; such lines are omitted. If None,
+            bad lines become nulls, and blank lines are skipped.
         line: number of the first line of the next block.
     """
 
@@ -136,7 +136,7 @@ class _Decoder:
             start = end
 
     def _at_once(self, block: bytes) -> pa.Table | None:
-        """Decode a block by polars; None if that wouldn't give what `_by_line` gives."""
+        """Decode a block by polars; None if the result would differ from that of `_by_line`."""
         wanted = {field.name: _BY_POLARS.get(field.type, pl.String) for field in self.schema}
         if not wanted or not all(_flat(field.type) for field in self.schema):
             return None
@@ -181,13 +181,13 @@ class _Decoder:
                     for name, value in found.items():
                         columns[name].append(value)
                 self.line += 1
-        if not columns:  # only the number of rows is wanted
+        if not columns:  # only the number of rows matters
             return pa.table({"rows": pa.nulls(rows)}).select([])
         arrays = [_array(columns[field.name], field.type) for field in self.schema]
         return pa.table(arrays, schema=self.schema)
 
     def _values(self, line: bytes) -> dict[str, Any]:
-        """Decode a line; raise what is wrong with it if that is wanted."""
+        """Decode a line; raise ValueError for a bad one if errors are collected."""
         strict = self.errors is not None
         text, members = "", {}
         try:
@@ -243,7 +243,7 @@ def _starts(texts: pa.Array, *prefixes: str) -> bool:
 
 
 def _moments(texts: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Parse timestamps in ISO 8601; ValueError for any other, and for local times that are not one."""
+    """Parse timestamps in ISO 8601; ValueError for other texts and for ambiguous local times."""
     if kind.tz is None:
         return texts.cast(kind)
     if pc.all(pc.ends_with(texts, "Z")).as_py():
@@ -360,7 +360,7 @@ def _decimal(kind: pa.DataType, value: Any) -> Decimal:
 
 
 def _moment(zone: ZoneInfo | None, value: Any) -> int:
-    """Return microseconds since 1970; without a zone, of a local time."""
+    """Return microseconds since 1970, for a local time if `zone` is None."""
     if zone is not None and type(value) is int:
         return _integer(1 << 63, value * 1_000_000)
     found = datetime.fromisoformat(_of(str, value))

@@ -1,10 +1,10 @@
-"""The events of Nexmark's auction site, each made from its number alone.
+"""The events of Nexmark's auction site, each computed from its number alone.
 
-Of each 50 events 1 is a person, 3 are auctions and 46 are bids. Identities grow with the event
-number; half of the bids go to the hot auction of the moment, and three quarters of bidders and
-sellers are hot ones. Sizes, prices and these ratios are those of the public model; the random
+Of each 50 events 1 is a person, 3 are auctions and 46 are bids. Ids increase with the event
+number; half of the bids go to the current hot auction, and three quarters of bidders and sellers
+are hot ones. Sizes, prices and these ratios are those of the public model; the random
 numbers are not: here they are hashes of seed, event number and column, so that any part of the
-sequence can be made by itself.
+sequence can be generated independently.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Some events, and what is random about them.
+    """Some events of the common sequence, and their random values.
 
     Attributes:
-        numbers: their places in the common sequence, from 0.
-        seed: 64 bits; another seed is another sequence.
+        numbers: their positions in the common sequence, from 0.
+        seed: 64 bits; each seed has its own sequence.
         rate: events of all kinds in a second of event time.
     """
 
@@ -73,30 +73,30 @@ class Events:
     rate: int
 
     def bits(self, label: str) -> Bits:
-        """64 random bits an event; each label draws anew."""
+        """Return 64 random bits for each event, independent for each label."""
         salt = np.array([self.seed, crc32(label.encode())], np.uint64)
         start = _mixed(_mixed(salt[:1]) ^ salt[1:])
         return _mixed(start + self.numbers.astype(np.uint64) * _STEP)
 
     def below(self, label: str, bound: int | Ints) -> Ints:
-        """Whole numbers from 0 up to but not including `bound`, one an event."""
+        """Return for each event an integer from 0 up to but not including `bound`."""
         found: Ints = (self.bits(label) >> np.uint64(1)).astype(np.int64) % bound
         return found
 
     def shares(self, label: str) -> NDArray[np.float64]:
-        """Numbers in [0, 1), one an event."""
+        """Return for each event a number in [0, 1)."""
         found: NDArray[np.float64] = (self.bits(label) >> np.uint64(11)).astype(
             np.float64
         ) * 2.0**-53
         return found
 
     def hot(self, label: str, ratio: int) -> NDArray[np.bool_]:
-        """Which events take the hot choice: all but one in `ratio`."""
+        """Return a mask of the events with the hot choice: all except one in `ratio`."""
         found: NDArray[np.bool_] = self.below(label, ratio) > 0
         return found
 
     def letters(self, label: str, least: int, most: int) -> pa.Array:
-        """Texts of `least` to `most` small letters, one an event."""
+        """Return for each event a text of `least` to `most` lower-case letters."""
         lengths = least + self.below(f"{label} length", most - least + 1)
         words = -(-most // 8)
         steps = np.arange(1, words + 1, dtype=np.uint64) * _STEP
@@ -106,44 +106,44 @@ class Events:
         return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(ends), pa.py_buffer(kept))
 
     def one_of(self, label: str, choices: Sequence[str]) -> pa.Array:
-        """One of the choices, each as likely as the others."""
+        """Return for each event one of the choices, with equal probability."""
         return pa.array(choices).take(pa.array(self.below(label, len(choices))))
 
     def prices(self, label: str) -> Ints:
-        """Prices in cents from 100 to 100,000,000, their logarithm uniform."""
+        """Return for each event a price in cents from 100 to 100,000,000, log-uniform."""
         return np.rint(10.0 ** (self.shares(label) * 6) * 100).astype(np.int64)
 
     def times(self, later: int | Ints = 0) -> Ints:
-        """Event time in microseconds since 1970 of the events that come `later` events on."""
+        """Return the event times, in microseconds since 1970, of the events `later` positions after these."""
         numbers = self.numbers + later
         found: Ints = FIRST_TIME_US + numbers * 1_000_000 // self.rate
         return found
 
     def last_person(self) -> Ints:
-        """The newest person by then, counted from 0."""
+        """Return for each event the number of the newest person so far, from 0."""
         return self.numbers // EVENTS
 
     def last_auction(self) -> Ints:
-        """The newest auction by then, counted from 0; -1 before the first."""
+        """Return for each event the number of the newest auction so far, from 0; -1 before the first."""
         whole, rest = np.divmod(self.numbers, EVENTS)
         found: Ints = whole * AUCTIONS + np.clip(rest - PEOPLE, -1, AUCTIONS - 1)
         return found
 
     def person(self, label: str) -> Ints:
-        """Any of the active persons, or one of the next; counted from 0."""
+        """Return for each event the number of an active or upcoming person, from 0."""
         people = self.last_person() + 1
         active = np.minimum(people, ACTIVE_PEOPLE)
         return people - active + self.below(label, active + LEAD)
 
     def auction(self, label: str) -> Ints:
-        """Any of the open auctions, or one of the next; counted from 0."""
+        """Return for each event the number of an open or upcoming auction, from 0."""
         last = self.last_auction()
         oldest = np.maximum(last - OPEN_AUCTIONS, 0)
         return oldest + self.below(label, last - oldest + 1 + LEAD)
 
 
 def _mixed(state: Bits) -> Bits:
-    """The finishing step of SplitMix64: a bijection of 64 bits that looks random."""
+    """Apply the final mixing step of SplitMix64, a bijection of 64 bits that looks random."""
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
         state = (state ^ (state >> shift)) * multiplier
     return state ^ (state >> _SHIFTS[-1])
@@ -155,7 +155,7 @@ def _joined(*parts: pa.Array | str) -> pa.Array:
 
 
 def _extra(least: int, most: int) -> Callable[[Events], pa.Array]:
-    """Padding that brings an event to about the public model's size."""
+    """Return the function for a padding column, which gives events the public model's size."""
     return lambda events: events.letters("extra", least, most)
 
 
@@ -175,7 +175,7 @@ def _email(events: Events) -> pa.Array:
 
 
 def _expires(events: Events) -> Ints:
-    """An auction stays open for as long as up to twice the usual number of events lasts."""
+    """Return the end of each auction: at most twice the average duration after its start."""
     later = OPEN_AUCTIONS * EVENTS // AUCTIONS
     horizon = events.times(later) - events.times()
     return events.times() + 1 + events.below("length", np.maximum(horizon * 2, 1))
@@ -213,7 +213,7 @@ def _channel(events: Events) -> pa.Array:
 
 
 def _url(events: Events) -> pa.Array:
-    """Each channel has one address; most of those that are not hot tell an id in it."""
+    """Return the URL of each bid's channel; most URLs of cold channels contain an id."""
     numbers = _channel_numbers(events)
     channels = replace(events, numbers=numbers)
     folders = [channels.letters(f"folder {i}", 3, 5) for i in range(3)]
@@ -231,9 +231,9 @@ class Kind:
     """One kind of event.
 
     Attributes:
-        first: the place of its first event in each 50.
-        share: how many of each 50 events are of this kind.
-        columns: the type and the values of each column.
+        first: the position of its first event in each 50.
+        share: the number of its events in each 50.
+        columns: for each column its type and the function that computes its values.
     """
 
     first: int
@@ -246,12 +246,12 @@ class Kind:
         return pa.schema([(name, kind) for name, (kind, _) in self.columns.items()])
 
     def count(self, events: int) -> int:
-        """How many of the first `events` events of the common sequence are of this kind."""
+        """Return the number of events of this kind among the first `events` of the common sequence."""
         whole, rest = divmod(events, EVENTS)
         return whole * self.share + min(max(rest - self.first, 0), self.share)
 
     def numbers(self, start: int, rows: int) -> Ints:
-        """The places in the common sequence of the events of this kind from the `start`-th on."""
+        """Return the positions in the common sequence of `rows` events of this kind from `start` on."""
         whole, rest = np.divmod(np.arange(start, start + rows), self.share)
         return whole * EVENTS + self.first + rest
 
@@ -314,11 +314,11 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Nexmark:
-    """The events of one kind, out of the common sequence of one seed.
+    """The events of one kind in the common sequence of one seed.
 
     Attributes:
         kind: one of `KINDS`.
-        seed: from 0; the kinds of one seed and rate belong together.
+        seed: from 0; events of all kinds with the same seed and rate refer to each other.
         rate: events of all kinds in a second of event time.
 
     Example:
@@ -335,21 +335,21 @@ class Nexmark:
 
     @property
     def text(self) -> str:
-        """As a segment names it."""
+        """The name of this generator in a segment."""
         return f"{self.kind}?{urlencode({'seed': self.seed, 'rate': self.rate})}"
 
     @classmethod
     def parse(cls, text: str) -> Nexmark:
-        """From the name in a segment."""
+        """Return the generator that `text` names."""
         kind, _, rest = text.partition("?")
         return cls(kind, **{name: int(value) for name, value in parse_qsl(rest)})
 
     def rows(self, start: int, rows: int, schema: pa.Schema) -> pa.Table:
-        """Events of this kind, only the columns of `schema`, in its types.
+        """Return events of this kind, with the columns and types of `schema`.
 
         Args:
-            start: the first, counted among the events of this kind from 0.
-            rows: how many.
+            start: number of the first event among those of this kind, from 0.
+            rows: number of events.
         """
         kind = KINDS[self.kind]
         events = Events(kind.numbers(start, rows), self.seed, self.rate)

@@ -1,4 +1,4 @@
-"""Readers of segments, by kind: how a task gets the rows that an entry of a redo log names."""
+"""Readers for each kind of segment: functions that return the rows that a segment names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ without `w` each row counts once. A reader runs in Spark's Python workers, so it
 
 
 def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tuple[pa.Table, int]]:
-    """Read a segment of state or redo log, whose columns are `c0..` by place."""
+    """Read a segment of state or redo log, whose columns are `c0..` by position."""
     table = read_arrow(files, segment)
     extra = [name for name in (OPERATION, WEIGHT) if name in table.column_names]
     table = table.select([*(f"c{place}" for place in wanted.places), *extra])
@@ -64,10 +64,10 @@ def read_segment(
     """Read the rows of a segment as `c0.., w` (or `seq, op, c0.., w` where the schema says so).
 
     Args:
-        names: names of all columns of the relation; empty if its segments know them by place.
-        columns: places of the wanted columns.
-        schema: of the result: the types of the wanted columns, then the weight.
-        readers: of the kinds that only the relation's own format has.
+        names: names of all columns of the relation; empty if its segments number their columns.
+        columns: positions of the columns to read.
+        schema: schema of the result: the columns to read, then the weight.
+        readers: readers for the kinds that only the relation's own format uses.
     """
     reader = (readers or {}).get(segment.kind) or READERS.get(segment.kind)
     if reader is None:
@@ -88,7 +88,7 @@ def read_segment(
 
 
 def _wire(table: pa.Table, count: int, width: int, first: int | None) -> pa.Table:
-    """Return what a reader gave with a weight, and with numbered operations from `first` on."""
+    """Add a weight to rows, and number their operations from `first` on unless it is None."""
     extra = dict(zip(table.column_names[width:], table.columns[width:], strict=True))
     weights = extra[WEIGHT] if WEIGHT in extra else pa.array(np.ones(count, np.int64))
     if width:

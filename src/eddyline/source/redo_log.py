@@ -23,7 +23,7 @@ SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
 MARK = "watermark-"
-BAD = ["payload", "error"]  # columns of a record that is a dead letter
+BAD = ["payload", "error"]  # columns of records that become dead letters
 LOGGED = "file string, rows long, crc long, dead boolean"
 
 
@@ -32,11 +32,11 @@ class _Index:
     """The entries and watermarks of a log, in memory.
 
     Attributes:
-        start: number of the first entry that is kept; earlier ones were forgotten.
+        start: number of the first retained entry.
         entries: numbers of the entries, in order.
         marks: numbers of the watermark files, in order.
-        begun: numbers without an entry that may have files.
-        watermarks: those that were read, by the number of their file.
+        begun: numbers of unfinished entries, which may have files.
+        watermarks: the watermarks read so far, by the number of their file.
     """
 
     start: int
@@ -47,7 +47,7 @@ class _Index:
 
     @property
     def end(self) -> int:
-        """One more than the number of the last entry."""
+        """The number after that of the last entry."""
         return self.entries[-1] + 1 if self.entries else self.start
 
     def mark_of(self, entry: int) -> int | None:
@@ -59,11 +59,11 @@ class _Index:
 class RedoLog:
     """The redo log of one source. An entry is a JSON document that names segments.
 
-    An entry appears as a whole. The caller gives its number: tables count, and a stream of Spark
-    uses the number of the micro-batch, so that a batch which Spark repeats is recognised.
+    An entry appears as a whole. The caller numbers entries: a table consecutively, a stream of Spark by
+    the number of the micro-batch, so that a batch that Spark repeats is recognised.
 
-    Only one process writes. After its first write it knows the entries, and doesn't list the folder
-    again unless a write has failed.
+    Only one process writes. It caches the list of entries, and reads the folder again only after a
+    failed write.
     """
 
     def __init__(self, files: Files, source: str) -> None:
@@ -74,15 +74,15 @@ class RedoLog:
         files.make_folder(self.folder)
 
     def start(self) -> int:
-        """Return the number of the first entry that is kept; earlier ones were forgotten."""
+        """Return the number of the first retained entry."""
         return self._known().start
 
     def end(self) -> int:
-        """Return one more than the number of the last entry; `start()` for an empty log."""
+        """Return the number after that of the last entry; `start()` for an empty log."""
         return self._known().end
 
     def has(self, number: int) -> bool:
-        """Return whether there is, or was, an entry of that number."""
+        """Return whether an entry of that number exists, or did before it was forgotten."""
         return self.files.exists(self._entry(number)) or number < self.start()
 
     def append(self, number: int, segments: Iterable[Segment]) -> None:
@@ -106,7 +106,7 @@ class RedoLog:
         self.append(number, segments)
 
     def clear(self, number: int) -> None:
-        """Begin an entry: remove the files of an earlier attempt at it."""
+        """Begin an entry: remove the files of an earlier attempt."""
         with self._changing() as index:
             if number in index.begun:
                 self._remove(lambda found: found == number)
@@ -116,7 +116,7 @@ class RedoLog:
         """Return all segments of the entries from `first` up to but not including `end`.
 
         Raises:
-            StateError: an entry is damaged, or the log was forgotten from `first` on.
+            StateError: an entry is damaged, or `first` is no longer retained.
         """
         index = self._known(end)
         if first < end and first < index.start:
@@ -138,7 +138,7 @@ class RedoLog:
     def mark(self, first: int, watermark: int) -> None:
         """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
 
-        Later watermarks belong to epochs that were not committed, or are lost: they are removed.
+        Later watermarks belong to epochs that were never committed, or were lost: they are removed.
         """
         with self._changing() as index:
             while index.marks and index.marks[-1] > first:
@@ -165,7 +165,7 @@ class RedoLog:
                 self._begin_at(index, first)
 
     def forget(self, end: int) -> None:
-        """Remove the entries before `end`: their rows are committed elsewhere."""
+        """Remove the entries before `end`, whose rows are committed elsewhere."""
         with self._lock:
             if self.start() < end:
                 with self._changing() as index:
@@ -183,7 +183,7 @@ class RedoLog:
             self._remove(lambda number: number < index.start or number not in entries)
 
     def _known(self, end: int = 0) -> _Index:
-        """Return the index; list the folder if there is none, or it ends before `end`."""
+        """Return the index; read the folder again if there is none, or it ends before `end`."""
         with self._lock:
             if self._index is not None and end <= self._index.end:
                 return self._index
@@ -191,7 +191,7 @@ class RedoLog:
 
     @contextmanager
     def _changing(self) -> Iterator[_Index]:
-        """Give the index for a change on disk; it is dropped if the change fails."""
+        """Yield the index for a change on disk; discard it if the change fails."""
         with self._lock:
             index, self._index = self._known(), None
             yield index
@@ -208,7 +208,7 @@ class RedoLog:
         return _Index(start, entries, marks, begun)
 
     def _remove(self, gone: Callable[[int], bool]) -> None:
-        """Remove the files of entries with such numbers."""
+        """Remove the files of the entries for whose numbers `gone` is true."""
         for name in self.files.names(self.folder):
             number = name[:NUMBER_DIGITS]
             if number.isdigit() and gone(int(number)):
@@ -244,7 +244,7 @@ def as_operations(rows: pa.Table, operation: str) -> pa.Table:
 
 
 def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
-    """Write rows as a file of the log; return its segment."""
+    """Write rows as a file of the log, and return its segment."""
     crc = 0
 
     def fill(stream: BinaryIO) -> None:
@@ -271,7 +271,7 @@ class LogTask:
     number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files; yield their names, numbers of rows and checksums, and which hold bad records."""
+        """Write the files; yield for each its name, row count and checksum, and whether records are bad."""
         received = [batch for batch in batches if batch.num_rows]
         if not received:
             return

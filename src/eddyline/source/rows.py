@@ -26,7 +26,7 @@ def as_arrow(
             a pandas or Spark DataFrame (matched by name).
         schema: columns and types of the result.
         relation: name of the table, for errors.
-        zone: time zone of datetimes that have none.
+        zone: time zone of datetimes without one.
         required: columns that must not be null.
 
     Raises:

@@ -21,16 +21,16 @@ class Segment:
     """Rows of one file, or rows that are generated again from their numbers.
 
     Attributes:
-        kind: names its reader: `run` (state, with weights), `log` (redo log, with operations),
-            `ndjson`, `parquet`, `nexmark` (generated), or what a format of its own calls it.
-        file: name below the storage folder; a full path for files outside of it; for generated rows
-            the generator and its settings.
-        rows: number of rows; 0 if that isn't known before reading. Where it is known, a large
-            segment is cut: its pieces have a `start` and `rows` of their own.
+        kind: selects the reader: `run` (state, with weights), `log` (redo log, with operations),
+            `ndjson`, `parquet`, `nexmark` (generated), or a kind of a registered format.
+        file: name in the storage; a full path for other files; for generated rows the generator and
+            its settings.
+        rows: number of rows; 0 if unknown before reading. A large segment with a known number can
+            be split into pieces with different `start` and `rows`.
         start: the first row of a run, log or generator; the first byte of an NDJSON file's part.
         sequence: number of the first row among the operations of a table.
         bytes: length of an NDJSON file's part (0: to its end), or of a Parquet file.
-        crc: CRC-32 of the whole file, of the redo log only.
+        crc: CRC-32 of the whole file; only for files of the redo log.
         watermark: rows with an event time below it (microseconds since 1970) are late; None if
             there is no watermark, or none yet.
     """
@@ -45,16 +45,16 @@ class Segment:
     watermark: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the segment as a JSON document has it."""
+        """Return the segment as a JSON document."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The columns that a task asks a reader for.
+    """The columns that a reader has to return.
 
     Attributes:
-        places: their places among all columns of the relation.
+        places: their positions among all columns of the relation.
         schema: their names and types.
     """
 
@@ -63,7 +63,7 @@ class Wanted:
 
 
 def in_time(table: pa.Table, column: str, watermark: int | None, *, late: bool = False) -> pa.Table:
-    """Return the rows whose event time isn't below a watermark; with `late` the others.
+    """Return the rows whose event time isn't below a watermark, or with `late` the other rows.
 
     A row without an event time is never late.
     """
@@ -79,7 +79,7 @@ def event_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_arrow(files: Files, segment: Segment) -> pa.Table:
-    """Return the rows of a segment of state or redo log, as they were written."""
+    """Return all columns and rows of a segment of state or redo log."""
     verify_segment(files, segment)
     try:
         source = pa.memory_map(files.path(segment.file))
@@ -102,7 +102,7 @@ def verify_segment(files: Files, segment: Segment) -> None:
 
 
 def deal(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
-    """Deal segments to tasks so that each has about as many rows; large ones are cut."""
+    """Distribute segments over tasks, with about equal numbers of rows; split large segments."""
     total = sum(segment.rows for segment in segments)
     most = max(ROWS_MAX, -(-total // tasks))
     pieces = [piece for segment in segments for piece in _cut(segment, most)]
@@ -116,7 +116,7 @@ def deal(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
 
 
 def _cut(segment: Segment, most: int) -> Iterator[Segment]:
-    """Yield pieces of at most so many rows; the segment as it is if its rows aren't counted."""
+    """Split a segment into pieces of at most `most` rows; not if its row count is unknown."""
     for start in range(0, max(segment.rows, 1), most):
         yield replace(
             segment,

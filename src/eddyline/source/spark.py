@@ -37,13 +37,13 @@ class SparkStream:
     the same number, so that a batch is in the log once.
 
     Attributes:
-        name, columns: of the stream.
+        name, columns: name and columns of the stream.
         frame: the streaming DataFrame.
-        operation: its column of operations; None if all rows are appends.
-        keyed: whether a later row of a key replaces the earlier.
+        operation: the column of operations; None if all rows are appends.
+        keyed: whether the stream has a primary key.
         checkpoint: folder of Spark's checkpoint.
         rejects: the dead letters; None if no row can become one.
-        decoded: whether the frame has the columns `RECORD` and `FILE`, of malformed records.
+        decoded: whether the frame has the columns `RECORD` and `FILE` for malformed records.
         query: the running query.
     """
 
@@ -61,7 +61,7 @@ class SparkStream:
 
     @property
     def replayable(self) -> bool:
-        """False: Spark's sources may forget what their checkpoint has passed."""
+        """False: Spark's sources may remove rows that their checkpoint has passed."""
         return False
 
     @property
@@ -83,7 +83,7 @@ class SparkStream:
         self._check(query)
 
     def follow(self, interval_s: float) -> None:
-        """Copy new rows in the background; raise what has ended the query before."""
+        """Copy new rows in the background; raise the error that ended an earlier query."""
         if self.query is None or not self.query.isActive:
             if self.query is not None:
                 self._check(self.query)
@@ -101,7 +101,7 @@ class SparkStream:
 
     def _writer(self) -> DataStreamWriter:
         if self.log.end() and not self.files.exists(f"{self.checkpoint}/offsets"):
-            # Spark would count its batches from 0 again, and those would pass for repeated ones
+            # Spark would number its batches from 0 again, and they would be skipped as repeated ones
             raise StateError(
                 f"the checkpoint of stream {self.name} is missing, but its redo log is there",
                 condition="MISSING_CHECKPOINT",
@@ -136,7 +136,7 @@ class SparkStream:
             self.log.append(number, good)
 
     def _bad_sql(self) -> tuple[str, str]:
-        """Return SQL of the payload and the error of a rejected row; both null for a good one."""
+        """Return SQL for the payload and the error of a rejected row; both are null for a good row."""
         cases = []  # SQL: when a row is bad, its payload, and its error
         if self.decoded:
             record = quoted(RECORD)
@@ -152,7 +152,7 @@ class SparkStream:
         return f"cast(case {payload} end as binary)", f"case {error} end"
 
     def _make_durable(self, number: int) -> None:
-        """Flush the checkpoint of a batch: after a power cut it must be there if the entry is."""
+        """Flush the checkpoint of a batch: after a power cut it must exist if the entry does."""
         root = self.files.path(self.checkpoint)
         names = ["", "metadata", "offsets", f"offsets/{number}"]
         for pattern in ("sources", "sources/*", f"sources/*/{number}*"):

@@ -16,7 +16,7 @@ _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
 def logging_settings() -> dict[str, str]:
-    """Return the setting of Spark that makes the JVM log errors alone.
+    """Return the setting of Spark that makes the JVM log only errors.
 
     It is empty where the user has a log4j2 configuration in Spark's folder `conf`. One that is named
     in `spark.driver.extraJavaOptions` wins as well.
@@ -25,16 +25,16 @@ def logging_settings() -> dict[str, str]:
     kinds = ("properties", "xml", "yaml", "json")
     if any(Path(folder, f"log4j2.{kind}").exists() for kind in kinds):
         return {}
-    # the "default" options come before all others that the user gives
+    # the "default" options come before all others that the user sets
     return {"spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"}
 
 
 def start_jvm(settings: Mapping[str, str]) -> None:
     """Start the JVM that PySpark talks to, unless one runs already.
 
-    What it writes to standard error is passed on line by line, so that a JVM that can't start tells
-    why. Left out is one line of Java, about the incubator module that Spark loads: no option of
-    Java turns it off.
+    Its standard error is forwarded line by line, so that a JVM that can't start shows the reason. One
+    line is dropped: Java's warning about the incubator module that Spark loads, which no option
+    of Java disables.
 
     Args:
         settings: settings of Spark; the JVM's memory and options can't be changed later.

@@ -62,7 +62,7 @@ def local_session(zone: str = "") -> SparkSession:
 
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:
-    """Return a session with the same functions, views and settings, but for the given settings."""
+    """Return a session with the same functions, views and settings, except the given settings."""
     # PySpark has no public call for it
     jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
     twin = SparkSession(session.sparkContext, jvm_session)
@@ -80,7 +80,7 @@ def storage_zone(session: SparkSession, stored: str) -> str:
     """Return the time zone of a storage: the stored one, or the session's for a new storage.
 
     Raises:
-        EngineError: the session's days begin at other moments than the storage's; or its zone
+        EngineError: the session's days begin at other times than the storage's; or its zone
             isn't an IANA name, which Arrow and Python need.
     """
     own = zone_of(session)
@@ -117,6 +117,6 @@ def epoch_session(session: SparkSession, buckets: int, zone: str) -> SparkSessio
 
 
 def numbers(session: SparkSession, count: int) -> DataFrame:
-    """Return a frame of `count` rows, one in each task: its number, from 0."""
+    """Return a frame of `count` tasks with one row each: the number of the task, from 0."""
     rows = session.range(0, max(count, 1), 1, max(count, 1))
     return rows if count else rows.where("false")
