@@ -12,7 +12,7 @@ import pytest
 
 import eddyline as el
 from eddyline import cli
-from eddyline.answers.quick import answered
+from eddyline.answers.quick import quick_answer
 from eddyline.cli import text
 from eddyline.errors import StateError
 from eddyline.storage.files import Files
@@ -80,13 +80,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
 
 
 def answer(engine: el.Engine, query: str) -> object:
-    return answered(engine.files, engine.catalog, query)
+    return quick_answer(engine.files, engine.catalog, query)
 
 
 @pytest.mark.parametrize("query", ANSWERED)
 def test_answers_are_those_of_spark(engine: el.Engine, query: str) -> None:
     query = query.format(earlier=engine.status()["epoch"] - 1)
-    found = answered(engine.files, engine.catalog, query)
+    found = quick_answer(engine.files, engine.catalog, query)
     assert found is not None
     wanted = text.spark_answer(engine.sql(query.rstrip(";")))
     assert (found.columns, found.numeric) == (wanted.columns, wanted.numeric)

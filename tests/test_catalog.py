@@ -174,7 +174,7 @@ def test_a_request_is_done_in_the_transaction_that_does_it(
     store: CatalogStore, files: FaultyFiles, url: str
 ) -> None:
     store.write(some())
-    number = store.ask("drop", "v")
+    number = store.add_request("drop", "v")
     for effect, state in ((1, WAITING), (2, DONE)):
         files.arm(effect)
         with pytest.raises(StorageError):
@@ -311,7 +311,7 @@ def test_storages_share_a_database(tmp_path: Path, server: postgres.Server) -> N
     for number, store in enumerate(stores):
         store.files.make_folder("")
         store.write(some(number))
-        store.ask("pause", f"v{number}")
+        store.add_request("pause", f"v{number}")
     for number, store in enumerate(stores):
         assert again(store, server.url) == some(number)
         assert [request.name for request in store.waiting()] == [f"v{number}"]
@@ -331,7 +331,7 @@ def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postg
     store = open_store(files, server.url)
     store.write(some())
     inbox = Inbox(store)
-    store.ask("drop", "v")
+    store.add_request("drop", "v")
     assert len(inbox.waiting()) == 1
     server.stop()
     try:
@@ -406,7 +406,7 @@ def test_the_log_names_requests_and_not_their_queries(
     store.write(some())
     inbox = Inbox(store)
     for name in ("w", "x"):
-        store.ask("add", name, "SELECT 'private'")
+        store.add_request("add", name, "SELECT 'private'")
     with caplog.at_level("INFO"):
         for request in inbox.waiting():
             with inbox.answering(request):
@@ -421,7 +421,7 @@ def test_requests_wait_in_order_and_are_answered_once(store: CatalogStore, url: 
 
     def ask(other: CatalogStore) -> None:
         for _ in range(10):
-            other.ask("add", "w", "SELECT '?' AS q")
+            other.add_request("add", "w", "SELECT '?' AS q")
 
     threads = [threading.Thread(target=ask, args=[other]) for other in others]
     for thread in threads:
@@ -442,7 +442,7 @@ def test_an_answer_that_could_not_be_given_is_given_later(
     store: CatalogStore, files: FaultyFiles
 ) -> None:
     store.write(some())
-    number = store.ask("drop", "v")
+    number = store.add_request("drop", "v")
     inbox = Inbox(store)
     [request] = inbox.waiting()
     files.arm(1)
@@ -493,13 +493,13 @@ def test_a_reader_of_two_goes_on_when_both_do() -> None:
 
 def test_an_epoch_that_rebuilt_a_view_has_ended_its_pause() -> None:
     paused = reading((), ("a",)).pause("a", 5)
-    assert paused.resumed_by({"v1": 5, "v2": 4}) == paused, "these were before"
-    over = paused.resumed_by({"v1": 6, "v2": 6})
+    assert paused.without_ended_pauses({"v1": 5, "v2": 4}) == paused, "these were before"
+    over = paused.without_ended_pauses({"v1": 6, "v2": 6})
     assert pauses(over) == {}
     assert [entry.since for entry in over.entries] == [6, 6]
-    assert over.resumed_by({"v1": 6, "v2": 6}) is over
+    assert over.without_ended_pauses({"v1": 6, "v2": 6}) is over
     both = reading((), (), ("a", "b")).pause("a", 5).pause("b", 7)
-    assert pauses(both.resumed_by({"v1": 8})) == {"b": (7, ""), "c": (5, "b")}
+    assert pauses(both.without_ended_pauses({"v1": 8})) == {"b": (7, ""), "c": (5, "b")}
 
 
 @given(st.data())

@@ -23,7 +23,7 @@ from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.nexmark import AUCTION, BID, EVENTS, KINDS, PERSON, Nexmark
 from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.segments import Segment, deal
+from eddyline.source.segments import Segment, distribute
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 
@@ -213,7 +213,7 @@ def test_streams_of_one_seed_stay_side_by_side(tmp_path: Path) -> None:
 
 def test_large_steps_are_cut_for_tasks(tmp_path: Path) -> None:
     segment = Segment("nexmark", Nexmark(BID, 1, 10_000).text, 300_001, start=11)
-    dealt = [piece for task in deal([segment], 2) for piece in task]
+    dealt = [piece for task in distribute([segment], 2) for piece in task]
     assert len(dealt) > 1
     names, columns = KINDS[BID].schema.names, [0, 2]
     schema = pa.schema([("c0", pa.int64()), ("c1", pa.int64()), ("w", pa.int64())])

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eddyline.answers.changelog import retracted
+from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import StateError
@@ -41,13 +41,13 @@ from eddyline.state.front import Ties
 from eddyline.state.kernels import (
     Measure,
     add_exactly,
-    condensed,
     consolidate,
-    hashes_of,
+    distinct_hashes,
+    indices_of,
     key_hashes,
+    merged_if_repetitive,
     ranges,
     repeat,
-    spans,
     two_product,
     two_sum,
 )
@@ -287,7 +287,7 @@ def test_sums_of_doubles_are_exact_to_the_last_bit(groups: list[list[float]]) ->
 @given(st.lists(st.integers(0, 6)), st.sets(st.integers(0, 6)))
 def test_spans_finds_all_places_of_the_wanted_hashes(hashes: list[int], wanted: set[int]) -> None:
     ordered = np.array(sorted(hashes), np.int64)
-    found = spans(ordered, np.array(sorted(wanted), np.int64))
+    found = indices_of(ordered, np.array(sorted(wanted), np.int64))
     assert list(found) == [i for i, value in enumerate(ordered) if value in wanted]
 
 
@@ -366,12 +366,12 @@ def test_compaction_leaves_few_runs_and_rewrites_each_row_once_a_tier(
 @given(st.lists(st.tuples(st.tuples(words, floats), st.integers(-2, 2)), min_size=1))
 def test_condensed_rows_are_the_same_rows(changes: list[Change]) -> None:
     rows = rows_delta(changes, 2, ("string", "double")).drop_columns(["h"])
-    found = condensed(rows)
+    found = merged_if_repetitive(rows)
     assert found.schema.equals(rows.schema)
     assert z_set(weighted(found, ("c0", "c1"))) == z_set(changes)
-    assert condensed(pa.concat_tables([rows] * 5)).num_rows <= rows.num_rows
+    assert merged_if_repetitive(pa.concat_tables([rows] * 5)).num_rows <= rows.num_rows
     total = sum(weight for _, weight in changes)
-    assert condensed(rows.select(["w"]))["w"].to_pylist() == [total]
+    assert merged_if_repetitive(rows.select(["w"]))["w"].to_pylist() == [total]
 
 
 # -- operators ------------------------------------------------------------------------------------
@@ -727,7 +727,7 @@ def test_held_rows_come_once_when_they_are_final(epochs: list[tuple[list[Row], i
     for rows, step in epochs:
         rows = [row for row in rows if row[0] is None or row[0] >= bound]
         changes = [(row, 1) for row in rows]
-        if held and step == 1:  # what isn't final yet can be retracted
+        if held and step == 1:  # what isn't final yet can be retract_form
             changes.append((held.pop(), -1))
         held += rows
         bound += step
@@ -856,7 +856,7 @@ def test_what_is_not_there_can_not_be_retracted() -> None:
 @given(st.lists(st.tuples(st.tuples(words, floats), st.integers(-2, 2))))
 def test_a_changelog_in_retract_form_says_each_copy_once(changes: list[Change]) -> None:
     rows = rows_delta(changes, 2, ("string", "double")).drop_columns(["h"])
-    lines = retracted(rows, ("c0", "c1"))
+    lines = retract_form(rows, ("c0", "c1"))
     signs = {APPEND: 1, DELETE: -1}
     said = [((a, b), signs[op]) for a, b, op in zip(*lines.to_pydict().values(), strict=True)]
     assert z_set(said) == z_set(changes)
@@ -882,7 +882,7 @@ def test_two_results_are_equal_as_multisets(rows: list[Row], random: Any, nudged
 
 
 def test_hashes_of_a_table_are_sorted_and_distinct() -> None:
-    assert list(hashes_of(table({"h": (pa.int64(), [3, -1, 3])}))) == [-1, 3]
+    assert list(distinct_hashes(table({"h": (pa.int64(), [3, -1, 3])}))) == [-1, 3]
 
 
 def test_the_hash_of_a_key_never_changes() -> None:

@@ -541,7 +541,7 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
     engine.drop("stream", "p__dead")
     engine.drop("stream", "s")
     with pytest.raises(CatalogError, match="no stream named p__dead"):
-        engine.revive("p", None, again=True)
+        engine.remove_dead_letters("p", None, replay=True)
 
 
 def test_a_dropped_pipeline_stops_before_its_files_go(

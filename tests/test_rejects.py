@@ -101,7 +101,7 @@ def test_dead_letters_of_a_stream_stay_until_they_are_dropped(
         assert code == 2
         assert "its source gives each once" in err
         with pytest.raises(CatalogError, match="gives each once"):
-            engine.revive("s", None, again=True)
+            engine.remove_dead_letters("s", None, replay=True)
         assert ask("drop", "s", "0")[:2] == (0, "drop s: done\n")
         engine.stop()
     with Engine(storage, spark) as engine:

@@ -29,7 +29,7 @@ from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.json import LINES_BYTES, decode_documents, read_json
 from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.segments import NDJSON, PARQUET, Segment, deal
+from eddyline.source.segments import NDJSON, PARQUET, Segment, distribute
 from eddyline.source.spark import SparkStream
 from eddyline.testing import FaultyFiles
 
@@ -216,7 +216,7 @@ def test_rejects_can_be_discarded_and_not_replayed(files: FaultyFiles) -> None:
 def test_a_reader_of_ones_own_is_found_and_a_missing_one_is_named(files: FaultyFiles) -> None:
     segment = Segment("counter", "", 300_000, 5)
     schema = pa.schema([("c0", pa.string()), ("w", pa.int64())])
-    pieces = [piece for task in deal([segment], 2) for piece in task]
+    pieces = [piece for task in distribute([segment], 2) for piece in task]
     assert len(pieces) == 2
     words = [
         word

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import postgres
 from eddyline import CatalogError, Engine, Options, cli
-from eddyline.answers.tasks import Task, listed
+from eddyline.answers.tasks import Task, list_tasks
 from eddyline.catalog.requests import DONE, REFUSED, WAITING
 from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
@@ -258,7 +258,7 @@ def test_a_fault_while_a_request_is_done(
         engine.drop("view", "new") if action == "add" else engine.pause("by_k")
         since = engine.advance()
         change(engine, number)
-        asked = engine._workspace.store.ask(action, name, BY_K)
+        asked = engine._workspace.store.add_request(action, name, BY_K)
         files.arm(number, fault)
         try:
             engine.answer()
@@ -272,7 +272,7 @@ def test_a_fault_while_a_request_is_done(
         found = engine._workspace.store.request(asked)
         if fault == "fail" and found.state == REFUSED:
             assert "EPOCH_FAILED" in found.message, where
-            engine._workspace.store.ask(action, name, BY_K)
+            engine._workspace.store.add_request(action, name, BY_K)
             engine.answer()
         else:
             assert found.state == DONE, where
@@ -285,7 +285,7 @@ def test_a_fault_while_a_request_is_done(
             assert_leads_on(engine, "by_k", since)
         stored = engine._workspace.store.read()
         assert stored is not None
-        known = stored.resumed_by(last_committed(files).rebuilt)
+        known = stored.without_ended_pauses(last_committed(files).rebuilt)
         assert known == engine.catalog, where
     engine.stop()
 
@@ -319,7 +319,7 @@ def test_a_request_that_is_wrong_is_refused_and_the_engine_goes_on(engine: Engin
         ("pause", "a", "", "NOT_FOUND"),
         ("fly", "a", "", "fly"),
     ]
-    numbers = [store.ask(action, name, query) for action, name, query, _ in wrong]
+    numbers = [store.add_request(action, name, query) for action, name, query, _ in wrong]
     change(engine, 1)
     for number, (*_, told) in zip(numbers, wrong, strict=True):
         found = store.request(number)
@@ -360,7 +360,7 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
         assert err.startswith("eddyline: [INVALID_QUERY]")
         code, out, _ = asked("pause", "by_k")
         assert code == 0
-        paused = {t.name: t.state for t in listed(store)}
+        paused = {t.name: t.state for t in list_tasks(store)}
         assert out == f"by_k: {paused['by_k']}\ntop: {paused['top']}\n"
         assert paused["top"].endswith(", with by_k")
         now = last_committed(files).epoch
@@ -397,7 +397,7 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
         assert child.process.wait(60) == -9
     finally:
         child.kill()
-    assert listed(store)[-1] == Task("wanted", "view", "waiting")
+    assert list_tasks(store)[-1] == Task("wanted", "view", "waiting")
     code, out, err = task(capsys, root, "pause", "by_k")
     assert (code, out.splitlines()[0].split(":")[0]) == (0, "by_k")
     assert "no engine runs on this storage" in err
@@ -452,8 +452,8 @@ def test_a_storage_in_postgresql_from_end_to_end(
     root = Path(files.root)
     with made(files, spark, server.url) as engine:
         engine.start(0.05)
-        engine._workspace.store.ask("pause", "by_k")
-        engine._workspace.store.ask("add", "more", "SELECT k FROM rows WHERE v > 5")
+        engine._workspace.store.add_request("pause", "by_k")
+        engine._workspace.store.add_request("add", "more", "SELECT k FROM rows WHERE v > 5")
         server.stop()
         try:
             seen = last_committed(files).epoch

@@ -9,17 +9,17 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
-from eddyline.state.kernels import Measure, consolidate, identities, repeat
+from eddyline.state.kernels import Measure, comparable_frame, consolidate, repeat
 
 
-def net(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+def net_changes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Add up the weights of equal rows, and drop rows whose weights add up to zero."""
     hashed = rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
     done = consolidate(hashed, columns, [(WEIGHT, Measure.SUM)])
     return done.drop_columns([HASH])
 
 
-def retracted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+def retract_form(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return net changes in retract form: rows with `op`, deletes first, repeated by weight."""
     weights = rows[WEIGHT].to_numpy()
     parts = []
@@ -31,7 +31,7 @@ def retracted(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def paired(
+def update_form(
     rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None, kind: pa.StructType
 ) -> pa.Table:
     """Return net changes in update form: a delete and an append of the same key become one row.
@@ -67,7 +67,7 @@ def _matched(
 ) -> list[tuple[int | None, int | None]]:
     sides = []
     for table, name in ((gone, "before"), (come, "after")):
-        frame = identities(table, names).with_columns(pl.lit(0).alias("one"))
+        frame = comparable_frame(table, names).with_columns(pl.lit(0).alias("one"))
         frame = frame.with_row_index(name)
         place = pl.int_range(pl.len()).over([*names, "one"]).alias("place")
         sides.append(frame.with_columns(place))

@@ -18,7 +18,7 @@ REQUESTS = {"replay": "replay", "drop": "discard"}
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A record that has failed for good, as of the last committed epoch.
 
     Attributes:
@@ -41,18 +41,18 @@ class Letter:
     died: datetime
 
 
-def listed(store: CatalogStore, source: str | None = None) -> list[Letter]:
+def list_letters(store: CatalogStore, source: str | None = None) -> list[DeadLetter]:
     """Return the dead letters of one pipeline or stream, or of all, the newest first."""
     manifest = last_committed(store.files)
     letters = []
     for entry in _entries(store, source):
         shown = entry.name.removesuffix(DEAD)
         for rows in stored_rows(store.files, manifest, entry):
-            letters += [Letter(shown, *row.values()) for row in rows.to_pylist()]
+            letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
 
-def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int]) -> int:
+def request_action(store: CatalogStore, action: str, source: str, positions: Sequence[int]) -> int:
     """Ask the engine to `replay` or `drop` letters; return the number of the request.
 
     Args:
@@ -62,7 +62,7 @@ def ask(store: CatalogStore, action: str, source: str, positions: Sequence[int])
     if action == "replay" and entry.role == REJECTS:
         raise no_replay(source)
     chosen = ", ".join(str(position) for position in positions)
-    return store.ask(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
+    return store.add_request(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
 
 
 def _entries(store: CatalogStore, source: str | None) -> list[Entry]:

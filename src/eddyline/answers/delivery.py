@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from eddyline.answers.changelog import net
+from eddyline.answers.changelog import net_changes
 from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE, OPERATION, WEIGHT, Epoch, ViewId
 from eddyline.operators.base import numbered
@@ -15,7 +15,7 @@ from eddyline.operators.result import ROWS
 from eddyline.sink.base import Sink
 from eddyline.sink.outbox import Deliver, Outbox, Refuse, SinkCursor, Snapshot, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.state.kernels import in_types_of
+from eddyline.state.kernels import cast_to
 from eddyline.state.manifest import (
     Buckets,
     committed_epochs,
@@ -94,8 +94,8 @@ class CommittedChangelog:
         schema = arrow_schema(plain_schema(columns), zone).append(pa.field(WEIGHT, pa.int64()))
         runs = [run for own in buckets.values() for run in own]
         tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
-        rows = net(pa.concat_tables(tables), names) if tables else schema.empty_table()
-        rows = in_types_of(rows, schema).sort_by(WEIGHT)  # deletes first
+        rows = net_changes(pa.concat_tables(tables), names) if tables else schema.empty_table()
+        rows = cast_to(rows, schema).sort_by(WEIGHT)  # deletes first
         appended = rows[WEIGHT].to_numpy() > 0
         operations = pa.array(np.where(appended, APPEND, DELETE), pa.string())
         rows = rows.add_column(len(columns), OPERATION, operations)

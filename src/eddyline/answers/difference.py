@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from eddyline.answers.changelog import net
+from eddyline.answers.changelog import net_changes
 from eddyline.changes import WEIGHT
-from eddyline.state.kernels import in_types_of, repeat
+from eddyline.state.kernels import cast_to, repeat
 
 SHOWN_ROWS = 5
 
@@ -44,14 +44,14 @@ def difference(left: pa.Table, right: pa.Table) -> Difference:
     """
     columns = [f"c{i}" for i in range(left.num_columns)]
     one = pa.table(left.columns, names=columns)
-    two = in_types_of(pa.table(right.columns, names=columns), one.schema)
+    two = cast_to(pa.table(right.columns, names=columns), one.schema)
     both = pa.concat_tables(
         [
             one.append_column(WEIGHT, pa.array(np.ones(one.num_rows, np.int64))),
             two.append_column(WEIGHT, pa.array(np.full(two.num_rows, -1))),
         ]
     )
-    rest = net(both, columns)
+    rest = net_changes(both, columns)
     weights = rest[WEIGHT].to_numpy()
     left_rest = repeat(rest.filter(pa.array(weights > 0)), weights[weights > 0])
     right_rest = repeat(rest.filter(pa.array(weights < 0)), -weights[weights < 0])

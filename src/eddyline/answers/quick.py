@@ -65,8 +65,8 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class _ForSpark(Exception):  # noqa: N818  # not an error
-    """The query needs Spark; caught in `answered`."""
+class _NeedsSpark(Exception):  # noqa: N818  # not an error
+    """The query needs Spark; caught in `quick_answer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Answer:
     lines: Callable[[], list[str]] | None
 
 
-def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
+def quick_answer(files: Files, catalog: Catalog, query: str) -> Answer | None:
     """Answer a simple query; None where Spark is needed for it.
 
     Raises:
@@ -94,7 +94,7 @@ def answered(files: Files, catalog: Catalog, query: str) -> Answer | None:
     found = _QUERY.fullmatch(query)
     try:
         return None if found is None else _found(files, catalog, found)
-    except _ForSpark:
+    except _NeedsSpark:
         return None
 
 
@@ -102,7 +102,7 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     entry = catalog.find(_plain(asked["name"]))
     result = _arrangement(entry)
     if entry is None or not result:
-        raise _ForSpark
+        raise _NeedsSpark
     epoch = asked["epoch"]
     manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
@@ -139,14 +139,14 @@ def _plain(name: str) -> str:
     if name.startswith("`"):
         return name[1:-1]
     if name.lower() in _WORDS:
-        raise _ForSpark
+        raise _NeedsSpark
     return name
 
 
 def _place(names: Sequence[str], name: str) -> int:
     folded = [known.lower() for known in names]
     if folded.count(name.lower()) != 1:
-        raise _ForSpark  # Spark raises the fitting error
+        raise _NeedsSpark  # Spark raises the fitting error
     return folded.index(name.lower())
 
 
@@ -158,7 +158,7 @@ def _content(files: Files, buckets: Iterable[Sequence[Run]], names: Sequence[str
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
         tables.append(_consolidated(pa.concat_tables(parts), columns))
     if not tables:
-        raise _ForSpark  # without rows the types of the columns are not known here
+        raise _NeedsSpark  # without rows the types of the columns are not known here
     return pa.concat_tables(tables)
 
 
@@ -202,7 +202,7 @@ def _whole_numbers(values: pa.Array) -> np.ndarray:
 def _codes(column: pa.ChunkedArray) -> pa.Array:
     """Return a number for each value of a column, equal where the values are equal bit by bit."""
     if pa.types.is_nested(column.type):
-        raise _ForSpark
+        raise _NeedsSpark
     values = column.combine_chunks()
     if pa.types.is_floating(column.type):
         values = values.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
@@ -214,7 +214,7 @@ def _conditions(text: str | None) -> list[re.Match[str]]:
         return []
     found = [_CONDITION.fullmatch(part) for part in re.split(r"\s+and\s+", text, flags=re.I)]
     if not all(found):
-        raise _ForSpark
+        raise _NeedsSpark
     return [one for one in found if one is not None]
 
 
@@ -228,7 +228,7 @@ def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) 
     elif condition["text"] is not None and pa.types.is_string(column.type):
         value = pa.scalar(condition["text"])
     else:
-        raise _ForSpark  # Spark would cast one side
+        raise _NeedsSpark  # Spark would cast one side
     return rows.filter(pc.fill_null(_OPERATIONS[condition["op"]](column, value), False))
 
 
@@ -240,7 +240,7 @@ def _sorted(rows: pa.Table, names: Sequence[str], order: str) -> pa.Table:
         name = f"c{_place(names, _plain(words[0]))}"
         kind = rows.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
-            raise _ForSpark
+            raise _NeedsSpark
         descending = len(words) > 1 and words[1].upper() == "DESC"
         helpers = helpers.append_column(f"null{number}", pc.is_null(rows[name]).cast(pa.int8()))
         keys += [(f"null{number}", "ascending" if descending else "descending")]
@@ -274,7 +274,7 @@ def _is_plain_json(kind: pa.DataType) -> bool:
 
 def _texts(column: pa.ChunkedArray) -> list[str | None]:
     if not _has_text(column.type):
-        raise _ForSpark
+        raise _NeedsSpark
     return [None if value is None else _text(value) for value in column.to_pylist()]
 
 
@@ -310,7 +310,7 @@ def _text(value: object) -> str:
     if isinstance(value, datetime.datetime):
         whole = value.strftime("%Y-%m-%d %H:%M:%S") if value.year > 999 else ""
         if not whole:
-            raise _ForSpark
+            raise _NeedsSpark
         return whole + (f".{value.microsecond:06d}".rstrip("0") if value.microsecond else "")
     if isinstance(value, dict):
         return "{" + ", ".join("null" if v is None else _text(v) for v in value.values()) + "}"

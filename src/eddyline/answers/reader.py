@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from eddyline.answers.changelog import net, paired, retracted
+from eddyline.answers.changelog import net_changes, retract_form, update_form
 from eddyline.changes import WEIGHT, Epoch
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
@@ -68,11 +68,11 @@ class ChangesReader:
                 tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
                 if not tables:
                     continue
-                rows = net(pa.concat_tables(tables), names)
+                rows = net_changes(pa.concat_tables(tables), names)
                 if self.update:
-                    shown = paired(rows, names, self.key, self.schema.field("before").type)
+                    shown = update_form(rows, names, self.key, self.schema.field("before").type)
                 else:
-                    shown = retracted(rows, names)
+                    shown = retract_form(rows, names)
                 numbers = pa.array(np.full(shown.num_rows, epoch, np.int64))
                 yield from batches_of(shown.append_column("epoch", numbers), self.schema)
 

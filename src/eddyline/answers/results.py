@@ -17,7 +17,7 @@ from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
-from eddyline.source.segments import RUN, Segment, deal
+from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, without_gaps
 from eddyline.state.runs import Run
@@ -42,7 +42,7 @@ class Results:
         """Return the rows of a table, stream or view as of an epoch, a view's in its ORDER BY."""
         columns = entry.columns
         if _unarranged(entry):
-            assigned = deal(self.history(entry, manifest), self.scan_tasks)
+            assigned = distribute(self.history(entry, manifest), self.scan_tasks)
             time, late = entry.time_place, bool(entry.late_of)
             readers = self.sources.readers
             return segments_frame(

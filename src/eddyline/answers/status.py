@@ -36,7 +36,7 @@ def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.T
 
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """Return what `Engine.status` returns, but for the pipelines."""
-    watermarks = Watermarks.following(manifest, catalog)
+    watermarks = Watermarks.of_next_epoch(manifest, catalog)
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
     sources, views = [], []

@@ -57,10 +57,10 @@ def stored_catalog(store: CatalogStore) -> Catalog:
             hint="give the folder that `eddyline run` was given",
             storage=store.files.root,
         )
-    return catalog.resumed_by(last_committed(store.files).rebuilt)
+    return catalog.without_ended_pauses(last_committed(store.files).rebuilt)
 
 
-def listed(store: CatalogStore) -> list[Task]:
+def list_tasks(store: CatalogStore) -> list[Task]:
     """Return all definitions, upstream before downstream, then the views still to be added."""
     catalog, manifest = stored_catalog(store), last_committed(store.files)
     tasks = []
@@ -77,7 +77,7 @@ def listed(store: CatalogStore) -> list[Task]:
     return [*tasks, *(Task(request.name, VIEW, "waiting") for request in added)]
 
 
-def ask(store: CatalogStore, action: str, name: str, query: str = "") -> int:
+def submit_request(store: CatalogStore, action: str, name: str, query: str = "") -> int:
     """Store a request for the engine, which answers it before its next epoch; return its number."""
     stored_catalog(store)
     if store.outdated:
@@ -87,7 +87,7 @@ def ask(store: CatalogStore, action: str, name: str, query: str = "") -> int:
             hint="open it once, for instance with `eddyline status`, while no other engine runs",
             storage=store.files.root,
         )
-    return store.ask(action, name, query)
+    return store.add_request(action, name, query)
 
 
 def answer_if_unused(store: CatalogStore, open_engine: Callable[[], None]) -> bool:

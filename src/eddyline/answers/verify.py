@@ -13,7 +13,7 @@ from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch
-from eddyline.intake.watermarks import Watermarks, below
+from eddyline.intake.watermarks import Watermarks, rows_below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
 from eddyline.spark.session import cloned
@@ -65,7 +65,7 @@ class Report:
         return "\n".join(lines)
 
 
-def verified(
+def verify_views(
     results: Results,
     catalog: Catalog,
     manifest: Manifest,
@@ -93,7 +93,7 @@ def verified(
         offline = _load_offline(results, catalog, then, session, catalyst)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
-            sides = (_comparable(frame).toArrow() for frame in (live, offline[entry.name]))
+            sides = (_variants_as_text(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
     paused = {entry.name: entry.paused for entry in wanted if entry.paused}
@@ -119,14 +119,14 @@ def _load_offline(
                 content = content.limit(ALL_ROWS)
             if entry.final:
                 place, bound = results.plan_of(entry).compiled.final or (0, Bound(()))
-                value = bound.least(catalyst, Watermarks.following(manifest, catalog).applied)
-                content = below(content, content.columns[place], bound.field, value)
+                value = bound.least(catalyst, Watermarks.of_next_epoch(manifest, catalog).applied)
+                content = rows_below(content, content.columns[place], bound.field, value)
         content.createOrReplaceTempView(entry.name)
         relations[entry.name] = content
     return relations
 
 
-def _comparable(frame: DataFrame) -> DataFrame:
+def _variants_as_text(frame: DataFrame) -> DataFrame:
     """Return the rows with VARIANTs as text: PySpark can't convert a null one to Arrow."""
     columns = []
     for column in frame.schema:

@@ -326,9 +326,9 @@ class Engine:
         """Read the dead letters of a pipeline or stream; see `Stream.dead_letters`."""
         return self._writing.dead_letters(name)
 
-    def revive(self, name: str, where: str | None, *, again: bool) -> int:
-        """Replay dead letters (`again`), or drop them; see `Pipeline.replay` and `discard`."""
-        return self._streams.revive(name, where, again=again)
+    def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
+        """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""
+        return self._streams.remove_dead_letters(name, where, replay=replay)
 
     def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
         """INSERT INTO table (columns) query."""

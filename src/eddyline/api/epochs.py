@@ -56,7 +56,7 @@ class Epochs:
         workspace = self._workspace
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
-        watermarks = Watermarks.following(base, catalog)
+        watermarks = Watermarks.of_next_epoch(base, catalog)
         if not positions and not self._rows_are_final(watermarks):
             return False
         started = time.perf_counter()
@@ -100,7 +100,7 @@ class Epochs:
             )
             for compiled in plans
         ]
-        return self._run(inputs, {}, Watermarks.following(base, workspace.catalog), rebuilt)
+        return self._run(inputs, {}, Watermarks.of_next_epoch(base, workspace.catalog), rebuilt)
 
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
@@ -141,7 +141,7 @@ class Epochs:
     def _rows_are_final(self, watermarks: Watermarks) -> bool:
         """Whether rows that EMIT FINAL holds back can be final now."""
         return any(
-            watermarks.moved(self._workspace.plan(entry).plan.parts)
+            watermarks.have_advanced(self._workspace.plan(entry).plan.parts)
             for entry in self._workspace.catalog.entries
             if entry.final and not entry.paused
         )
@@ -167,7 +167,7 @@ class Epochs:
             raise
         finally:
             # an epoch that rebuilt views has ended their pauses, whatever becomes of the catalog
-            workspace.catalog = workspace.catalog.resumed_by(workspace.manifest.rebuilt)
+            workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
         return seconds
 
 

@@ -90,7 +90,7 @@ class Stream:
         Args:
             where: a condition on their columns, as in SQL; None: all.
         """
-        return self._streams.revive(self.name, where, again=False)
+        return self._streams.remove_dead_letters(self.name, where, replay=False)
 
 
 @dataclass(frozen=True, slots=True)

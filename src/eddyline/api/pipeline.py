@@ -188,8 +188,8 @@ class Pipeline:
         Args:
             where: a condition on their columns, as in SQL; None: all.
         """
-        return self._streams.revive(self.name, where, again=True)
+        return self._streams.remove_dead_letters(self.name, where, replay=True)
 
     def discard(self, where: str | None = None) -> int:
         """Drop dead letters for good; return how many."""
-        return self._streams.revive(self.name, where, again=False)
+        return self._streams.remove_dead_letters(self.name, where, replay=False)

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from eddyline.answers.status import storage_status
-from eddyline.answers.verify import Report, verified
+from eddyline.answers.verify import Report, verify_views
 from eddyline.api.dml import wrong_query
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
@@ -88,4 +88,6 @@ class Reading:
         if view is not None:
             wanted = [workspace.catalog.get(view, VIEW)]
         session, catalyst = workspace.session(), workspace.compiler.catalyst
-        return verified(workspace.results, workspace.catalog, manifest, session, wanted, catalyst)
+        return verify_views(
+            workspace.results, workspace.catalog, manifest, session, wanted, catalyst
+        )

@@ -40,11 +40,11 @@ class Running:
             "pause": lambda request: definitions.pause(request.name),
             "resume": lambda request: definitions.resume(request.name),
             "drop": lambda request: definitions.drop(VIEW, request.name, if_exists=False),
-            "replay": lambda request: streams.revive(
-                request.name, request.query or None, again=True
+            "replay": lambda request: streams.remove_dead_letters(
+                request.name, request.query or None, replay=True
             ),
-            "discard": lambda request: streams.revive(
-                request.name, request.query or None, again=False
+            "discard": lambda request: streams.remove_dead_letters(
+                request.name, request.query or None, replay=False
             ),
         }
 

@@ -125,23 +125,23 @@ class Streams:
             )
             workspace.sources.connect(letters, pipeline)
 
-    def revive(self, name: str, where: str | None, *, again: bool) -> int:
-        """Read dead letters again, or drop them for good; how many.
+    def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
+        """Replay dead letters, or drop them for good; return how many.
 
         Args:
             name: of the pipeline or stream.
             where: a condition on their columns, as in SQL; None: all.
-            again: read them again.
+            replay: read their records again instead of dropping them.
         """
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
             entry = workspace.catalog.get(name + DEAD, STREAM)
-            if again and entry.role == REJECTS:
+            if replay and entry.role == REJECTS:
                 raise no_replay(name)
             dead_letters = workspace.sources.dead_letters(entry)
             letters = self._writing.dead_letters(name, where).toArrow()
-            (dead_letters.replay if again else dead_letters.discard)(letters)
+            (dead_letters.replay if replay else dead_letters.discard)(letters)
             return int(letters.num_rows)
 
     def pipelines_status(self) -> list[dict[str, Any]]:

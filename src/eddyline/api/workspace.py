@@ -216,7 +216,9 @@ class Workspace:
         self._storage_lock.release()
 
     def _read_catalog(self) -> None:
-        self.catalog = (self.store.read() or self.catalog).resumed_by(self.manifest.rebuilt)
+        self.catalog = (self.store.read() or self.catalog).without_ended_pauses(
+            self.manifest.rebuilt
+        )
 
     def _open(self) -> tuple[Catalog, Manifest]:
         # the catalog first: a view is in it only once its state is committed
@@ -235,7 +237,7 @@ class Workspace:
             self.files, writable=self.writes, lenient=bool(self.files.unflushed)
         )
         self._flushed = manifest.epoch
-        catalog = catalog.resumed_by(manifest.rebuilt)
+        catalog = catalog.without_ended_pauses(manifest.rebuilt)
         if self.writes and (found is None or self.store.outdated):
             self.store.write(catalog)
         return catalog, manifest.owned(catalog.ids)

@@ -254,7 +254,7 @@ class Catalog:
             )
         return self._with(changed)
 
-    def resumed_by(self, rebuilt: Mapping[ViewId, Epoch]) -> Catalog:
+    def without_ended_pauses(self, rebuilt: Mapping[ViewId, Epoch]) -> Catalog:
         """Return the catalog without the pauses that committed epochs have ended.
 
         The commit of an epoch ends a pause, before the catalog is written.

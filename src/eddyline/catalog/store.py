@@ -190,7 +190,7 @@ class CatalogStore:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def ask(self, action: str, name: str, query: str = "") -> int:
+    def add_request(self, action: str, name: str, query: str = "") -> int:
         """Store a request to the engine.
 
         Returns:

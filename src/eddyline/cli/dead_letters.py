@@ -49,10 +49,10 @@ def add_to(commands: Commands) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from eddyline.answers.dead_letters import listed
+    from eddyline.answers.dead_letters import list_letters
 
     with open_catalog(args.storage) as store:
-        letters = listed(store, args.name)
+        letters = list_letters(store, args.name)
     rows = [
         (
             letter.source,
@@ -71,10 +71,10 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from eddyline.answers.dead_letters import listed
+    from eddyline.answers.dead_letters import list_letters
 
     with open_catalog(args.storage) as store:
-        found = [one for one in listed(store, args.name) if one.position == args.position]
+        found = [one for one in list_letters(store, args.name) if one.position == args.position]
     if not found:
         print(f"eddyline: no dead letter of {args.name} at {args.position}", file=sys.stderr)
         return 1
@@ -85,12 +85,12 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    from eddyline.answers.dead_letters import ask
+    from eddyline.answers.dead_letters import request_action
     from eddyline.answers.tasks import await_answer
 
     what = f"{args.action} {args.name}"
     with open_catalog(args.storage) as store:
-        number = ask(store, args.action, args.name, args.positions)
+        number = request_action(store, args.action, args.name, args.positions)
         runs = in_use(store.files)
         wait = args.wait if runs else 0.0
         request = await_answer(store, number, wait)

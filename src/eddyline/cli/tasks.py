@@ -44,10 +44,10 @@ def add_to(commands: Commands) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from eddyline.answers.tasks import listed
+    from eddyline.answers.tasks import list_tasks
 
     with open_catalog(args.storage) as store:
-        tasks = listed(store)
+        tasks = list_tasks(store)
         if not in_use(store.files):
             print("no engine runs on this storage", file=sys.stderr)
     rows = [
@@ -60,19 +60,19 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    from eddyline.answers.tasks import answer_if_unused, ask, await_answer, listed
+    from eddyline.answers.tasks import answer_if_unused, await_answer, list_tasks, submit_request
 
     def answer_by_engine() -> None:
         with open_engine(args.storage) as engine:
             engine.answer()
 
     with open_catalog(args.storage) as store:
-        before = {task.name: task.state for task in listed(store)}
-        number = ask(store, args.action, args.name, args.query)
+        before = {task.name: task.state for task in list_tasks(store)}
+        number = submit_request(store, args.action, args.name, args.query)
         if answer_if_unused(store, answer_by_engine):
             print("no engine runs on this storage: this command does it itself", file=sys.stderr)
         request = await_answer(store, number, args.wait)
-        after = {task.name: task.state for task in listed(store)}
+        after = {task.name: task.state for task in list_tasks(store)}
     code = report_unfinished(request, f"{args.action} {args.name}", args.wait)
     if code is not None:
         return code

@@ -34,7 +34,7 @@ class Watermarks:
     reported: dict[str, tuple[int | None, int]] = field(default_factory=dict)
 
     @classmethod
-    def following(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
+    def of_next_epoch(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
         """Return the watermarks for the epoch after a committed one."""
         streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
         return cls(streams, manifest.clocks)
@@ -58,7 +58,7 @@ class Watermarks:
         """Return the watermark of a stream; None if it has no watermark, or no event time yet."""
         return self.values.get(stream.name)
 
-    def moved(self, parts: Iterable[StatefulPart]) -> bool:
+    def have_advanced(self, parts: Iterable[StatefulPart]) -> bool:
         """Return whether a watermark has advanced on which rows held by EMIT FINAL depend."""
         values, applied = self.values, self.applied
         names = {
@@ -79,7 +79,7 @@ class Watermarks:
         times = [time for time in (known, latest) if time is not None]
         self.reported[stream] = max(times, default=None), max(late, lates)
 
-    def after(self, positions: Mapping[str, int]) -> dict[str, Clock]:
+    def next_clocks(self, positions: Mapping[str, int]) -> dict[str, Clock]:
         """Return the clocks to commit with the epoch.
 
         Args:
@@ -146,7 +146,7 @@ def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:
     return None
 
 
-def below(frame: DataFrame, column: str, field: str, value: int | None) -> DataFrame:
+def rows_below(frame: DataFrame, column: str, field: str, value: int | None) -> DataFrame:
     """Return the rows whose column (or a field of it) is below a value in Spark's internal form."""
     if value is None:
         return frame.limit(0)

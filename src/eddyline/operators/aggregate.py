@@ -10,19 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, negative_weight, numbered, without_debts
+from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
 from eddyline.state.kernels import (
     Measure,
     SortKey,
     any_nonzero,
+    cast_to,
     combined,
     comparable,
+    comparable_frame,
+    distinct_hashes,
     finish,
-    hashes_of,
-    identities,
-    in_types_of,
     matched,
     measure_series,
     two_product,
@@ -66,11 +66,11 @@ class Reduce:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
         delta = self._expand_exact(delta.select(layout.columns))
-        old = state[SLOT].lookup(hashes_of(delta))
+        old = state[SLOT].lookup(distinct_hashes(delta))
         held = 0 if old is None else old.num_rows
-        both = delta if old is None else pa.concat_tables([old, in_types_of(delta, old.schema)])
+        both = delta if old is None else pa.concat_tables([old, cast_to(delta, old.schema)])
 
-        frame = identities(both, [HASH, *layout.identity]).with_row_index("row")
+        frame = comparable_frame(both, [HASH, *layout.identity]).with_row_index("row")
         frame = frame.with_columns(measure_series(both, layout.measures))
         is_old = pl.col("row") < held
         groups = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
@@ -105,7 +105,7 @@ class Reduce:
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
         """Return for each `x` its old and new extreme by group, and the rows to add to its arrangement."""
         found, appends = [], {}
-        wanted = identities(groups, groups.column_names)
+        wanted = comparable_frame(groups, groups.column_names)
         for name in numbered("x", len(self.largest)):
             layout = self.layouts[name]
             pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
@@ -113,8 +113,8 @@ class Reduce:
             extremes = {}
             for prefix, rows in (("old_", 0), ("new_", None)):
                 best = front(state[name], appends[name].slice(0, rows), groups, 1)
-                best = without_debts("aggregate", best)
-                places = matched(wanted, identities(best, wanted.columns))
+                best = checked_weights("aggregate", best)
+                places = matched(wanted, comparable_frame(best, wanted.columns))
                 extremes[prefix] = best[name].take(pa.array(places, mask=places < 0))
             found.append(extremes)
         return found, appends

@@ -60,7 +60,7 @@ def negative_weight(operator: str, row: dict[str, object]) -> StateError:
     )
 
 
-def without_debts(operator: str, rows: pa.Table) -> pa.Table:
+def checked_weights(operator: str, rows: pa.Table) -> pa.Table:
     """Return the rows unchanged; StateError NEGATIVE_WEIGHT if a weight is below zero."""
     weights = rows[WEIGHT].to_numpy()
     if len(weights) and weights.min() < 0:

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, numbered, without_debts
+from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
-from eddyline.state.kernels import in_types_of, with_weights
+from eddyline.state.kernels import cast_to, with_weights
 
 SLOT = "pending"
 NEVER = np.iinfo(np.int64).max  # stands for a missing time
@@ -48,9 +48,9 @@ class Hold:
             return Step([])
         schema = (given or due)[0].schema
         final = layout.consolidate(
-            pa.concat_tables([in_types_of(t, schema) for t in due] or [given[0][:0]])
+            pa.concat_tables([cast_to(t, schema) for t in due] or [given[0][:0]])
         )
-        final = without_debts("emit final", final)
+        final = checked_weights("emit final", final)
         change = layout.consolidate(
             pa.concat_tables([*given, with_weights(final, -final[WEIGHT].to_numpy())])
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import hashes_of, identities, ranges, with_weights
+from eddyline.state.kernels import comparable_frame, distinct_hashes, ranges, with_weights
 
 LEFT, RIGHT = "left", "right"
 SIDE, MATCHABLE, EXISTS = "side", "matchable", "x"
@@ -76,7 +76,7 @@ class Join:
             mine = delta.select(layouts[slot].columns)
             fresh[slot] = layouts[slot].consolidate(_where(mine, (side == number) & matchable))
             unmatchable[slot] = _where(mine, (side == number) & ~matchable)
-        left_hashes, right_hashes = hashes_of(fresh[LEFT]), hashes_of(fresh[RIGHT])
+        left_hashes, right_hashes = distinct_hashes(fresh[LEFT]), distinct_hashes(fresh[RIGHT])
         watch_left = self.kind.keeps_left or self.kind is JoinKind.EXISTS
         left_old = _lookup(
             state[LEFT],
@@ -102,7 +102,7 @@ class Join:
         if not keys:
             numbers = np.unique(np.concatenate(hashes), return_inverse=True)[1]
         else:
-            frame = pl.concat([identities(table, [HASH, *keys]) for table in tables])
+            frame = pl.concat([comparable_frame(table, [HASH, *keys]) for table in tables])
             numbers = (
                 frame.with_row_index("row")
                 .group_by([HASH, *keys], maintain_order=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, numbered, without_debts
+from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, in_types_of, repeat, sorted_rows
+from eddyline.state.kernels import cast_to, distinct_hashes, repeat, sorted_rows
 
 SLOT = "rows"
 VERSION = WEIGHT
@@ -41,14 +41,14 @@ class Regroup:
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:
             return Step([], {SLOT: delta})
-        stored = state[SLOT].lookup(hashes_of(delta))
+        stored = state[SLOT].lookup(distinct_hashes(delta))
         if stored is None:
             old = delta.slice(0, 0)
             new = delta
         else:
             old = layout.consolidate(stored)
-            new = layout.consolidate(pa.concat_tables([old, in_types_of(delta, old.schema)]))
-        new = without_debts("recompute", new)
+            new = layout.consolidate(pa.concat_tables([old, cast_to(delta, old.schema)]))
+        new = checked_weights("recompute", new)
         versions = [_version(old, -1, layout), _version(new, 1, layout)]
         return Step(versions, {SLOT: delta})
 

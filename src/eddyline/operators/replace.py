@@ -10,7 +10,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, in_types_of, with_weights
+from eddyline.state.kernels import cast_to, distinct_hashes, with_weights
 
 SLOT = "outputs"
 
@@ -35,9 +35,9 @@ class Replace:
         layout = self.layouts[SLOT]
         delta = delta.select(layout.columns)
         new = delta.filter(pa.array(delta[WEIGHT].to_numpy() > 0))
-        stored = state[SLOT].lookup(hashes_of(delta))
+        stored = state[SLOT].lookup(distinct_hashes(delta))
         if stored is not None:
             weights = np.concatenate([new[WEIGHT].to_numpy(), -stored[WEIGHT].to_numpy()])
-            new = with_weights(pa.concat_tables([new, in_types_of(stored, new.schema)]), weights)
+            new = with_weights(pa.concat_tables([new, cast_to(stored, new.schema)]), weights)
         change = layout.consolidate(new)
         return Step([change.drop_columns([HASH])], {SLOT: change})

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import hashes_of, identities, in_types_of, with_weights
+from eddyline.state.kernels import cast_to, comparable_frame, distinct_hashes, with_weights
 
 ROWS = "rows"
 
@@ -58,7 +58,7 @@ class Apply:
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch."""
-        stored = state[ROWS].lookup(hashes_of(delta))
+        stored = state[ROWS].lookup(distinct_hashes(delta))
         return Step([], {ROWS: self.resolve(delta, stored)})
 
     def resolve(self, operations: pa.Table, stored: pa.Table | None) -> pa.Table:
@@ -79,7 +79,7 @@ class Apply:
         layout = self.layouts[ROWS]
         keys = [HASH, *(f"c{place}" for place in self.key)]
         latest = (
-            identities(operations, keys)
+            comparable_frame(operations, keys)
             .with_row_index("row")
             .group_by(keys, maintain_order=True)
             .agg(pl.col("row").last())
@@ -88,22 +88,26 @@ class Apply:
         last = operations.take(pa.array(places))
         appended = last.filter(pc.equal(last[OPERATION], APPEND)).select(layout.columns)
         appended = with_weights(appended, np.ones(appended.num_rows, np.int64))
-        touched = identities(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
+        touched = (
+            comparable_frame(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
+        )
         gone = old.take(pa.array(touched["at"].to_numpy()))
         gone = with_weights(gone, -gone[WEIGHT].to_numpy())
-        return pa.concat_tables([appended, in_types_of(gone, appended.schema)])
+        return pa.concat_tables([appended, cast_to(gone, appended.schema)])
 
     def _by_row(self, operations: pa.Table, old: pa.Table) -> pa.Table:
         """Count copies of each row; a count that stops at zero ends at total - min(0, lowest prefix)."""
         layout = self.layouts[ROWS]
         rows = [HASH, *layout.identity]
         sign = np.where(pc.equal(operations[OPERATION], APPEND).to_numpy(), 1, -1)
-        both = pa.concat_tables([old, in_types_of(operations.select(layout.columns), old.schema)])
+        both = pa.concat_tables([old, cast_to(operations.select(layout.columns), old.schema)])
         signed = np.concatenate(
             [old[WEIGHT].to_numpy(), sign * operations[WEIGHT].to_numpy()]
         ).astype(np.int64)
         frame = (
-            identities(both, rows).with_columns(pl.Series("signed", signed)).with_row_index("row")
+            comparable_frame(both, rows)
+            .with_columns(pl.Series("signed", signed))
+            .with_row_index("row")
         )
         counted = frame.group_by(rows, maintain_order=True).agg(
             pl.col("row").first(),

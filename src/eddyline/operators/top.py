@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, numbered, without_debts
+from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import PLACE, Ties, front
 from eddyline.state.kernels import SortKey, distinct, with_weights
@@ -60,7 +60,7 @@ class Top:
         groups = distinct(delta, [HASH, *numbered("k", self.keys)])
         wanted = self.offset + self.limit
         old = front(state[SLOT], delta.slice(0, 0), groups, wanted, self.ties)
-        new = without_debts("top", front(state[SLOT], delta, groups, wanted, self.ties))
+        new = checked_weights("top", front(state[SLOT], delta, groups, wanted, self.ties))
         change = self._difference(new, old, self._shown(new), self._shown(old))
         kept = delta
         if self.append_only:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import QueueError
 from eddyline.options import check_number
-from eddyline.pipelines.failures import retries_and_letters, revived_records
+from eddyline.pipelines.failures import retries_and_letters, untried_records
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
 from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
@@ -200,7 +200,7 @@ class PipelineStream:
 
     def replay(self, letters: pa.Table) -> None:
         """Remove dead letters, and put their records back to be retried as untried ones."""
-        self._remove(letters, revived_records(letters) if letters.num_rows else no_records())
+        self._remove(letters, untried_records(letters) if letters.num_rows else no_records())
 
     def _remove(self, letters: pa.Table, retries: pa.Table) -> None:
         if not letters.num_rows:

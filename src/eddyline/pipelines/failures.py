@@ -71,7 +71,7 @@ def retries_and_letters(
     return retries, letters
 
 
-def revived_records(letters: pa.Table) -> pa.Table:
+def untried_records(letters: pa.Table) -> pa.Table:
     """Return dead letters as records that have not been tried yet."""
     columns = {
         PAYLOAD: letters["payload"],

@@ -59,7 +59,7 @@ class Delta:
         append_only: no row is ever retracted.
         in_place: a row is retracted in the same bucket in which it was appended.
         single: all rows come out of one task.
-        keys: identities of the keys in whose buckets the rows lie; None if that isn't known.
+        keys: canonical_texts of the keys in whose buckets the rows lie; None if that isn't known.
         endless: its rows grow without end.
         bounds: the least event times that changes can still have, by attribute.
     """
@@ -280,6 +280,6 @@ def until(state: str, expiry: Sequence[Expiry]) -> str:
     return f"{state}, until the watermark of {', '.join(streams)} has passed" if streams else state
 
 
-def identities(expressions: Sequence[Expression]) -> tuple[str, ...]:
-    """Return texts by which expressions over the same plan are the same ones."""
+def canonical_texts(expressions: Sequence[Expression]) -> tuple[str, ...]:
+    """Return a text for each expression; equal expressions over one plan have equal texts."""
     return tuple(expression.toString() for expression in expressions)

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from eddyline.operators.base import numbered
 from eddyline.operators.top import SLOT, Top
-from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, identities, until
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.logical import Expression, Plan, items, kind, type_of
@@ -258,7 +258,7 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
         _group_top_node(node, child, ties, expiry),
         in_place=True,
         single=single,
-        keys=identities(partition),
+        keys=canonical_texts(partition),
         endless=child.endless,
         bounds=attribute_bounds(partition, kept),
     )

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from eddyline.operators.base import numbered
 from eddyline.operators.recompute import SLOT, Regroup
-from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, identities, until
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import (
     NO_BOUNDS,
     Bound,
@@ -71,7 +71,7 @@ def versions(
         once = first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
     rows = build.hashed(build.normalised(frame, key_names), key_names, names)
-    if child.keys != identities(keys):
+    if child.keys != canonical_texts(keys):
         rows = build.shuffled(rows, single=not keys)
     out = [rows.schema[name] for name in names]
     places = {id_of(column): name for column, name in zip(columns, names, strict=False)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, identities, until
+from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import attribute_bounds, key_bounds
 from eddyline.plan.logical import Expression, Plan, items, kind
 from eddyline.plan.nodes import Node
@@ -32,7 +32,7 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         "; ".join(map(node_text, stack)),
         texts(partition),
         until("input rows by partition", rows.expiry),
-        shuffle=child.keys != identities(partition),
+        shuffle=child.keys != canonical_texts(partition),
         children=(child.node,),
     )
     bounds = key_bounds(build.catalyst, partition, child.bounds)
@@ -51,10 +51,10 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
 
 def _stack(node: Plan) -> list[Plan]:
     """Return a Window node and those right below it with the same partitioning, topmost first."""
-    wanted = identities(items(node.partitionSpec()))
+    wanted = canonical_texts(items(node.partitionSpec()))
     stack = [node]
     below = node.child()
-    while kind(below) == "Window" and identities(items(below.partitionSpec())) == wanted:
+    while kind(below) == "Window" and canonical_texts(items(below.partitionSpec())) == wanted:
         stack.append(below)
         below = below.child()
     return stack

@@ -20,7 +20,7 @@ from eddyline.runtime.failures import failed_epoch
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.table import TableUpkeep
-from eddyline.source.segments import RUN, Segment, deal
+from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
 from eddyline.storage.files import Files
@@ -145,7 +145,7 @@ class EpochRunner:
             with timer.stage("plan"):
                 for one in (one for one in inputs if one.plan.level == level):
                     segments = one.resolved(changed)
-                    if any(segments.values()) or watermarks.moved(one.plan.parts):
+                    if any(segments.values()) or watermarks.have_advanced(one.plan.parts):
                         self._assign(context.folder, one.plan, segments)
                         ready.append((one.plan, [s for own in segments.values() for s in own]))
             with timer.stage("run"):
@@ -159,7 +159,7 @@ class EpochRunner:
         if isinstance(plan.physical, TableUpkeep):
             return
         document = {
-            leaf: [[s.as_dict() for s in task] for task in deal(own, self.scan_tasks)]
+            leaf: [[s.as_dict() for s in task] for task in distribute(own, self.scan_tasks)]
             for leaf, own in segments.items()
         }
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
@@ -225,7 +225,7 @@ class EpochRunner:
             state.arrangements,
             {name: buckets for name, buckets in state.deltas.items() if name in results},
             state.counters,
-            watermarks.after(positions),
+            watermarks.next_clocks(positions),
             {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
             self.zone,
         )

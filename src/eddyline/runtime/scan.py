@@ -14,7 +14,7 @@ from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.source.readers import Reader, read_segment
 from eddyline.source.segments import Segment, event_times, in_time
-from eddyline.state.kernels import condensed
+from eddyline.state.kernels import merged_if_repetitive
 from eddyline.storage.files import Files
 
 
@@ -73,7 +73,7 @@ class LeafScan:
         for segment in segments:
             for table in self._read(segment, report):
                 report["read"] += table.num_rows
-                rows = table if SEQUENCE in table.column_names else condensed(table)
+                rows = table if SEQUENCE in table.column_names else merged_if_repetitive(table)
                 yield from batches_of(rows, self.schema)
         name = f"{folder}/{self.node}.{self.leaf}.{number}{REPORT}"
         self.files.write_json(name, report, durable=False)

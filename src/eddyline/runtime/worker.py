@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from eddyline.state.kernels import in_types_of
+from eddyline.state.kernels import cast_to
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 
@@ -43,4 +43,4 @@ class _Traceback:
 def batches_of(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield a table's rows in the column names and types that Spark expects."""
     if table.num_rows:
-        yield from in_types_of(table, schema).to_batches()
+        yield from cast_to(table, schema).to_batches()

@@ -101,7 +101,7 @@ def verify_segment(files: Files, segment: Segment) -> None:
         raise damaged(segment.file, f"its CRC is {found:08x}, expected is {segment.crc:08x}")
 
 
-def deal(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
+def distribute(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
     """Distribute segments over tasks, with about equal numbers of rows; split large segments."""
     total = sum(segment.rows for segment in segments)
     most = max(ROWS_MAX, -(-total // tasks))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import ExpiryColumn, without_expired
-from eddyline.state.kernels import Measure, SortKey, consolidate, sorted_rows, spans
+from eddyline.state.kernels import Measure, SortKey, consolidate, indices_of, sorted_rows
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.storage.files import Files
 
@@ -78,7 +78,7 @@ class Arrangement:
         found = []
         for run in self.runs:
             table = read_run(self.files, run)
-            indices = spans(table[HASH].to_numpy(), hashes)
+            indices = indices_of(table[HASH].to_numpy(), hashes)
             if len(indices):
                 found.append(table.take(pa.array(indices)))
         return pa.concat_tables(found) if found else None

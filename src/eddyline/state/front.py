@@ -12,9 +12,9 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import (
-    hashes_of,
-    identities,
-    in_types_of,
+    cast_to,
+    comparable_frame,
+    distinct_hashes,
     matched,
     order_frame,
     ranges,
@@ -62,10 +62,10 @@ def front(
     """
     layout = arrangement.layout
     runs = [*arrangement.tables(), layout.sorted(delta)]
-    runs = [in_types_of(run, runs[0].schema) for run in runs]
+    runs = [cast_to(run, runs[0].schema) for run in runs]
     keys = groups.column_names
-    wanted = identities(groups, keys)
-    hashes = hashes_of(groups)
+    wanted = comparable_frame(groups, keys)
+    hashes = distinct_hashes(groups)
     found: list[pa.Table] = []
     read = min(max(2 * limit, FIRST_READ), MOST_AT_FIRST)
     while len(hashes):

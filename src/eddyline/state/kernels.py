@@ -75,7 +75,7 @@ def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
     return make.from_arrays(array.offsets, values, mask=pc.is_null(array))
 
 
-def identities(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
+def comparable_frame(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
     """Return columns as a polars frame in which equal rows are identical rows."""
     return pl.DataFrame({name: pl.Series(comparable(table[name])) for name in columns})
 
@@ -111,7 +111,7 @@ def order_frame(
     keys = [
         pl.Series(n, table[k.column].combine_chunks()) for n, k in zip(names, order, strict=True)
     ]
-    frame = identities(table, [HASH, *identity]).with_columns(keys)
+    frame = comparable_frame(table, [HASH, *identity]).with_columns(keys)
     rest = [False] * len(identity)
     return (
         frame,
@@ -145,7 +145,7 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
     return total.view(np.int64)
 
 
-def in_types_of(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast a table to the names and types of a schema.
 
     Arrow's own cast refuses a null VARIANT, whose parts can't be null, and a column of type null
@@ -168,7 +168,7 @@ def consolidate(
     if table.num_rows == 0:
         return table
     columns = [HASH, *identity]
-    frame = identities(table, columns).with_row_index("__row")
+    frame = comparable_frame(table, columns).with_row_index("__row")
     frame = frame.with_columns(measure_series(table, measures))
     grouped = frame.group_by(columns, maintain_order=True).agg(
         pl.col("__row").first(), *combined(measures)
@@ -181,7 +181,7 @@ def consolidate(
 
 def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return the distinct rows of some columns, in the order of their first occurrence."""
-    frame = identities(table, columns).with_row_index("__row")
+    frame = comparable_frame(table, columns).with_row_index("__row")
     first = frame.group_by(columns, maintain_order=True).agg(pl.col("__row").first())["__row"]
     return table.select(columns).take(pa.array(first.to_numpy()))
 
@@ -200,7 +200,7 @@ def matched(left: pl.DataFrame, right: pl.DataFrame) -> np.ndarray:
     return found
 
 
-def condensed(rows: pa.Table) -> pa.Table:
+def merged_if_repetitive(rows: pa.Table) -> pa.Table:
     """Merge equal rows and add their weights, if a sample shows that there are enough of them."""
     columns = [name for name in rows.column_names if name != WEIGHT]
     if any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
@@ -208,9 +208,9 @@ def condensed(rows: pa.Table) -> pa.Table:
     if not columns:
         return pa.table({WEIGHT: [pc.sum(rows[WEIGHT])]}, schema=rows.schema)
     sample = rows.slice(0, SAMPLE_ROWS)
-    if identities(sample, columns).n_unique() > sample.num_rows * 3 // 4:
+    if comparable_frame(sample, columns).n_unique() > sample.num_rows * 3 // 4:
         return rows
-    frame = identities(rows, columns).with_row_index("__row")
+    frame = comparable_frame(rows, columns).with_row_index("__row")
     frame = frame.with_columns(measure_series(rows, [(WEIGHT, Measure.SUM)]))
     grouped = frame.group_by(columns).agg(pl.col("__row").first(), pl.col(WEIGHT).sum())
     kept = grouped.filter(pl.col(WEIGHT) != 0)
@@ -348,7 +348,7 @@ def with_measures(
     return rows
 
 
-def spans(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the indices in `sorted_hashes` of all values in `wanted` (sorted, distinct)."""
     first = np.searchsorted(sorted_hashes, wanted, "left")
     end = np.searchsorted(sorted_hashes, wanted, "right")
@@ -365,7 +365,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return indices
 
 
-def hashes_of(table: pa.Table) -> np.ndarray:
+def distinct_hashes(table: pa.Table) -> np.ndarray:
     """Return the distinct key hashes of a table, sorted."""
     found: np.ndarray = np.unique(table[HASH].to_numpy())
     return found

@@ -51,11 +51,11 @@ def _sql(args: argparse.Namespace) -> int:
 
 def _answer_from_files(storage: str, query: str) -> Answer | None:
     """Answer a simple query on stored results from their files; None where it needs Spark."""
-    from eddyline.answers.quick import answered
+    from eddyline.answers.quick import quick_answer
 
     with open_catalog(storage) as store:
         catalog = store.read()
-    return None if catalog is None else answered(store.files, catalog, query)
+    return None if catalog is None else quick_answer(store.files, catalog, query)
 
 
 def _explain(args: argparse.Namespace) -> int:
