@@ -38,7 +38,7 @@ def update_form(
 
     Args:
         rows: columns and weights.
-        key: places of the key's columns; None for a view without a key: nothing is paired.
+        key: positions of the key's columns; None for a view without a key, whose rows aren't paired.
         kind: Arrow type of a row.
     """
     weights = rows[WEIGHT].to_numpy()

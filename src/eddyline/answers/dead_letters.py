@@ -23,11 +23,11 @@ class DeadLetter:
 
     Attributes:
         source: the pipeline, or the stream, whose record it is.
-        position: identifies the letter; of a pipeline's record it is the place in the queue.
+        position: identifies the letter; for a pipeline's record it is the position in the queue.
         payload, key: the producer's bytes.
-        bolt, error: which bolt has failed last, and its error.
-        attempts: how often the record was tried.
-        received, died: when the record came in, and when it was given up.
+        bolt, error: the bolt that failed last, and its error.
+        attempts: number of attempts.
+        received, died: when the record arrived, and when it became a dead letter.
     """
 
     source: str
@@ -56,7 +56,7 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
     """Ask the engine to `replay` or `drop` letters; return the number of the request.
 
     Args:
-        positions: of the letters; none: all of the source.
+        positions: positions of the letters; empty for all letters of the source.
     """
     (entry,) = _entries(store, source)
     if action == "replay" and entry.role == REJECTS:

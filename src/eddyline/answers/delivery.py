@@ -36,10 +36,10 @@ class Changelog(Protocol):
         """The view's id."""
 
     def committed(self) -> Epoch:
-        """Return the last committed epoch, which no crash can take back."""
+        """Return the last committed epoch, which no crash can undo."""
 
     def retained(self) -> list[Epoch]:
-        """Return the epochs whose changes are known, without gaps, oldest first."""
+        """Return the epochs whose changes are retained, without gaps, oldest first."""
 
     def changes(self, epoch: Epoch) -> pa.Table:
         """Return the changes of an epoch in the form that `Sink` describes."""
@@ -52,7 +52,7 @@ class CommittedChangelog:
     """The changelog of a view in a storage.
 
     Args:
-        files: the engine's own: they know whether epochs are flushed one by one.
+        files: the engine's object, which knows whether epochs are flushed one by one.
         view: the view's entry in the catalog.
     """
 
@@ -68,7 +68,7 @@ class CommittedChangelog:
     def committed(self) -> Epoch:
         epoch = last_committed(self.files).epoch
         if self.files.unflushed and epoch > self._flushed:
-            # a power cut could take the epoch back, but not its delivery
+            # a power cut could undo the epoch, but not its delivery
             flush(self.files, self._flushed)
             self._flushed = epoch
         return epoch
@@ -114,10 +114,10 @@ class Delivery:
         self.sink = sink
 
     def run(self) -> Epoch:
-        """Deliver all that is committed by now; return the epoch that the target then holds.
+        """Deliver all committed epochs; return the epoch that the target then holds.
 
-        Epochs without changes of the view are left out, but for the last one: with it the target
-        learns how far it has come. A call that raised can be repeated.
+        Epochs in which the view didn't change are skipped, except the last one, which tells the
+        target its position. A call that raised can be repeated.
 
         Raises:
             StateError: storage and target contradict each other (see `next_delivery`), or the
@@ -135,7 +135,7 @@ class Delivery:
             self._deliver(decision, view)
         elif target and cursor != SinkCursor(
             view, target
-        ):  # the crash came before the cursor's write
+        ):  # a crash came before the write of the cursor
             self.outbox.advance(SinkCursor(view, target))
         return committed
 

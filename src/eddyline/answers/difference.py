@@ -21,7 +21,7 @@ class Difference:
     """The difference between two multisets of rows.
 
     Attributes:
-        left_rows, right_rows: how many rows each has.
+        left_rows, right_rows: the number of rows of each.
         left_only, right_only: rows that only one of them has, at most five of each.
     """
 

@@ -1,4 +1,4 @@
-"""The rows that a stream's redo log holds, as a DataFrame whose tasks read the segments."""
+"""The rows of a stream's redo log, as a DataFrame whose tasks read the segments."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SegmentsReader:
 
     Attributes:
         assigned: the segments of each task.
-        names: of the columns.
-        time: of a stream with a watermark the place of its event time.
-        late: give the late rows, not those in time.
-        readers: of the segment kinds that only registered formats have.
+        names: names of the columns.
+        time: position of the event-time column of a stream with a watermark; else None.
+        late: return the late rows instead of those in time.
+        readers: readers for the kinds of segments that only registered formats use.
     """
 
     files: Files
@@ -40,7 +40,7 @@ class SegmentsReader:
     readers: Mapping[str, Reader]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks whose numbers come in; weights are left out, all are 1."""
+        """Yield the rows of the tasks numbered in the input, without weights, which are all 1."""
         columns = numbered("c", len(self.names))
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -72,9 +72,9 @@ def segments_frame(
 
     Args:
         assigned: the segments that each task reads.
-        time: of a stream with a watermark the place of its event time.
-        late: the late rows, not those in time.
-        readers: of the segment kinds that only registered formats have.
+        time: position of the event-time column of a stream with a watermark; else None.
+        late: return the late rows instead of those in time.
+        readers: readers for the kinds of segments that only registered formats use.
     """
     plain = plain_schema(schema)
     zone = zone_of(session)

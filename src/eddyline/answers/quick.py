@@ -2,7 +2,7 @@
 
 Supported is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE column op literal
 AND ...] [ORDER BY columns] [LIMIT n]` over a table or view, as long as the answer is exactly the one
-that Spark gives. Everything else is left to Spark.
+that Spark gives. Spark answers everything else.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Answer:
     """The result of a query, in the forms in which the command line writes it.
 
     Attributes:
-        numeric: places of the columns that hold numbers.
-        texts: returns the rows, each value as the text that Spark makes of it.
-        lines: returns the rows as JSON objects; None where only Spark knows how to write them.
+        numeric: positions of the columns of numbers.
+        texts: returns the rows, each value in the text form that Spark gives it.
+        lines: returns the rows as JSON objects; None if only Spark can format them.
     """
 
     columns: list[str]
@@ -86,7 +86,7 @@ class Answer:
 
 
 def quick_answer(files: Files, catalog: Catalog, query: str) -> Answer | None:
-    """Answer a simple query; None where Spark is needed for it.
+    """Answer a simple query; None if it needs Spark.
 
     Raises:
         StateError: the epoch asked for is not retained, or the state is damaged.
@@ -146,7 +146,7 @@ def _plain(name: str) -> str:
 def _place(names: Sequence[str], name: str) -> int:
     folded = [known.lower() for known in names]
     if folded.count(name.lower()) != 1:
-        raise _NeedsSpark  # Spark raises the fitting error
+        raise _NeedsSpark  # Spark raises the right error
     return folded.index(name.lower())
 
 
@@ -158,13 +158,13 @@ def _content(files: Files, buckets: Iterable[Sequence[Run]], names: Sequence[str
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
         tables.append(_consolidated(pa.concat_tables(parts), columns))
     if not tables:
-        raise _NeedsSpark  # without rows the types of the columns are not known here
+        raise _NeedsSpark  # without rows the types of the columns are unknown
     return pa.concat_tables(tables)
 
 
 def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Add up the weights of equal rows, and repeat each row by its weight."""
-    if pc.min(rows[WEIGHT]).as_py() < 1:  # something was retracted: equal rows must meet
+    if pc.min(rows[WEIGHT]).as_py() < 1:  # something was retracted: equal rows must be merged
         codes = np.zeros(rows.num_rows, np.int64)
         for column in columns:
             mine = _whole_numbers(_codes(rows[column]))

@@ -32,7 +32,7 @@ class SnapshotReader:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the buckets whose numbers come in."""
+        """Yield the rows of the buckets numbered in the input."""
         layout = Layout(numbered("c", self.columns))
         for batch in batches:
             for bucket in batch.column(0).to_pylist():
@@ -48,8 +48,9 @@ class ChangesReader:
 
     Attributes:
         epochs: number and runs of each epoch.
-        columns: number of columns that users see; the runs may hold more after them.
-        key: places of the columns that pair old and new rows in the update form; None: no pairs.
+        columns: number of columns that users see; the runs may have more columns after them.
+        key: positions of the columns that pair old and new rows in the update form; None for no
+            pairs.
     """
 
     files: Files
@@ -60,7 +61,7 @@ class ChangesReader:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of the epochs whose places in `epochs` come in."""
+        """Yield the changes of the epochs whose indices in `epochs` are in the input."""
         names = numbered("c", self.columns)
         for batch in batches:
             for place in batch.column(0).to_pylist():

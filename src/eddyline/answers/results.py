@@ -30,7 +30,7 @@ class Results:
 
     Attributes:
         plan_of: returns the compiled form of an entry.
-        scan_tasks: how many tasks read a stream's history.
+        scan_tasks: number of tasks that read a stream's history.
     """
 
     files: Files
@@ -39,7 +39,7 @@ class Results:
     scan_tasks: int
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
-        """Return the rows of a table, stream or view as of an epoch, a view's in its ORDER BY."""
+        """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY."""
         columns = entry.columns
         if _unarranged(entry):
             assigned = distribute(self.history(entry, manifest), self.scan_tasks)
@@ -75,11 +75,11 @@ class Results:
         filled: Collection[str],
         constants: Mapping[str, Sequence[Segment]],
     ) -> PlanInput:
-        """Return what a view reads in the epoch that gives it its first rows.
+        """Return the input of a view in the epoch that computes its first rows.
 
         Args:
-            manifest: what is committed so far.
-            filled: names of the views that are filled in the same epoch: it reads their changes.
+            manifest: the last committed epoch.
+            filled: names of the views computed in the same epoch, whose changes it reads.
             constants: for each leaf of constant rows its segments.
         """
         segments, deltas = dict(constants), set()
@@ -119,7 +119,7 @@ class Results:
     ) -> list[tuple[Epoch, tuple[Run, ...]]]:
         """Return the runs with a result's changes, by epoch.
 
-        Changes from before the oldest retained epoch come as one append of all its rows.
+        Changes before the oldest retained epoch are returned as one append of all its rows.
         """
         retained = [e for e in without_gaps(committed_epochs(self.files)) if e <= manifest.epoch]
         start = max(after or 0, 0)
@@ -135,7 +135,7 @@ class Results:
 
 
 def _sort_column(name: str, order: Order) -> Column:
-    """Return a column to sort by, as the view's ORDER BY says."""
+    """Return a column to sort by, in the direction of the view's ORDER BY."""
     key = col(quoted(name))
     if order.descending:
         return key.desc_nulls_last() if order.nulls_last else key.desc_nulls_first()

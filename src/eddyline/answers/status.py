@@ -35,7 +35,7 @@ def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.T
 
 
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
-    """Return what `Engine.status` returns, but for the pipelines."""
+    """Return the status of `Engine.status` without the pipelines."""
     watermarks = Watermarks.of_next_epoch(manifest, catalog)
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
@@ -81,14 +81,14 @@ def _view(catalog: Catalog, entry: Entry, earlier: Manifest, now: Manifest) -> d
 
 
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
-    """Return by how many rows an epoch the operators' state has grown; None if that isn't known."""
+    """Return the growth of the operators' state in rows an epoch; None if not known."""
     epochs = now.epoch - earlier.epoch
     grown = operator_rows(entry, now) - operator_rows(entry, earlier)
     return grown / epochs if epochs > 0 else None
 
 
 def operator_rows(entry: Entry, manifest: Manifest) -> int:
-    """Return how many rows a view's state has, those of its result not counted."""
+    """Return the number of rows in the state of a view's operators, without its result."""
     result = manifest.result(entry.id, ROWS)
     held = [runs for name, runs in manifest.of(entry.id).items() if name != result]
     return sum(run.rows for runs in held for run in runs)

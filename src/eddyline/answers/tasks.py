@@ -1,6 +1,6 @@
 """Statistics tasks (a storage's views): list them, and ask the engine to change them.
 
-Works beside a running engine, from any process, without Spark.
+Works from any process, also while an engine runs, and without Spark.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Task:
         state: `running`, `paused since epoch N`, `waiting` for the engine to add it; empty for
             tables and streams.
         level: distance from the sources.
-        since: the epoch that gave it its first rows.
-        rows: how many its result has. All three are None for a view that isn't added yet.
+        since: the epoch that computed its first rows.
+        rows: number of rows of its result. All three are None for a view that isn't added yet.
     """
 
     name: str
@@ -91,9 +91,9 @@ def submit_request(store: CatalogStore, action: str, name: str, query: str = "")
 
 
 def answer_if_unused(store: CatalogStore, open_engine: Callable[[], None]) -> bool:
-    """Answer the waiting requests unless an engine runs, which would do it; return whether none runs.
+    """Answer the waiting requests if no engine runs; return whether none runs.
 
-    Pauses and drops change only the catalog, and are done here. Other requests need an engine.
+    Pauses and drops only change the catalog, so they need no engine. Other requests need one.
 
     Args:
         open_engine: opens an engine on the storage and lets it answer.
@@ -134,6 +134,6 @@ def _changed(store: CatalogStore, request: Request) -> Catalog:
 
 
 def _rows(files: Files, manifest: Manifest, view: str) -> int:
-    """Return how many rows a view's result has."""
+    """Return the number of rows of a view's result."""
     runs = manifest.of(view).get(manifest.result(view, ROWS), [])
     return sum(pc.sum(read_run(files, run)[WEIGHT]).as_py() or 0 for run in runs)

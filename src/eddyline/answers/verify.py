@@ -28,10 +28,10 @@ class Report:
     """The result of `verify`; true if all views agree with offline SQL.
 
     Attributes:
-        epoch: as of which epoch.
+        epoch: the epoch of the compared results.
         views: the difference of each view (left: live, right: offline).
         paused: the paused views, and the epoch of their pause, as of which they are compared.
-            Those missing in `views` weren't compared: that epoch is no longer retained.
+            Those missing in `views` weren't compared, because that epoch is no longer retained.
     """
 
     epoch: Epoch
@@ -76,9 +76,9 @@ def verify_views(
     """Compare views with offline SQL, each as of the epoch whose inputs it holds.
 
     Args:
-        manifest: as of which running views are compared; paused ones as of their pause.
-        wanted: the views.
-        catalyst: computes what EMIT FINAL has let through.
+        manifest: the epoch for running views; paused ones are compared as of their pause.
+        wanted: the views to compare.
+        catalyst: computes the bounds of views with EMIT FINAL.
     """
     retained = {manifest.epoch, *committed_epochs(results.files)}
     by_epoch: dict[Epoch, list[Entry]] = {}
@@ -107,7 +107,7 @@ def _load_offline(
     session: SparkSession,
     catalyst: Catalyst,
 ) -> dict[str, DataFrame]:
-    """Give a session all relations as of an epoch: sources as stored, views as their queries."""
+    """Register all relations as of an epoch: sources as stored, views as their queries."""
     relations = {}
     for entry in catalog.entries:
         if entry.kind != VIEW:

@@ -19,7 +19,7 @@ from eddyline.sql.dialect import extract_versions, remove_emit_final
 
 
 class Definitions:
-    """Changes the catalog of a workspace. What a call has defined is durable when it returns."""
+    """Changes the catalog of a workspace. Each change is durable when the call returns."""
 
     def __init__(self, workspace: Workspace, epochs: Epochs) -> None:
         self._workspace = workspace
@@ -110,7 +110,7 @@ class Definitions:
         return self._workspace.spark.createDataFrame(rows, schema)
 
     def _check_replaceable(self, present: Entry, *, replace: bool) -> None:
-        """Raise CatalogError if a new view can't take the place of an entry."""
+        """Raise CatalogError if a new view can't replace an entry."""
         if not replace or present.kind != VIEW:
             raise drafts.name_taken(present)
         readers = self._workspace.catalog.readers(present.name)
@@ -124,11 +124,11 @@ class Definitions:
     def _fill(
         self, catalog: Catalog, entry: Entry, compiled: CompiledPlan, replaced: Entry | None
     ) -> None:
-        """Fill a new view in an epoch of its own, then make it known.
+        """Compute a new view in a separate epoch, then add it to the catalog.
 
-        Its id is spent before anything is written under it, and the catalog names it after the
-        commit: a crash in between leaves state that belongs to nothing, which the next epoch leaves
-        out. The view that it replaces stays whole until then.
+        The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
+        leaves state without an entry, which the next epoch drops. A view that it replaces stays
+        complete until then.
         """
         workspace = self._workspace
         spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
@@ -142,7 +142,7 @@ class Definitions:
 
 
 def _live_query(name: str, query: str) -> tuple[str, bool]:
-    """The query of a live view without EMIT FINAL, and whether it has that."""
+    """Return the query of a live view without EMIT FINAL, and whether EMIT FINAL was there."""
     query, final = remove_emit_final(query.strip().rstrip(";"))
     if extract_versions(query)[1]:
         raise QueryError(

@@ -34,7 +34,7 @@ class Dml:
 
     Attributes:
         session: runs the queries; the relations are registered there as views.
-        files: of the storage.
+        files: files of the storage.
         waiting: returns the operations on a table that no epoch has processed yet.
     """
 
@@ -43,7 +43,7 @@ class Dml:
     waiting: Callable[[Entry], list[Segment]]
 
     def register(self, entry: Entry, content: DataFrame) -> None:
-        """Register a relation for queries; a table with the operations that wait."""
+        """Register the rows of a relation for queries; to a table, apply its unprocessed operations."""
         if entry.kind == TABLE:
             content = self._with_waiting(entry, content)
         content.createOrReplaceTempView(entry.name)
@@ -69,7 +69,7 @@ class Dml:
         return [(DELETE, self.rows(entry, condition))]
 
     def rows(self, entry: Entry, condition: str | None) -> DataFrame:
-        """Select the rows that meet a condition, as of now."""
+        """Return the current rows that meet a condition."""
         where = f" WHERE {condition}" if condition else ""
         return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
 
@@ -108,7 +108,7 @@ class Dml:
             raise wrong_query(query, error) from error
 
     def _with_waiting(self, entry: Entry, content: DataFrame) -> DataFrame:
-        """Apply the operations that wait in a table's redo log to its rows."""
+        """Apply the unprocessed operations of a table's redo log to its rows."""
         segments = self.waiting(entry)
         if not segments:
             return content
@@ -159,5 +159,5 @@ def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:
 
 
 def _hashless(rows: pa.Table) -> pa.Table:
-    """Add a hash column that is 0 everywhere: in memory no index is needed."""
+    """Add a hash column of zeros: rows in memory need no index."""
     return rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))

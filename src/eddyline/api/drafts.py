@@ -1,4 +1,4 @@
-"""Check what users define, and make catalog entries of it. Nothing is stored here."""
+"""Validate users' definitions, and convert them to catalog entries. Nothing is stored here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def stream(
     """Return the entry of a stream.
 
     Args:
-        columns: all columns that the source gives, with the column `op` if there is one.
+        columns: all columns of the source, with the column `op` if there is one.
         op: the column that holds the operation of each row; views don't see it.
     """
     shown = StructType([field for field in columns if field.name != op])
@@ -140,7 +140,7 @@ def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[st
 
 
 def same(entry: Entry, present: Entry) -> bool:
-    """Return whether a definition is the one that the catalog has under its name."""
+    """Return whether a definition equals the one that the catalog has under its name."""
     if entry.format.lower() == present.format.lower():
         entry = replace(entry, format=present.format)
     return replace(entry, id=present.id, name=present.name) == present

@@ -33,9 +33,9 @@ class Engine:
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
     Args:
-        storage: folder of state, redo log and catalog; created if missing, reopened if present.
-        spark: a SparkSession; None takes the running one or makes a tuned local one. Days begin in
-            its time zone, which is that of the storage from its first epoch on.
+        storage: folder of state, redo log and catalog; created if missing.
+        spark: a SparkSession; None uses the active one, or starts a tuned local one. Days begin at
+            midnight in its time zone, which the first epoch fixes for the storage.
         options: settings; None reads the `EDDYLINE_*` environment variables.
 
     Raises:
@@ -87,13 +87,13 @@ class Engine:
 
     @property
     def catalog(self) -> Catalog:
-        """What is defined."""
+        """The definitions."""
         return self._workspace.catalog
 
     # -- definitions -----------------------------------------------------------------------
 
     def table(self, name: str, schema: str | StructType, primary_key: Sequence[str] = ()) -> Table:
-        """Create a table fed by insert, delete and upsert; return the present one if it is the same.
+        """Create a table, or return the existing one if its definition is the same.
 
         Args:
             name: name in SQL.
@@ -123,11 +123,12 @@ class Engine:
             op: a column with + and - (or Debezium's c, u, d, r): appends and deletes of rows.
             primary_key: columns; with one, a later row of a key replaces the earlier.
             watermark: the column with a row's event time, and how late (`"10 minutes"`) rows may
-                come; later ones are kept in `<name>__late`. Left out, what
-                `dataframe.withWatermark` says holds.
+                come; later ones are kept in `<name>__late`. By default that of
+                `dataframe.withWatermark`.
 
         Raises:
-            DataError: the DataFrame isn't streaming, or has no column `op`; the watermark can't be.
+            DataError: the DataFrame isn't streaming, or has no column `op`, or the watermark is
+                wrong.
         """
         entry = self._streams.stream(name, dataframe, op, primary_key, watermark)
         return self._stream(entry.name)
@@ -145,14 +146,14 @@ class Engine:
         """Create a stream by format and options, as CREATE STREAM does; the catalog remembers it.
 
         JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
-        The format `generator` makes events up from their numbers; the format `queue` reads the JSON
+        The format `generator` generates events from their numbers; the format `queue` reads the JSON
         documents of a data queue. Every other format is read by Spark's own source.
 
         Args:
             name: name in SQL.
-            schema: columns; None where the source has columns of its own.
+            schema: columns; None if the source declares them.
             format: `json`, `parquet`, `generator`, `queue`, or any streaming source of Spark.
-            options: of the format.
+            options: options of the format.
             op: as in `stream`.
             primary_key: as in `stream`.
             watermark: as in `stream`.
@@ -178,27 +179,27 @@ class Engine:
         """Begin a pipeline of bolts over a queue; see `Pipeline`. Build it again after reopening.
 
         Args:
-            name: of the pipeline; its dead letters are the stream `<name>__dead`.
+            name: name of the pipeline; its dead letters are the stream `<name>__dead`.
             source: the queue. Only one pipeline may read it.
-            lanes: Spark tasks that work side by side; 0: as many as Spark has cores.
-            tuple_rows: records that go to a lane together, and are acknowledged together.
-            slow: seconds; a lane that takes longer for all that it has been sent gets less.
-            acks: False: records that fail are left out, and nothing is tried again.
+            lanes: number of concurrent Spark tasks; 0 for as many as Spark has cores.
+            tuple_rows: number of records that are sent to a lane, and acknowledged, together.
+            slow: the send window of a lane shrinks if it takes longer than this, in seconds.
+            acks: whether failed records are retried; if not, they are dropped.
         """
         settings = Settings(lanes, tuple_rows, slow, acks=acks)
         return Pipeline(name, source, settings, self._workspace, self._writing, self._streams)
 
     def view(self, name: str, query: str, *, replace: bool = False) -> View:
-        """Create a live view; over data that is there already it starts from all of it.
+        """Create a live view, and compute it from all existing data of its inputs.
 
         Args:
             name: name in SQL.
             query: any SELECT of Spark SQL over tables, streams and views. With EMIT FINAL at its
-                end the view gives each row once, when a watermark says that it can't change.
-            replace: take the place of a view of this name with another query.
+                end the view emits each row once, when by a watermark it can't change any more.
+            replace: replace an existing view of this name.
 
         Raises:
-            QueryError: the query is wrong, or can't be kept live; the error says why.
+            QueryError: the query is wrong, or can't be kept live; the error gives the reason.
             CatalogError: the name has another definition.
         """
         return View(self._definitions.view(name, query, replace=replace).name, self._reading)
@@ -211,17 +212,18 @@ class Engine:
         """Pause a view: it keeps the result of the last committed epoch.
 
         Returns:
-            the views that are paused with it, because they read it.
+            The views that are paused with it, because they read it.
         """
         return self._definitions.pause(name)
 
     def resume(self, name: str) -> list[str]:
-        """Resume a paused view, and those that were paused with it, in one epoch of their own.
+        """Resume a paused view, and those that were paused with it, in a separate epoch.
 
-        They are rebuilt from what their inputs hold by now; their changelogs get the difference.
+        They are computed again from the current rows of their inputs; their changelogs get the
+        difference.
 
         Returns:
-            the views that go on; none if it was not paused.
+            The resumed views; none if it was not paused.
         """
         return self._definitions.resume(name)
 
@@ -232,14 +234,14 @@ class Engine:
     # -- running ---------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Process all that is available now; return the last committed epoch.
+        """Process all available input; return the last committed epoch.
 
-        An epoch is one consistent cut over all sources; sources with a limit take several.
+        An epoch is one consistent cut over all sources; sources with a limit need several epochs.
         """
         return self._running.advance()
 
     def answer(self) -> None:
-        """Do what other processes have asked for; an engine does so before each epoch."""
+        """Answer the requests of other processes; `advance` and the background run do so too."""
         self._running.answer()
 
     def start(self, interval: float | None = None) -> None:
@@ -247,7 +249,7 @@ class Engine:
         self._running.start(interval)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the background run, and raise what ended it; False after `timeout`."""
+        """Wait for the end of the background run, and raise its error; return False after `timeout`."""
         return self._running.await_termination(timeout)
 
     def stop(self) -> None:
@@ -261,7 +263,7 @@ class Engine:
         self.stop()
 
     def progress(self) -> Progress | None:
-        """What the last epoch of this engine did; None before the first."""
+        """Return the Progress of the last epoch of this engine; None before the first."""
         return self._epochs.progress
 
     def on_progress(self, callback: Callable[[Progress], Any]) -> None:
@@ -282,7 +284,7 @@ class Engine:
         return self._reading.sql(query)
 
     def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
-        """Read a table or view as of the last, or an earlier, still retained committed epoch."""
+        """Read a table or view as of the last committed epoch, or an earlier retained one."""
         return self._reading.snapshot(name, epoch)
 
     def explain(self, name_or_query: str, stage: str = "dag") -> str:
@@ -300,8 +302,8 @@ class Engine:
         Sources with position, watermark, late rows and dead letters; views with level and state;
         pipelines with the account of their records, and window and state of each lane.
 
-        `state_growth` is by how many rows an epoch the operators' state has grown over the retained
-        epochs, None where that isn't known yet. The result's own rows are not counted in it.
+        `state_growth` is the growth of the operators' state in rows an epoch, averaged over the
+        retained epochs; None if not known yet. It doesn't include the rows of the result.
         """
         return {**self._reading.status(), "pipelines": self._streams.pipelines_status()}
 
@@ -312,7 +314,7 @@ class Engine:
         """
         return self._reading.verify(view)
 
-    # -- by name: what handles and scripts also do -----------------------------------------
+    # -- methods of handles and scripts, by name -----------------------------------------
 
     def changes(self, view: str, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of a view; see `View.changes`."""

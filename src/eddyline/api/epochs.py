@@ -1,4 +1,4 @@
-"""Runs epochs on a workspace: those that take in new input, and those that fill views."""
+"""Runs epochs on a workspace: for new input, and to compute new or resumed views."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Epochs:
     """Runs epochs, one at a time. Callers hold the lock of the workspace.
 
     Attributes:
-        progress: what the last epoch did; None before the first.
+        progress: the Progress of the last epoch; None before the first.
         callbacks: functions that get the Progress of each epoch after its commit.
     """
 
@@ -48,10 +48,10 @@ class Epochs:
         )
 
     def run_next(self, ingest_s: float) -> bool:
-        """Run one epoch over what the redo logs hold; False if there is nothing new.
+        """Run one epoch over the unprocessed entries of the redo logs; False if there are none.
 
         Args:
-            ingest_s: seconds that taking in the input took, for the Progress.
+            ingest_s: seconds that logging the input took, for the Progress.
         """
         workspace = self._workspace
         base, catalog = workspace.manifest, workspace.catalog
@@ -82,14 +82,14 @@ class Epochs:
     def fill(
         self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[ViewId] = ()
     ) -> dict[str, float]:
-        """Give views all that their inputs hold, in an epoch of their own.
+        """Compute views from all rows of their inputs, in a separate epoch.
 
         Args:
-            catalog: with these views in it.
-            rebuilt: ids of views that have rows already; the new rows replace them.
+            catalog: the catalog with these views.
+            rebuilt: ids of resumed views; the new rows replace their old ones.
 
         Returns:
-            the seconds of each stage.
+            The seconds of each stage.
         """
         workspace = self._workspace
         base = workspace.manifest
@@ -162,17 +162,17 @@ class Epochs:
             )
         except BaseException as error:
             _LOG.error("epoch %d failed: %s", epoch, _named(error))
-            # the commit may be in place though the call failed after it
+            # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise
         finally:
-            # an epoch that rebuilt views has ended their pauses, whatever becomes of the catalog
+            # an epoch that rebuilt views has ended their pauses, even if writing the catalog fails
             workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
         return seconds
 
 
 def _named(error: BaseException) -> str:
-    """The condition of an error and where it was: its message may hold rows of the user's."""
+    """Return condition and place of an error for the log; its message may contain user data."""
     if not isinstance(error, EddylineError):
         return type(error).__name__
     where = [f"{key} {error.context[key]}" for key in _WHERE if key in error.context]

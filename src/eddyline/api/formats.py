@@ -1,4 +1,4 @@
-"""The formats of streams that don't go to Spark's own sources."""
+"""The registry of stream formats that Spark's own sources don't read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMATS: dict[str, SourceFormat] = {
     "parquet": FileFormat("parquet", PARQUET),
     "queue": QueueFormat(),
 }
-"""By the name after USING, in small letters; Spark's sources read every other format.
+"""Formats by the name after USING, in lower case; Spark's sources read every other format.
 
-An entry that is added before an engine opens a storage is a new kind of stream.
+To add a format, add an entry before opening a storage.
 """

@@ -1,4 +1,4 @@
-"""What users hold of an engine's tables, streams and views."""
+"""The objects that users hold for tables, streams and views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eddyline.source.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table fed by DML. What a call wrote is durable when the call returns.
+    """A table, written by DML. Rows are durable when the call returns.
 
     Get one from `Engine.table`.
     """
@@ -54,7 +54,7 @@ class Table:
         self.insert(rows)
 
     def snapshot(self, epoch: int | None = None) -> DataFrame:
-        """Read the rows as of the last (or an earlier, still retained) committed epoch."""
+        """Read the rows as of the last committed epoch, or an earlier retained one."""
         return self._reading.snapshot(self.name, epoch)
 
     @property
@@ -78,7 +78,7 @@ class Stream:
         return self._reading.entry(self.name, STREAM).columns
 
     def dead_letters(self) -> DataFrame:
-        """Read the records that could not be taken in, as of now.
+        """Read the records that the stream couldn't accept, as of now.
 
         Views read them as the stream `<name>__dead`.
         """
@@ -111,7 +111,7 @@ class View:
         return self._reading.entry(self.name, VIEW).query
 
     def snapshot(self, epoch: int | None = None) -> DataFrame:
-        """Read the result as of the last (or an earlier, still retained) committed epoch.
+        """Read the result as of the last committed epoch, or an earlier retained one.
 
         The rows come in the order of the view's ORDER BY.
         """
@@ -121,8 +121,8 @@ class View:
         """Read the changes of the epochs after `after`, or of all.
 
         Args:
-            after: an epoch; None for all retained ones: replayed from empty they give the snapshot.
-            form: `retract`: the columns, `op` (append or delete) and `epoch`, a row as often as its
+            after: an epoch; None for all changes: replayed from an empty table they give the snapshot.
+            form: `retract`: the columns, `op` (append or delete) and `epoch`, rows repeated by
                 multiplicity; `update`: structs `before` and `after` (null for a new or removed
                 row) and `epoch`, paired by the grouping key of the view if it has one.
         """

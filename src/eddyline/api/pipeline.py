@@ -1,4 +1,4 @@
-"""What users hold of a pipeline: bolts in a row between a data queue and a stream."""
+"""The object that users hold for a pipeline: bolts between a data queue and a stream."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Pipeline:
                 rows, or `Emitted`. If it raises, it is called again with halves of the rows until
                 the bad ones are found: its side effects must tolerate that, or use `once`.
             by_key: the function gets the list of all rows of a batch whose records have one key,
-                and what it returns stands for all of them. Only with `order="key"`.
+                and its output is made from all of them. Only with `order="key"`.
             once: when a vectorised function raises, all its rows have failed; it isn't called with
                 them again in this attempt.
             order: `key`: records of one key are processed in order, and wait while one of them is
@@ -162,7 +162,7 @@ class Pipeline:
             )
         draft = None
         if target is not None and schema is not None:
-            fed = {PIPELINE: self.name}  # so that nothing else feeds it
+            fed = {PIPELINE: self.name}  # so that nothing else writes it
             draft = stream(
                 target,
                 columns_of(schema),

@@ -1,4 +1,4 @@
-"""Reads what is committed: ad hoc SQL, snapshots, changes, plans, status and the self-proof."""
+"""Reads committed data: ad hoc SQL, snapshots, changes, plans, status and verification."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from eddyline.state.manifest import read_manifest
 
 
 class Reading:
-    """Answers questions about a workspace. Nothing here changes it."""
+    """Reads a workspace, and never changes it."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
     def entry(self, name: str, kind: str) -> Entry:
-        """The definition of a name; CatalogError if there is none of this kind."""
+        """Return the definition of a name; CatalogError if none of this kind exists."""
         return self._workspace.catalog.get(name, kind)
 
     def sql(self, query: str) -> DataFrame:
@@ -60,7 +60,7 @@ class Reading:
         return explain_text(compiled.compiled, stage)
 
     def snapshot(self, name: str, epoch: int | None) -> DataFrame:
-        """The rows of a table or view as of the last, or an earlier committed epoch."""
+        """Return a table or view as of the last or an earlier committed epoch."""
         workspace = self._workspace
         manifest = workspace.current()
         if epoch is not None and epoch != manifest.epoch:
@@ -68,14 +68,14 @@ class Reading:
         return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)
 
     def changes(self, view: str, after: int | None, form: str) -> DataFrame:
-        """The changes of a view; see `View.changes`."""
+        """Return the changes of a view; see `View.changes`."""
         workspace = self._workspace
         manifest = workspace.current()
         entry = workspace.catalog.get(view, VIEW)
         return workspace.results.changes(entry, manifest, workspace.spark, after, form)
 
     def status(self) -> dict[str, Any]:
-        """Sources and views in numbers; see `Engine.status`."""
+        """Return the numbers of sources and views; see `Engine.status`."""
         workspace = self._workspace
         manifest = workspace.current()
         return storage_status(workspace.files, workspace.catalog, manifest)

@@ -1,4 +1,4 @@
-"""Runs an engine: takes in what is available, epoch after epoch, and answers other processes."""
+"""Runs an engine: epoch after epoch while there is input, and answers other processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Running:
         }
 
     def advance(self) -> int:
-        """Process all that is available now; see `Engine.advance`."""
+        """Process all available input; see `Engine.advance`."""
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
@@ -61,7 +61,7 @@ class Running:
             return workspace.manifest.epoch
 
     def answer(self) -> None:
-        """Do what other processes have asked for; see `Engine.answer`."""
+        """Answer the requests of other processes; see `Engine.answer`."""
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
@@ -105,7 +105,7 @@ class Running:
             workspace.release()
 
     def _step(self, ingest_s: float) -> bool:
-        """Answer what other processes ask, and run one epoch; False if there is nothing new."""
+        """Answer requests of other processes, and run one epoch; False if there is no new input."""
         self.answer()
         return self._epochs.run_next(ingest_s)
 
@@ -119,7 +119,7 @@ class Running:
                         workspace.sources.follow(interval_s)
                         looked = time.monotonic()
                     more = self._step(0.0)
-                # where epochs follow each other, other threads get the lock between them
+                # between consecutive epochs, other threads can get the lock
                 workspace.stopping.wait(YIELD_S if more else interval_s)
         except BaseException as error:  # noqa: BLE001  # await_termination raises it
             _LOG.error("the background run has ended: %s", type(error).__name__)

@@ -1,6 +1,6 @@
 """Run SQL scripts: each statement is one call on an engine.
 
-A script is parsed whole before any of it runs: a mistake in the last line leaves nothing half done.
+The whole script is parsed before any of it runs: a mistake in the last line leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class ScriptEngine(Protocol):
-    """What statements call. `Engine` documents the methods."""
+    """The methods that statements call. `Engine` documents them."""
 
     @property
     def spark(self) -> SparkSession: ...
@@ -92,7 +92,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
 
     Raises:
         ScriptError: the text is no script; nothing has run.
-        EddylineError: a statement failed; those before it stay done. A note names its line.
+        EddylineError: a statement failed; those before it keep their effect. A note names its line.
     """
     last: DataFrame | None = None
     for statement in parse_script(text):

@@ -21,14 +21,14 @@ from eddyline.source.dead_letters import no_replay
 
 
 class Streams:
-    """The streams of a workspace that are connected to something."""
+    """Connects the streams of a workspace to their sources."""
 
     def __init__(self, workspace: Workspace, writing: Writing) -> None:
         self._workspace = workspace
         self._writing = writing
 
     def connect_stored(self) -> None:
-        """Attach the streams that format and options open again; the user attaches the others."""
+        """Connect the streams whose format and options are stored; the user connects the others."""
         workspace = self._workspace
         for entry in workspace.catalog.entries:
             if entry.reopens and workspace.writes:
@@ -89,10 +89,10 @@ class Streams:
         *,
         own_queue: bool = False,
     ) -> None:
-        """Define the streams of a pipeline, and let it run.
+        """Define the streams of a pipeline, and start it.
 
         Args:
-            into: the stream that it feeds; None if it feeds none.
+            into: the stream that it writes; None if it writes none.
             own_queue: close the queue when the pipeline stops.
 
         Raises:
@@ -145,7 +145,7 @@ class Streams:
             return int(letters.num_rows)
 
     def pipelines_status(self) -> list[dict[str, Any]]:
-        """The status of each pipeline: as it runs, or as it was stored after its last batch."""
+        """Return the status of each pipeline, live or as stored after its last batch."""
         workspace = self._workspace
         live = {pipeline.name: pipeline.status() for pipeline in self._pipelines()}
         stored = [
@@ -156,12 +156,12 @@ class Streams:
         return [live.get(status["name"], status) for status in stored]
 
     def _pipelines(self) -> list[PipelineStream]:
-        """Those that are connected."""
+        """Return the connected pipelines."""
         connected = self._workspace.sources.all
         return [source for source in connected if isinstance(source, PipelineStream)]
 
     def _letters(self, stream: Entry) -> Entry | None:
-        """Return the stream of a stream's dead letters; a pipeline's is defined if it is missing."""
+        """Return the stream of a stream's dead letters; a pipeline's is created if it is missing."""
         workspace = self._workspace
         letters = workspace.catalog.letters_of(stream)
         if letters is None and workspace.sources.letters_role(stream) == PIPELINE:

@@ -38,17 +38,17 @@ UNFLUSHED = {
 class Workspace:
     """One storage, opened by one engine.
 
-    Whoever holds the lock of the storage may write. All others read: they see the epochs that the
-    writer commits.
+    Only the engine that holds the lock of the storage may write. Others can read the epochs that it
+    commits.
 
     Args:
         storage: the folder; created if missing.
-        spark: the user's session; None takes the running one, or makes a local one.
+        spark: the user's session; None uses the active one, or starts a local one.
         options: settings.
 
     Attributes:
         lock: held while definitions or epochs change.
-        catalog: what is defined.
+        catalog: the definitions.
         manifest: the last committed epoch.
         stopping: set when the background run is to end.
     """
@@ -104,10 +104,10 @@ class Workspace:
             )
 
     def current(self) -> Manifest:
-        """The last committed epoch. A reader beside a running engine looks it up each time."""
+        """Return the last committed epoch; while another engine writes, read it again each time."""
         if not self.writes:
             with self.lock:
-                while True:  # until catalog and manifest are of one moment
+                while True:  # until catalog and manifest belong together
                     known = self.store.read()
                     self.manifest = last_committed(self.files)
                     self._read_catalog()
@@ -116,11 +116,11 @@ class Workspace:
         return self.manifest
 
     def session(self) -> SparkSession:
-        """A session beside the user's, in the time zone of the storage."""
+        """Return a clone of the user's session, in the time zone of the storage."""
         return cloned(self.spark, **{ZONE: self.zone})
 
     def plain_sql(self, query: str) -> str:
-        """The query in plain Spark SQL: WINDOWING is written as Spark's own functions."""
+        """Return the query in plain Spark SQL: WINDOWING is expanded to Spark's functions."""
         if "windowing" not in query.lower():
             return query
         times = {
@@ -132,7 +132,7 @@ class Workspace:
         return expand_windowing(query, times)
 
     def plan(self, entry: Entry) -> CompiledPlan:
-        """The compiled plan of a view, or of the upkeep of a table; kept until it is dropped."""
+        """Return the compiled plan of a view or table; it is cached until that is dropped."""
         compiled = self._plans.get(entry.id)
         if compiled is None:
             if entry.kind == VIEW:
@@ -149,11 +149,11 @@ class Workspace:
         return compiled
 
     def keep_plan(self, entry: Entry, compiled: CompiledPlan) -> None:
-        """Keep a plan that was compiled before its entry was in the catalog."""
+        """Cache a plan that was compiled before its entry was in the catalog."""
         self._plans[entry.id] = compiled
 
     def define(self, entry: Entry) -> Entry:
-        """Add a table or stream to the catalog; the present entry if it is the same.
+        """Add a table or stream to the catalog; return the existing entry if it is the same.
 
         Raises:
             CatalogError: the name has another definition.
@@ -185,11 +185,11 @@ class Workspace:
         try:
             self.store.write(catalog, self.inbox.number if final else None)
         except BaseException:
-            if not self.store.certain:  # the write may be in place though the call failed after it
+            if not self.store.certain:  # the write may have succeeded although the call failed
                 try:
                     self._read_catalog()
                 except BaseException:
-                    # nobody knows what is defined: nothing can go on before the storage is reopened
+                    # the catalog is unknown: the storage must be reopened before anything continues
                     self.stopping.set()
                     self.release()
                     raise
@@ -197,7 +197,7 @@ class Workspace:
         self.catalog = catalog
 
     def flush(self) -> None:
-        """Make the committed epochs durable, where they are not flushed one by one."""
+        """Make the committed epochs durable, if they are not flushed one by one."""
         if self.files.unflushed and self._flushed < self.manifest.epoch:
             flush(self.files, self._flushed)
         self._flushed = self.manifest.epoch
@@ -210,7 +210,7 @@ class Workspace:
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped
 
     def release(self) -> None:
-        """Stop the sources, and let another engine have the storage."""
+        """Stop the sources, and release the lock of the storage."""
         self.sources.stop()
         self.store.close()
         self._storage_lock.release()

@@ -1,4 +1,4 @@
-"""Writes into tables: rows handed over, and INSERT, DELETE and UPDATE in SQL."""
+"""Writes to tables: rows from Python, and INSERT, DELETE and UPDATE in SQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eddyline.spark.schema import arrow_schema
 
 
 class Writing:
-    """Puts operations into the redo logs of tables. What a call wrote is durable when it returns."""
+    """Writes operations to the redo logs of tables, durably before each call returns."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -63,14 +63,14 @@ class Writing:
             self.write(entry.name, dml.update(entry, assignments, condition))
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
-        """The dead letters of a pipeline or stream, as of now, that meet a condition."""
+        """Return the current dead letters of a pipeline or stream that meet a condition."""
         workspace = self._workspace
         with workspace.lock:
             entry = workspace.catalog.get(name + DEAD, STREAM)
             return self._dml(f"{entry.name} {where or ''}").rows(entry, where)
 
     def _dml(self, text: str) -> Dml:
-        """DML over the relations that a text mentions."""
+        """Return a Dml over the relations that a text mentions."""
         workspace = self._workspace
         session, manifest = workspace.session(), workspace.manifest
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: arguments without the program's name; None takes those of the process.
+        argv: arguments without the program's name; None for those of the process.
 
     Returns:
         the exit code.

@@ -1,4 +1,4 @@
-"""Open what a command works on: a script, the catalog of a storage, an engine."""
+"""Open the script, the catalog or the engine that a command works on."""
 
 from __future__ import annotations
 

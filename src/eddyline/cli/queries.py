@@ -1,4 +1,4 @@
-"""Commands that ask a stored engine or explain a script: sql, explain, status, verify."""
+"""Commands that only read: sql, explain, status, verify."""
 
 from __future__ import annotations
 

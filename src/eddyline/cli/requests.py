@@ -1,4 +1,4 @@
-"""Report what became of a request to the running engine."""
+"""Report the result of a request to the running engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def report_unfinished(request: Request, what: str, wait: float, why: str = "") -
     Args:
         what: the request in words.
         wait: seconds that the command has waited for the answer.
-        why: the reason why it still waits, if that is known.
+        why: the reason why it still waits, if known.
 
     Returns:
         the exit code; None for a request that is done.

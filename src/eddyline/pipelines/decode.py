@@ -16,7 +16,7 @@ from eddyline.source.json import decode_documents
 class Decode:
     """Decode the payloads of records, as a vectorised bolt.
 
-    What a document lacks is null; other members are ignored. A record fails if its payload is no JSON
+    Missing members are null; members without a column are ignored. A record fails if its payload is no JSON
     object, or has a value that doesn't fit its column's type.
 
     Attributes:

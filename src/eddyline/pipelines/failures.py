@@ -1,4 +1,4 @@
-"""What becomes of the records of a batch that aren't done: retries and dead letters."""
+"""Splits the records of a batch that aren't done into retries and dead letters."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class TupleBuilder:
         self._waiting: WaitingKeys | None = None  # None: not known
 
     def load_waiting(self, retries: Iterable[pa.Table]) -> None:
-        """Learn which records wait for their retry, if the order matters and it isn't known."""
+        """Load the records that wait for their retry, if order matters and they aren't known yet."""
         if self.ordered and self._waiting is None:
             self._waiting = WaitingKeys(retries)
 
@@ -74,7 +74,7 @@ class TupleBuilder:
 
         Args:
             records: of schema `RECORDS`.
-            replays: how many of them, the first ones, were read before.
+            replays: number of records at the start that were read before.
             now_ms: the time now, in milliseconds since 1970.
         """
         waiting = not_due(records.slice(0, replays), now_ms, joins=self.joins)

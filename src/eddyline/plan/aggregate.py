@@ -1,4 +1,4 @@
-"""Lowering of GROUP BY and DISTINCT to accumulators; what has none is left to `plan/recompute.py`."""
+"""Lowering of GROUP BY and DISTINCT to accumulators; `plan/recompute.py` lowers other aggregates."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Aggregation:
 
     @property
     def rule(self) -> str:
-        """The incremental rule, for people."""
+        """The incremental rule, for `explain`."""
         parts = ["linear" if self.calls else "distinct"]
         if any(measure in (Measure.MIN, Measure.MAX) for measure in self.measures):
             parts.append("append-only extremes")
@@ -101,7 +101,7 @@ class _Aggregation:
 
     @property
     def state(self) -> str:
-        """What is kept, for people."""
+        """The state, for `explain`."""
         if not self.calls:
             return "row counts"
         return "accumulators by group" + ", values" * bool(self.largest)
@@ -112,7 +112,7 @@ class _Branch:
     """Rows that contribute to some of the calls.
 
     Attributes:
-        weight: SQL of how many rows of the group a row stands for.
+        weight: SQL of the number of the group's rows that a row represents.
     """
 
     frame: DataFrame
@@ -159,7 +159,7 @@ def _linear_call(
     arguments = items(function.children()) if distinct is None else distinct
     types = tuple(type_of(argument).simpleString() for argument in arguments)
     kept = linear(Call(kind(function), types, distinct is not None, append_only))
-    # another number of buffers: a variant of the function that keeps something else
+    # another number of buffers: a variant of the function with other state
     if kept is None or len(items(function.aggBufferAttributes())) != len(kept.buffers):
         return None
     values = tuple(f"v{number}_{i}" for i in range(len(arguments)))
@@ -168,9 +168,9 @@ def _linear_call(
 
 
 def _normalisable(keys: list[Expression], calls: list[_LinearCall]) -> bool:
-    """Return whether equal keys come to one group.
+    """Return whether equal keys form one group.
 
-    Only Spark's own aggregate normalises -0.0 and NaN within a value, and some calls go without it.
+    Only Spark's own aggregate normalises -0.0 and NaN within a value, and some calls don't use it.
     """
     types = [type_of(key) for key in keys]
     nested = any(contains_type(t, _FLOATS) and t.simpleString() not in _FLOATS for t in types)
@@ -307,7 +307,7 @@ def _united(branches: list[_Branch], names: Sequence[str], calls: list[_LinearCa
 def _accumulator_columns(
     present: Sequence[str], calls: list[_LinearCall], types: Mapping[str, str]
 ) -> list[str]:
-    """Return SQL of the accumulators `m0..` and of the values of extremes `x0..`."""
+    """Return SQL for the accumulators `m0..` and of the values of extremes `x0..`."""
     measured: list[str] = []
     extremes: list[str] = []
     for call in calls:
@@ -346,8 +346,8 @@ def _preaggregated(
 ) -> DataFrame:
     """Return contributions in their buckets, summed before the shuffle where that loses nothing.
 
-    The shuffle is that of Spark's own aggregate, by the grouping columns: the same group always
-    comes to the same task, and the task's number is the bucket.
+    The shuffle is that of Spark's own aggregate, by the grouping columns: a group always goes to the
+    same task, whose number is the bucket.
     """
     columns = [*keys, *numbered("m", len(measures)), *numbered("x", values)]
     maps = any(contains_type(frame.schema[name].dataType, ("map",)) for name in keys)
@@ -418,7 +418,7 @@ def _buffers(calls: list[_LinearCall]) -> list[tuple[str, Expression]]:
 
 
 def _expiry(slots: Sequence[str], bounds: Mapping[int, Bound]) -> list[Expiry]:
-    """Return whose groups leave when a watermark has passed their keys `k0..`."""
+    """Return the expiry of groups whose keys `k0..` a watermark has passed."""
     return [Expiry(slot, f"k{place}", bound) for slot in slots for place, bound in bounds.items()]
 
 

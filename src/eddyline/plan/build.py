@@ -1,4 +1,4 @@
-"""What all lowerings share: the delta of a lowered node, and the compilation of one view."""
+"""Shared by all lowerings: the delta of a lowered node, and the compilation of one view."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Relation:
 
     Attributes:
         append_only: no row is ever retracted.
-        endless: it only ever grows: a stream, or a view that keeps its rows.
-        bounds: of its columns, by their places.
-        time: of a stream with a watermark the place of its event time.
-        late: these are the rows that came after the watermark had passed them.
+        endless: it grows without end: a stream, or a view that keeps its rows.
+        bounds: bounds of its columns, by position.
+        time: position of the event-time column of a stream with a watermark; else None.
+        late: these are the late rows of a stream.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Delta:
     """A lowered plan: the columns of the logical node and the weight.
 
     Attributes:
-        plan: a resolved logical plan whose output holds the node's attributes and the weight.
+        plan: a resolved logical plan whose output has the node's attributes and the weight.
         weight: the weight's attribute.
-        node: what `explain` shows.
+        node: the node that `explain` shows.
         append_only: no row is ever retracted.
         in_place: a row is retracted in the same bucket in which it was appended.
-        single: all rows come out of one task.
-        keys: canonical_texts of the keys in whose buckets the rows lie; None if that isn't known.
+        single: one task emits all rows.
+        keys: canonical texts of the keys by which the rows are distributed; None if not known.
         endless: its rows grow without end.
         bounds: the least event times that changes can still have, by attribute.
     """
@@ -75,7 +75,7 @@ class Delta:
     bounds: Bounds = field(default_factory=dict)
 
     def through(self, plan: Plan, name: str, detail: str, bounds: Bounds | None = None) -> Delta:
-        """Return the delta after a stateless operator; pass the bounds if the columns are others."""
+        """Return the delta after a stateless operator; pass the bounds if the columns change."""
         shown = Node(name, "stateless", detail, children=(self.node,))
         bounds = self.bounds if bounds is None else bounds
         return replace(self, plan=plan, node=shown, keys=None, bounds=bounds)
@@ -87,7 +87,7 @@ class GrowingState:
 
     Attributes:
         what: which rows it keeps.
-        way_out: how to write the query so that rows leave.
+        way_out: how to write the query so that rows are dropped.
     """
 
     what: str
@@ -99,7 +99,7 @@ class Build:
     """The compilation of one view.
 
     Attributes:
-        relations: for the id of each leaf's RDD the relation that it stands for.
+        relations: for the RDD id of each leaf the relation that it represents.
         scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
         buckets: hash partitions of each stateful operator.
         hash_bits: how many bits of the key hash are used.
@@ -184,13 +184,13 @@ class Build:
         buckets = 1 if single else self.buckets
         part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
-        # Spark numbers the tasks of a union anew: only the plan itself knows the bucket
+        # a union numbers its tasks differently, so the task's number isn't the bucket
         rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
         schema = StructType(list(out)).add("w", LongType())
         return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
 
     def grows(self, what: str, way_out: str) -> None:
-        """Note that an operator's state grows as long as a stream goes on."""
+        """Record that an operator's state grows as long as a stream goes on."""
         self.growing.append(GrowingState(what, way_out))
 
     @property
@@ -210,7 +210,7 @@ class Build:
         time: int | None = None,
         late: bool = False,
     ) -> DataFrame:
-        """Add a leaf; return the frame of the changes that each epoch brings to it."""
+        """Add a leaf; return a frame of the changes that it reads in each epoch."""
         leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
         numbers = self.catalyst.session.range(0, self.scan_tasks, 1, self.scan_tasks)
@@ -224,7 +224,7 @@ class Build:
         return frame
 
     def need(self, plan: Plan) -> None:
-        """Note which columns of the leaves a plan uses."""
+        """Record which columns of the leaves a plan uses."""
         self._need_all(items(plan.output()))
         for node in self.catalyst.nodes(plan):
             children = items(node.children())
@@ -238,7 +238,7 @@ class Build:
         self.needed.update(map(id_of, attributes))
 
     def check_type(self, expression: Expression) -> None:
-        """Refuse a column whose type can't travel between Spark and the operators."""
+        """Refuse a column whose type can't be exchanged between Spark and the operators."""
         data_type = type_of(expression)
         for refused, refusal in TYPES.items():
             if contains_type(data_type, (refused,)):

@@ -1,7 +1,7 @@
-"""The bridge to Spark's logical plans: the only module that reaches into the JVM through py4j.
+"""The bridge to Spark's plans in the JVM; no other module works on them through py4j.
 
 This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses other versions.
-`plan/logical.py` says which methods of plans and expressions the other modules use.
+`plan/logical.py` declares which methods of plans and expressions the other modules use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Catalyst:
         return self.plan(self.session.sql(query))
 
     def optimized(self, plan: Plan) -> Plan:
-        """Return what Spark's optimiser makes of a resolved plan."""
+        """Run Spark's optimiser on a resolved plan."""
         optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()
         return optimized
 
@@ -84,12 +84,12 @@ class Catalyst:
         return self.find(root, lambda name: name == "ScalarSubquery")
 
     def holds_subquery(self, plan: Plan) -> bool:
-        """Return whether an expression anywhere in a plan holds a plan of its own."""
+        """Return whether an expression anywhere in a plan contains a subquery."""
         patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         return bool(plan.containsPattern(patterns.PLAN_EXPRESSION()))
 
     def rdd_id(self, leaf: Plan) -> int:
-        """Return the id of the RDD that a LogicalRDD leaf stands for."""
+        """Return the id of the RDD behind a LogicalRDD leaf."""
         return int(leaf.rdd().id())
 
     def equi_join_keys(
@@ -106,10 +106,11 @@ class Catalyst:
         return items(parts._2()), items(parts._3()), rest.get() if rest.isDefined() else None
 
     def moment(self, expression: Expression) -> str:
-        """Return the text that Spark makes a date or timestamp of when it compiles the query.
+        """Return the text of a constant date or timestamp, such as `TIMESTAMP 'now'`; empty for others.
 
-        Empty for every other expression. Of `TIMESTAMP 'now'` the parser keeps the value and the
-        place in the query; a cast of a constant text is one until the optimiser evaluates it.
+        Spark replaces it by a value when it compiles the query. For a literal only the value and
+        its position in the query are left; a cast of a constant text remains until the optimiser
+        evaluates it.
         """
         name = kind(expression)
         if name not in ("Literal", "Cast", *_PARSED):
@@ -146,7 +147,7 @@ class Catalyst:
         return bool(named.metadata().contains(_WINDOW))
 
     def window_marks(self, named: Expression) -> dict[str, bool]:
-        """Return the metadata by which `window_time` and GROUP BY know a column of windows."""
+        """Return the metadata by which `window_time` and GROUP BY recognise a column of windows."""
         return {mark: True for mark in (_WINDOW, _SESSION) if named.metadata().contains(mark)}
 
     def window_length(self, struct: Expression) -> int:
@@ -168,9 +169,9 @@ class Catalyst:
         return self.rewrite(expression, lambda e: given if e == argument else None), given
 
     def least_from(self, function: Expression, argument: Expression, value: int) -> int:
-        """Return the least value that a rising function has for an argument from `value` on.
+        """Return the least value of a rising function for arguments of at least `value`.
 
-        A function of local time falls back by an hour when summer time ends, and no more than that.
+        A function of local time can decrease only when clocks are set back.
         """
         found = function.eval(self._row(argument, value))
         if argument.dataType().simpleString() == "timestamp":
@@ -184,7 +185,7 @@ class Catalyst:
 
     @cached_property
     def _zone_rules(self) -> Any:
-        """The changes of the clock in the session's time zone."""
+        """Return the rules of the session's time zone, which know its clock changes."""
         zone = self.session.conf.get("spark.sql.session.timeZone")
         return self._jvm.java.time.ZoneId.of(zone).getRules()
 
@@ -282,7 +283,7 @@ class Catalyst:
     def map_expressions(
         self, node: Plan, change: Callable[[Expression], Expression | None]
     ) -> Plan | None:
-        """Return the node with its expressions rewritten; None for a node not known here."""
+        """Return the node with its expressions rewritten; None for an unknown node."""
         name = kind(node)
         if name == "Project":
             return self.project(
@@ -346,7 +347,7 @@ class Catalyst:
     def rewrite(
         self, root: Expression, change: Callable[[Expression], Expression | None]
     ) -> Expression:
-        """Replace the topmost expressions for which `change` gives something."""
+        """Replace the topmost expressions for which `change` doesn't return None."""
         replaced = change(root)
         if replaced is not None:
             return replaced
@@ -400,13 +401,13 @@ class Catalyst:
     def run(self, physical: Plan) -> None:
         """Execute a fresh copy of a physical plan for its side effects.
 
-        A copy, because a plan keeps its shuffles: run again, it would reuse the map outputs of the
-        last time. Copying is much faster than planning again.
+        A plan keeps its shuffles, so a second run would reuse the map outputs of the first. Copying is
+        much faster than planning again.
         """
         self._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._jsession)
         physical.clone().execute().count()
 
-    # -- small things ----------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------
 
     def seq(self, values: Sequence[Any]) -> Seq[Any]:
         """Return a Scala Seq."""

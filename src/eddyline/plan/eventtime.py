@@ -1,9 +1,9 @@
 """Event time: the least value that a column can still have, once a watermark has passed.
 
 A stream's watermark W is the largest event time seen in earlier epochs less the declared delay; rows
-below it are late and left out. So in every change from now on the event-time column is null or >= W,
-an expression that rises with it is >= its value at W, a window of it ends after W. A group whose key
-is below such a bound never changes again: its state may go. (Akidau et al., "The Dataflow Model",
+below it are late and ignored. So in every later change the event-time column is null or >= W, an
+expression that rises with it is >= its value at W, a window of it ends after W. A group whose key is
+below such a bound never changes again, so its state can be dropped. (Akidau et al., "The Dataflow Model",
 PVLDB 8(12), 2015, call the bound the low watermark.)
 """
 
@@ -58,7 +58,7 @@ class Bound:
 
     Attributes:
         field: the field of a struct that the bound applies to; empty for the value itself.
-        length: of a window in microseconds; None where windows differ in length.
+        length: length of a window in microseconds; None if windows differ in length.
     """
 
     terms: tuple[Term, ...]
@@ -90,7 +90,7 @@ class Expiry:
     """Rows of an arrangement whose `column` is below a bound are never looked up again.
 
     Attributes:
-        sessions: the rows of a session, a chain of overlapping structs, leave together.
+        sessions: the rows of a session, a chain of overlapping structs, expire together.
     """
 
     slot: str
@@ -135,7 +135,7 @@ def bound_of(catalyst: Catalyst, expression: Expression, bounds: Bounds) -> Boun
 
 
 def _argument(name: str, expression: Expression) -> Expression | None:
-    """Return the one argument with which a rising expression rises; None for any other expression."""
+    """Return the argument with which an expression rises; None if it doesn't rise with one."""
     children = items(expression.children())
     varying = [child for child in children if not child.foldable()]
     if name == "Subtract" and _is_remainder(children[1], children[0]):
@@ -246,7 +246,7 @@ def _field(bound: Bound | None, expression: Expression) -> Bound | None:
 def _window(
     catalyst: Catalyst, struct: Expression, shown: Expression, bounds: Bounds
 ) -> Bound | None:
-    """Return the bound of the struct that Spark's `window` or `session_window` makes."""
+    """Return the bound of the struct that Spark's `window` or `session_window` returns."""
     tumbling, session = catalyst.is_window(shown), catalyst.is_session(shown.toAttribute())
     if not (tumbling or session):
         return None

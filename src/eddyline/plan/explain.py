@@ -1,4 +1,4 @@
-"""A compiled view as text, the same for the command line, the console and tests."""
+"""A compiled view as text, for `explain`."""
 
 from __future__ import annotations
 

@@ -127,8 +127,7 @@ class _TimeOfPairs:
     """What a join's condition implies about event time.
 
     Attributes:
-        expiry: which rows can pair with no later row and may leave; a retraction must still find its
-            row.
+        expiry: the rows that can't pair with any later row, nor be retracted, and may be dropped.
         bounds: of the output's columns.
     """
 
@@ -237,7 +236,7 @@ def _warn_of_growth(
 def _flagged(
     build: Build, node: JoinNode, left: _Side, right: _Side, detail: str, *, null_safe: bool = False
 ) -> tuple[Delta, Expression]:
-    """Return the left rows and an attribute that says whether the right side has their key."""
+    """Return the left rows, and an attribute that tells whether the right side has their key."""
     right = _Side(right.delta, [], right.keys)
     time = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
     _warn_of_growth(build, node, left, right, time.expiry)
@@ -312,7 +311,7 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
 def _flagged_by_row(
     build: Build, node: JoinNode, side: _Side, pairs: Delta
 ) -> tuple[Delta, Expression]:
-    """Return the rows of a side and an attribute that says whether they are in a pair."""
+    """Return the rows of a side and an attribute that tells whether they are in a pair."""
     whole = _Side(side.delta, side.columns, side.columns)
     matches = _Side(pairs, [], side.columns)
     return _flagged(build, node, whole, matches, "rows with a pair", null_safe=True)

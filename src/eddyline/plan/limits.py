@@ -57,7 +57,7 @@ class Chain:
 
     @property
     def limited(self) -> bool:
-        """Whether rows are left out."""
+        """Whether there is a limit or an offset."""
         return self.limit < NO_LIMIT or self.offset > 0
 
     def order(self) -> tuple[Order, ...]:
@@ -110,7 +110,7 @@ def _has_subquery(catalyst: Catalyst, node: Plan) -> bool:
 def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
     """Move projections with scalar subqueries from below limits to above them.
 
-    They don't decide which rows are left, and they would hide the sort below them.
+    They don't affect which rows remain, and they would hide the sort below them.
     """
     if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
         return node
@@ -210,7 +210,7 @@ def _top_node(rule: str, detail: str, child: Node) -> Node:
 
 
 def _places(found: Chain) -> str:
-    """Return which rows a limit and an offset keep, for people."""
+    """Return a text, for `explain`, of the rows that a limit and an offset keep."""
     rows = f"{found.limit} rows" if found.limit < NO_LIMIT else "all rows"
     return f"{rows} from place {found.offset}" if found.offset else rows
 
@@ -232,7 +232,7 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     sort_keys = [order.child() for order in orders]
     if not (build.native and _is_sortable(sort_keys, partition)):
-        return child  # the rows that it would leave out are left out by the filter as well
+        return child  # the filter drops the same rows
     columns = items(node.child().output())
     keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
     names = numbered("c", len(columns))

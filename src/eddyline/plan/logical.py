@@ -1,6 +1,6 @@
 """The parts of Spark's logical plans and expressions that the compiler uses, as types.
 
-The objects live in the JVM; `plan/catalyst.py` makes them and hands them out. One protocol covers
+The objects are in the JVM; `plan/catalyst.py` creates and returns them. One protocol covers
 all classes of expressions, another all classes of plan nodes: look at `kind` before you call a
 method that only some classes have.
 """
@@ -55,7 +55,7 @@ class ExprId(Protocol):
 
 
 class Metadata(Protocol):
-    """What Spark notes beside a column."""
+    """The metadata of a column."""
 
     def contains(self, key: str, /) -> bool: ...
 
@@ -68,7 +68,7 @@ class SparkType(Protocol):
 
 
 class Origin(Protocol):
-    """Where in the query's text an expression stands."""
+    """The position of an expression in the query's text."""
 
     def sqlText(self) -> Option[str]: ...
     def startIndex(self) -> Option[int]: ...
@@ -198,7 +198,7 @@ def kind(node: JavaObject) -> str:
 
 
 def id_of(named: Expression) -> int:
-    """Return the id by which Spark knows an attribute, alias or subquery."""
+    """Return Spark's id of an attribute, alias or subquery."""
     return named.exprId().id()
 
 

@@ -54,11 +54,11 @@ class Compiled:
         append_only: no row is ever retracted.
         build: leaves, stateful parts, constants and warnings.
         order_types: types of the sort keys.
-        key: places of the columns that identify a row; None if that isn't known.
+        key: positions of the columns that identify a row; None if not known.
         logical: Spark's optimised plan, as text.
         endless: its rows grow without end.
         bounds: the least event times that changes can still have, by places of columns.
-        final: with EMIT FINAL the column whose value makes a row final, and below which bound.
+        final: with EMIT FINAL, the position of the column that makes a row final, and its bound.
     """
 
     frame: DataFrame
@@ -79,7 +79,7 @@ def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
     """Compile a query; QueryError if it is wrong or can't be kept live.
 
     Args:
-        final: give each row once, when a watermark has passed it.
+        final: emit each row once, when a watermark has passed it.
     """
     catalyst = build.catalyst
     analyzed = catalyst.analyzed(query)
@@ -285,7 +285,7 @@ def _filter(build: Build, node: Plan) -> Delta:
 def _python_function(build: Build, node: Plan) -> Delta:
     child = lower(build, node.child())
     catalyst = build.catalyst
-    if child.append_only:  # nothing is ever taken back
+    if child.append_only:  # nothing is ever retracted
         return child.through(
             catalyst.with_child(node, child.plan), "Python function", node_text(node)
         )

@@ -18,7 +18,7 @@ class Node:
         detail: its expressions, shortened.
         keys: the keys of its state.
         state: which rows it keeps; empty for a stateless operator.
-        shuffle: its input is shuffled by its keys, and a new part begins.
+        shuffle: whether its input is shuffled by its keys, which begins a new part.
         children: its inputs.
     """
 
@@ -36,7 +36,7 @@ class Node:
 
     @property
     def stateful(self) -> bool:
-        """Whether the operator keeps state (class 2) or not (class 1)."""
+        """Whether the operator keeps state; `explain` calls it class 2, others class 1."""
         return bool(self.state)
 
     @property
@@ -52,8 +52,8 @@ class StatefulPart:
 
     Attributes:
         name: unique within the view; part of file names.
-        buckets: how many tasks keep its state.
-        expiry: which rows of its state a watermark makes useless.
+        buckets: number of tasks, each with one bucket of its state.
+        expiry: the rows of its state that a watermark allows to drop.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Leaf:
     Attributes:
         name: within the view, unique.
         relation: table, stream or view that it reads; empty for constant rows.
-        columns: places of the columns that are needed.
-        time: place of the event time of a stream with a watermark; None for others.
+        columns: positions of the columns that are needed.
+        time: position of the event-time column of a stream with a watermark; else None.
         late: whether it reads the late rows instead of those in time.
     """
 

@@ -1,7 +1,7 @@
 """Python functions in views: an output is retracted exactly as it was emitted.
 
-A function may change between two runs of a program, or fail where it once worked. So where rows can
-be retracted the outputs are kept (`operators/replace.py`), and the function is called for the new
+A function may change between two runs of a program, or fail where it once worked. So if rows can
+be retracted the outputs are stored (`operators/replace.py`), and the function is called for the new
 version of the touched rows only: for rows of the old version a wrapper returns null.
 """
 

@@ -1,7 +1,7 @@
 """The rule that is exact for every aggregate: Spark evaluates the groups that changed, twice.
 
-The rows of each group are kept. Spark evaluates the groups that an epoch touches over the rows before
-and over the rows after it; what the first gives is retracted, what the second gives is appended.
+The rows of each group are stored. Spark evaluates the groups that an epoch touches twice, over the
+rows before and after the epoch. The first result is retracted, the second is appended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Versions:
         plan: the columns under their own ids.
         version: the attribute that is -1 before and +1 after.
         real: false for the first row, from which a global aggregate starts; None if there is none.
-        expiry: which rows of the state a watermark makes useless.
+        expiry: the rows of the state that a watermark allows to drop.
     """
 
     plan: Plan
@@ -57,10 +57,10 @@ def versions(
     with_first_row: bool = False,
     sessions: Bounds = NO_BOUNDS,
 ) -> Versions:
-    """Keep the rows of a child by keys, and give those of the touched groups twice.
+    """Store the rows of a child by keys, and return those of the touched groups before and after.
 
     Args:
-        sessions: bounds of columns that are sessions.
+        sessions: the bounds of columns that are sessions.
     """
     names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
@@ -98,9 +98,9 @@ class _Recomputed:
 
     Attributes:
         keys: the grouping keys.
-        results: what it gives, DISTINCT aggregates as the user wrote them.
-        touched: the keys without sessions: as these grow, merge and split, all those of the other
-            keys are touched together.
+        results: the result expressions, with DISTINCT aggregates as the user wrote them.
+        touched: the keys without sessions. Sessions grow, merge and split, so all sessions of the
+            other keys are recomputed together.
         sessions: bounds of the keys that are sessions, by attribute.
     """
 
@@ -201,7 +201,7 @@ def _called_once(
     """Aggregate with Python functions that are called for the rows after the epoch only.
 
     Returns:
-        the plan of the results' change, and its weight.
+        The plan of the results' change, and its weight.
     """
     catalyst = build.catalyst
     skip = catalyst.negative(rows.version)

@@ -1,7 +1,7 @@
-"""What no live view can keep: for each case why, and the way out. One place for all refusals.
+"""All reasons to refuse a query as a live view, each with its way out.
 
-`refused_part` looks through a whole query before it is compiled; the other refusals are raised
-where the compiler comes to the case.
+`refused_part` checks a whole query before it is compiled; the compiler raises the other refusals
+when it meets the case.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SKETCH = Refusal(
     "use approx_percentile or percentile",
 )
 
-# By class name in Catalyst: expressions whose value changes with the moment or the machine.
+# By class name in Catalyst: expressions whose value depends on the time or the machine.
 EXPRESSIONS: dict[str, Refusal] = {
     "CurrentTimestamp": _CLOCK,
     "CurrentTimestampLike": _CLOCK,
@@ -95,7 +95,7 @@ NOT_DETERMINISTIC = Refusal(
 )
 _USER_FUNCTIONS = ("PythonUDF", "ScalaUDF", "PythonUDAF")
 
-# Texts that Spark reads as the time of the day when it makes a date or timestamp of them.
+# Texts that Spark converts to a date or timestamp relative to the current time.
 _MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
 
 _NO_WATERMARK_CALLS = "watermarks are not known here yet"
@@ -120,7 +120,7 @@ UNKNOWN_NODE = Refusal("operator {name} has no incremental rule", "write the que
 
 _A_TYPE = "a column of type {type} can't be kept"
 
-# Types that can't travel between Spark and the operators, as `contains_type` knows them.
+# Types that can't be exchanged between Spark and the operators, as named by `contains_type`.
 TYPES: dict[str, Refusal] = {
     name: Refusal(_A_TYPE, way_out, "UNSUPPORTED_TYPE")
     for name, way_out in {

@@ -1,6 +1,6 @@
-"""Expressions and plan nodes as text for people: SQL, without Spark's ids and internal wrappers.
+"""Expressions and plan nodes as readable SQL, without Spark's ids and internal wrappers.
 
-Everything that `explain`, warnings and errors show of a query is made here.
+`explain`, warnings and errors use it to show parts of a query.
 """
 
 from __future__ import annotations

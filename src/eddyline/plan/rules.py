@@ -1,8 +1,8 @@
-"""How each aggregate function is kept: `RULES`, one row a rule. Pure decisions, no JVM.
+"""The rule by which each aggregate function is maintained: `RULES`. Pure decisions, no JVM.
 
-The first row that accepts a call decides. A row without a way to keep the call says why Spark has
-to recompute the groups that changed, which is exact for every function; so does the last row, for
-functions that no other row names.
+The first rule that accepts a call decides. A rule without `keep` makes Spark recompute the groups
+that changed, which is exact for every function; its name tells why. The last rule accepts all
+functions that no other rule names.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Accumulators:
-    """How a linear aggregate is kept: contributions of a row, and the buffers that Spark finishes.
+    """The state of a linear aggregate: contributions of a row, and the buffers that Spark finishes.
 
     `{v}` stands for the argument's column, `{on}` for "this row counts", `{m}` for the accumulators
     in their order; contributions are summed over the delta with the weight `w` in them.
 
     Attributes:
-        largest: of a minimum or maximum over rows that can be retracted, which of the two: all
-            values are kept in order, and `{x}` stands for the wanted one. None for all others.
+        largest: for a maximum (True) or minimum (False) over rows that can be retracted: all values
+            are stored in order, and `{x}` stands for the first. None for all others.
     """
 
     measures: tuple[Measure, ...]
@@ -75,10 +75,10 @@ class Rule:
     """One row of `RULES`.
 
     Attributes:
-        name: what the rule does, for people.
+        name: what the rule does, for `explain`.
         functions: class names in Catalyst; empty for every function.
-        accepts: which calls of these functions the rule takes.
-        keep: gives the accumulators; None if Spark recomputes the groups that changed.
+        accepts: returns whether the rule applies to a call of these functions.
+        keep: returns the accumulators; None if Spark recomputes the groups that changed.
     """
 
     name: str

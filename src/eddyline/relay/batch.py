@@ -1,4 +1,4 @@
-"""Batches of a data queue: which records a reader gets at once, and their outcomes."""
+"""Batches of a data queue: the records that a reader gets at once, and their outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Batch:
 
 
 class RecordOutcome(IntEnum):
-    """What a reader has reported about a record."""
+    """The reported outcome of a record."""
 
     IN_FLIGHT = 0
     DONE = 1

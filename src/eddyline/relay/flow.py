@@ -184,7 +184,7 @@ class FlowControl:
             yield sending
 
     def ack(self, sending: Sending, now: float) -> None:
-        """Report that a lane has done a tuple."""
+        """Report that a lane has processed a tuple."""
         lane = self.lanes[sending.lane]
         sent = lane.in_flight.pop(sending.number, None)
         if sent is None:

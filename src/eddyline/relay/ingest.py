@@ -137,7 +137,7 @@ class Ingest:
             self._requests -= 1
 
     def _admit(self, request: Request) -> None:
-        """Check what can be checked before the body is read; raise _RefusedError if it is wrong."""
+        """Check token, type and size before the body is read; raise _RefusedError if one is wrong."""
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, self._expected):
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")

@@ -1,4 +1,4 @@
-"""The Kafka client: its names, its errors as ours, and retries of failures that pass."""
+"""The Kafka client: imports, translation of its errors, and retries of transient failures."""
 
 from __future__ import annotations
 

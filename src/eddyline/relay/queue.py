@@ -5,8 +5,8 @@ queue at toP first, then from eden. A failed record is appended, as a new row, t
 fromP. When the queue at toP is empty, the pointers are swapped, and no data is copied. So a record
 is either unread or done, never pending, and the durable state is three positions and a pointer.
 
-A reader works in batches. It *plans* a batch (which rows of which queues), processes it, and
-*settles* it (which records failed). A commit appends the failed records of the settled batches and
+A reader works in batches. It *plans* a batch (chooses rows of the queues), processes it, and
+*settles* it (reports which records failed). A commit appends the failed records of the settled batches and
 advances the positions, in one atomic step, up to the first batch that isn't settled. After a
 crash, everything that wasn't committed is unread and is planned again.
 

@@ -58,9 +58,9 @@ class Compiler:
 
     Args:
         spark: the user's session, with the user's functions.
-        session: in which epochs run.
-        buckets, zone: of the storage.
-        readers: of the segment kinds that only registered formats have.
+        session: the session in which epochs run.
+        buckets, zone: number of buckets and time zone of the storage.
+        readers: readers for the kinds of segments that only registered formats use.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Compiler:
         Raises:
             QueryError: the query is wrong, or no live view can keep it.
         """
-        # a new one has the functions that the user has registered by now
+        # a new clone has the functions that the user has registered so far
         session = epoch_session(self.spark, self.buckets, self.zone)
         catalyst = Catalyst(session)
         relations: dict[int, Relation] = {}
@@ -162,7 +162,7 @@ class Compiler:
         return CompiledPlan(plan, compiled, columns)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
-        """Store the constant rows of a view; return the segments of each leaf that reads some."""
+        """Store the constant rows of a view; return their segments by leaf."""
         found: dict[str, list[Segment]] = {}
         for leaf, frame in compiled.compiled.build.constants.items():
             self.files.make_folder("constants")

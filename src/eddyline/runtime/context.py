@@ -1,4 +1,4 @@
-"""Which epoch a Spark task works for, and the names under which tasks and the driver exchange files."""
+"""The epoch of a Spark task, and the names of the files that tasks and the driver exchange."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REPORT = ".report.json"
 
 @dataclass(frozen=True, slots=True)
 class EpochContext:
-    """The epoch that a task works for. It travels as a local property of the Spark job.
+    """The epoch that a task works for. It is passed as a local property of the Spark job.
 
     Attributes:
-        folder: where this attempt at the epoch writes, below the storage folder.
+        folder: folder in the storage for the files of this attempt at the epoch.
         base: the last committed epoch, whose state is read.
         limits: for a stateful operator (`part_name`) one value for each of its expiries: rows of
-            its state below that value may leave; None where no row may leave yet.
-        rebuilt: ids of views whose state is made anew: their stored state isn't read.
+            its state below that value may be dropped; None if no row may be dropped yet.
+        rebuilt: ids of views whose state is computed again: their stored state isn't read.
     """
 
     folder: str

@@ -1,4 +1,4 @@
-"""One epoch: give the leaves their input, run the plans, collect the reports, commit."""
+"""One epoch: assign input to the leaves, run the plans, collect the reports, commit."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ JOBS_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an epoch did.
+    """The work and duration of an epoch.
 
     Attributes:
         epoch: its number.
-        rows_in: rows read, by name of table or view; twice what is read twice, as in a self-join.
+        rows_in: rows read, by name of table or view; a self-join counts its input twice.
         rows_out: changes written, by name of table or view.
         seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
         state: for each stateful operator (name of view / operator) its rows and bytes on disk.
@@ -81,16 +81,16 @@ class EpochRunner:
         """Run one epoch and commit it.
 
         Args:
-            base: what is committed so far.
-            inputs: all plans that take part, of any level, and what they read.
-            positions: how far the sources are consumed after this epoch.
-            watermarks: those that hold in this epoch.
-            rebuilt: ids of views whose state is made anew: they start empty, their output in this
-                epoch is all their rows, and their changelog gets the difference to the rows
-                before.
+            base: the last committed epoch.
+            inputs: all plans to run, of any level, and their input.
+            positions: by source, the end of the consumed part of its redo log after this epoch.
+            watermarks: the watermarks in force in this epoch.
+            rebuilt: ids of views whose state is computed again: they start empty, their output in
+                this epoch is all their rows, and their changelog gets the difference to the old
+                rows.
 
         Returns:
-            the new manifest, and the seconds of each stage.
+            The new manifest, and the seconds of each stage.
 
         Raises:
             EngineError: the job failed; nothing is committed.
@@ -119,7 +119,7 @@ class EpochRunner:
     def _limits(
         self, plans: Sequence[EpochPlan], watermarks: Watermarks
     ) -> dict[str, list[int | None]]:
-        """Return, by operator, the values below which rows of its state may leave."""
+        """Return, by operator, the values below which rows of its state may be dropped."""
         values = watermarks.values
         return {
             part_name(plan.id, part.name): [
@@ -138,7 +138,7 @@ class EpochRunner:
         watermarks: Watermarks,
         timer: _Timer,
     ) -> None:
-        """Run all plans that have input, level by level; their outcome goes into `state`."""
+        """Run all plans that have input, level by level; add their results to `state`."""
         changed: dict[str, list[Segment]] = {}
         for level in sorted({one.plan.level for one in inputs}):
             ready: list[tuple[EpochPlan, list[Segment]]] = []
@@ -155,7 +155,7 @@ class EpochRunner:
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
 
     def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
-        """Write which segments each task of each leaf reads; a table's plan has no tasks."""
+        """Write the segments of each task of each leaf; a table's plan has no tasks."""
         if isinstance(plan.physical, TableUpkeep):
             return
         document = {
@@ -234,7 +234,7 @@ class EpochRunner:
         """Remove an attempt that failed, unless its epoch is committed."""
         if self.files.exists(manifest_name(epoch)):
             return  # the error came after the commit
-        # what can't be removed now is removed when the storage is opened the next time
+        # files that can't be removed now are removed when the storage is opened again
         with contextlib.suppress(OSError, EddylineError):
             self.files.remove(folder)
 

@@ -1,4 +1,4 @@
-"""Errors that Spark has passed on as text."""
+"""Errors that Spark reports as text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def cause_of(error: Exception) -> str:
 
 
 def failed_epoch(view: str, error: Exception) -> EddylineError:
-    """Return the error to raise where Spark's job for a view has failed.
+    """Return the error to raise if Spark's job for a view has failed.
 
-    A StateError that a kernel has raised comes back as one.
+    A StateError raised by a kernel is restored as a StateError.
     """
     found = _STATE_ERROR.search(str(error))
     if found is not None:

@@ -1,4 +1,4 @@
-"""Stateful operators as Spark's workers run them: one task keeps one bucket of the state."""
+"""Runs stateful operators in Spark's workers: each task updates one bucket of the state."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Kernel:
     twice writes runs of other names, and its report, which says the same, replaces the first one.
 
     Attributes:
-        expiry: the columns of the state that the context's limits are compared with, in the same
-            order.
+        expiry: the columns of the state to compare with the context's limits, in the same order.
     """
 
     files: Files
@@ -71,8 +70,8 @@ class Kernel:
 
         Args:
             task: the task's name, ending in `-` and the number of its attempt.
-            bucket: which one; None if the task got no rows, and so can't know.
-            delta: the rows that came in; None if there are none.
+            bucket: number of the bucket; None if the task got no rows, from which it is read.
+            delta: the input rows; None if there are none.
         """
         prefix = f"{context.folder}/{self.node}.{self.part}."
         operator, limits = self._limited(context)
@@ -92,11 +91,11 @@ class Kernel:
         self.files.write_json(f"{prefix}{task.rpartition('-')[0]}{REPORT}", report, durable=False)
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
-        """Return the operator, and for each slot the limits below which rows leave it now."""
+        """Return the operator, and for each slot the limits below which its rows are dropped."""
         values = context.limits.get(part_name(self.node, self.part), ())
         pairs = zip(self.expiry, values, strict=False)
         limits = [(place, value) for place, value in pairs if value is not None]
-        if isinstance(self.operator, Hold):  # it lets the rows out itself
+        if isinstance(self.operator, Hold):  # it emits and removes the rows itself
             return replace(self.operator, bound=limits[0][1] if limits else None), {}
         slots = {place.slot for place, _ in limits}
         return self.operator, {
@@ -121,7 +120,7 @@ class Kernel:
     def _write_slot(
         self, name: str, arrangement: Arrangement, rows: pa.Table, limits: Limits
     ) -> dict[str, Any]:
-        """Write the rows that a step adds to an arrangement; return what the report says of it."""
+        """Write the rows that a step adds to an arrangement; return its entry for the report."""
         runs, added = arrangement.extend(name, rows, self.fan_in, limits)
         return {
             "runs": [run.as_list() for run in runs],
@@ -132,7 +131,7 @@ class Kernel:
 def _manifest(root: str, epoch: Epoch) -> Manifest:
     if epoch == 0:
         return read_manifest(Files(root), epoch)
-    # another storage may have come to the same path
+    # another storage may now have the same path
     status = os.stat(Files(root).path(manifest_name(epoch)))
     return _cached_manifest(root, epoch, (status.st_ino, status.st_mtime_ns))
 

@@ -1,4 +1,4 @@
-"""What an epoch runs: the compiled form of each table and view, and what it reads this time."""
+"""The plans that an epoch runs: compiled tables and views, and their input in that epoch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class EpochPlan:
     """A compiled table or view as epochs run it.
 
     Attributes:
-        id, name: of the catalog's entry.
-        physical: for a view Spark's physical plan, opaque here; for a table its TableUpkeep.
+        id, name: id and name of the catalog entry.
+        physical: Spark's physical plan of a view, opaque here; the TableUpkeep of a table.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
     """
@@ -41,11 +41,11 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """What one plan reads in one epoch.
+    """The input of one plan in one epoch.
 
     Attributes:
-        segments: for each leaf, by name, what it reads that is known before the epoch.
-        deltas: names of the leaves that read the changes which this epoch gives their relation.
+        segments: by leaf name, the segments that are known before the epoch.
+        deltas: names of the leaves that read the changes of their relation in this epoch.
     """
 
     plan: EpochPlan
@@ -75,11 +75,11 @@ def new_input(
     base: Manifest,
     positions: Mapping[str, int],
 ) -> PlanInput:
-    """Return what a plan reads in an ordinary epoch: new rows of streams, changes of the others.
+    """Return the input of a plan in an ordinary epoch: new rows of streams, changes of other relations.
 
     Args:
-        base: what is committed so far.
-        positions: how far the epoch reads the sources that have new input.
+        base: the last committed epoch.
+        positions: for sources with new input, the end of the part that the epoch reads.
     """
     segments: dict[str, list[Segment]] = {}
     deltas = set()

@@ -36,7 +36,7 @@ class EpochState:
 def collect_reports(
     files: Files, folder: str, plan: EpochPlan, state: EpochState, watermarks: Watermarks
 ) -> None:
-    """Add to `state` and `watermarks` what all tasks of a plan have reported.
+    """Add the reports of all tasks of a plan to `state` and `watermarks`.
 
     Raises:
         EngineError: a task of a stateful operator hasn't reported.
@@ -46,16 +46,16 @@ def collect_reports(
     for part in plan.parts:
         total = _part(reports, part, state)
         state.counters[f"{plan.name}/{part.name}"] = total
-        if isinstance(plan.physical, TableUpkeep):  # no leaf of its own
+        if isinstance(plan.physical, TableUpkeep):  # it has no leaf
             rows_in = total["in"]
-    # the arrangement is known by its name even where it has no row
+    # readers find the arrangement by its name even if it has no row
     state.arrangements.setdefault(plan.result, {})
     rows_out = row_count(state.deltas.get(plan.result, {}))
     state.counters[plan.name] = {"in": rows_in, "out": rows_out}
 
 
 def row_count(buckets: Buckets) -> int:
-    """Return how many rows the runs of some buckets have."""
+    """Return the number of rows in the runs of some buckets."""
     return sum(run.rows for runs in buckets.values() for run in runs)
 
 
@@ -75,7 +75,7 @@ class _Reports:
 
 
 def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
-    """Return how many rows a leaf has read."""
+    """Return the number of rows that a leaf has read."""
     found = reports.of(leaf)
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]
@@ -85,7 +85,7 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
 
 
 def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str, int]:
-    """Return the rows in and out of a stateful operator; its runs go into `state`."""
+    """Return the rows in and out of a stateful operator; add its runs to `state`."""
     found = reports.of(part)
     if len(found) < part.buckets:
         raise EngineError(

@@ -32,13 +32,13 @@ class LeafScan:
     """Reads the segments that the epoch assigns to a task of one leaf.
 
     Attributes:
-        node, leaf: which leaf of which view.
+        node, leaf: id of the view, and name of the leaf.
         names: names of all columns of the relation that it reads.
-        columns: places of the wanted ones.
+        columns: positions of the columns to read.
         schema: Arrow schema of the output.
-        time: of a stream with a watermark the place and type of its event time.
-        late: give the late rows, not those in time.
-        readers: of the segment kinds that only registered formats have.
+        time: position and type of the event-time column of a stream with a watermark; else None.
+        late: return the late rows instead of those in time.
+        readers: readers for the kinds of segments that only registered formats use.
     """
 
     files: Files
@@ -52,7 +52,7 @@ class LeafScan:
     readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the task's segments, then write a report of how many were read.
+        """Yield the rows of the task's segments, then write a report with their number.
 
         Args:
             batches: hold the task's number, which selects its segments.
@@ -79,7 +79,7 @@ class LeafScan:
         self.files.write_json(name, report, durable=False)
 
     def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
-        """Yield a segment's rows; of a stream with a watermark those in time, or the late ones."""
+        """Yield a segment's rows; for a stream with a watermark only those in time, or the late ones."""
         if self.time is None:
             yield from self._tables(segment, self.columns, self.schema)
             return

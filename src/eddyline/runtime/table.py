@@ -1,4 +1,4 @@
-"""The upkeep of tables: the driver applies their operations without a Spark job."""
+"""Tables: the driver applies their operations without a Spark job."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from eddyline.state.kernels import key_hashes
 
 @dataclass(frozen=True, slots=True)
 class TableUpkeep:
-    """Applies a table's operations to its rows in the driver: they came through it anyway.
+    """Applies a table's operations to its rows in the driver, through which they came anyway.
 
     Attributes:
         kernel: runs the table's one stateful operator.
-        buckets: of the storage; a row's bucket is its key's hash modulo their number.
-        key: columns that are hashed.
+        buckets: number of buckets; a row's bucket is the hash of its key modulo this number.
+        key: columns to hash.
         wire: Arrow schema `seq, op, c0.., w`.
     """
 
@@ -45,4 +45,4 @@ class TableUpkeep:
         for bucket in map(BucketId, range(self.buckets)):
             rows = operations.filter(pa.array(hashes % self.buckets == bucket))
             for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows):
-                pass  # a table's operator has no output but its rows
+                pass  # a table's operator emits nothing

@@ -1,4 +1,4 @@
-"""What all functions share that run in Spark's Python workers."""
+"""Helpers for functions that run in Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 def prepare_worker() -> None:
     """Prepare this Python worker for many short tasks; call it at the start of each task.
 
-    PySpark's worker collects garbage after each task, and the loaded modules alone cost it 60 ms
-    each time: they are frozen. A worker that Spark ends while it is idle would print a traceback
-    about its closed connection: that one is left out.
+    PySpark's worker collects garbage after each task, which takes 60 ms for the loaded modules alone,
+    so these are frozen. Also suppresses the traceback about a closed connection that a worker prints
+    when Spark ends it while it is idle.
     """
     gc.collect()
     gc.freeze()

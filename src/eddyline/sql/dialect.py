@@ -1,4 +1,4 @@
-"""Clauses that queries may have beyond Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
+"""Clauses that Eddyline adds to Spark's SELECT: WINDOWING, EMIT FINAL, VERSION AS OF.
 
 WINDOWING is expanded to plain Spark SQL. `SELECT sip, ts, count(*) FROM s GROUP BY sip, ts WINDOWING 60 s` counts by window: in
 SELECT, GROUP BY and HAVING the time column becomes the start of the row's window. WHERE and ON read
@@ -49,7 +49,7 @@ class _Select:
 
 
 def extract_versions(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
-    """Give each `name VERSION AS OF epoch` of a query an alias.
+    """Replace each `name VERSION AS OF epoch` of a query by an alias.
 
     Returns:
         the query with the aliases; alias -> name and epoch.
@@ -129,7 +129,7 @@ def expand_windowing(query: str, time_columns: Collection[str]) -> str:
 def _one_statement(query: str, word: str) -> Cursor | None:
     """Return a cursor over a text that is one statement and holds a word in small letters, or None.
 
-    The word is looked for first because most queries hold none, and tokenizing takes longer.
+    Searching the word first is faster than tokenizing, and most queries don't contain it.
     """
     cursors = list(split(query)) if word in query.lower() else []
     return cursors[0] if len(cursors) == 1 else None
@@ -259,7 +259,7 @@ class _Column:
 
 
 def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
-    """Yield what may be references to columns between two positions, outside subqueries."""
+    """Yield possible references to columns between two positions, outside subqueries."""
     depth = 0
     for at in _outside_subqueries(cursor, first, last):
         cursor.at = at

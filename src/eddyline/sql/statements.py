@@ -1,7 +1,7 @@
 """Parse SQL scripts into frozen statements. Pure: needs neither a JVM nor an engine.
 
 The parser reads the head of a statement only. Queries, conditions, expressions and column types
-stay the verbatim text of the user: Spark alone gives SQL its meaning.
+stay verbatim text, which only Spark interprets.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class CreateTable(Statement):
 class CreateStream(Statement):
     """`CREATE STREAM name (columns, PRIMARY KEY (...)) USING format OP column OPTIONS (...)`.
 
-    `schema_ddl` is None if the statement gives no columns: the source knows them. `op` names the
-    column that says what a record does (append, delete, ...); without it all are appended.
+    `schema_ddl` is None if the statement has no columns, because the source declares them. `op` names
+    the column with the operation of each record; without it all records are appended.
     """
 
     kind: ClassVar[str] = "stream"

@@ -24,7 +24,7 @@ from eddyline.storage.files import Files, damaged
 MARK = b"EDL1"
 HEADER = struct.Struct(
     "<4sIIIIQq"
-)  # mark, CRC of what follows, CRC and bytes of the body, rows, ...
+)  # mark, CRC of the next fields, CRC and size of the body, row count, first row, time
 CHECKED = 8  # offset in the header from which its CRC is computed
 SUFFIX = ".frames"
 LOCK = "appending"
