@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
-from eddyline.cli.text import FORMATS, layout, size, spark_answer
+from eddyline.cli.text import FORMATTERS, layout, size, spark_answer
 from eddyline.errors import ScriptError
 from eddyline.options import Options
 
@@ -22,7 +22,7 @@ def add_to(commands: Commands) -> None:
     purpose = "ask a stored engine, as of its last committed epoch"
     sql = add_command(commands, "sql", _sql, purpose)
     sql.add_argument("query", metavar="SELECT", help="any query over its tables and views")
-    sql.add_argument("--format", choices=sorted(FORMATS), default="table")
+    sql.add_argument("--format", choices=sorted(FORMATTERS), default="table")
     add_storage(sql)
 
     purpose = "show how a script's views are kept live, without data"
@@ -43,9 +43,9 @@ def _sql(args: argparse.Namespace) -> int:
     answer = _answer_from_files(args.storage, args.query)
     if answer is None or (args.format == "json" and answer.lines is None):
         with open_engine(existing(args.storage)) as engine:
-            print(FORMATS[args.format](spark_answer(engine.sql(args.query))))
+            print(FORMATTERS[args.format](spark_answer(engine.sql(args.query))))
     else:
-        print(FORMATS[args.format](answer))
+        print(FORMATTERS[args.format](answer))
     return 0
 
 

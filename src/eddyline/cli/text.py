@@ -131,7 +131,7 @@ def as_json(answer: Answer) -> str:
     return "\n".join(answer.lines())
 
 
-FORMATS: dict[str, Callable[[Answer], str]] = {
+FORMATTERS: dict[str, Callable[[Answer], str]] = {
     "table": as_table,
     "csv": as_csv,
     "json": as_json,

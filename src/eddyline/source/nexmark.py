@@ -75,15 +75,15 @@ class Events:
     def bits(self, label: str) -> Bits:
         """Return 64 random bits for each event, independent for each label."""
         salt = np.array([self.seed, crc32(label.encode())], np.uint64)
-        start = _mixed(_mixed(salt[:1]) ^ salt[1:])
-        return _mixed(start + self.numbers.astype(np.uint64) * _STEP)
+        start = _mix64(_mix64(salt[:1]) ^ salt[1:])
+        return _mix64(start + self.numbers.astype(np.uint64) * _STEP)
 
-    def below(self, label: str, bound: int | Ints) -> Ints:
+    def integers(self, label: str, bound: int | Ints) -> Ints:
         """Return for each event an integer from 0 up to but not including `bound`."""
         found: Ints = (self.bits(label) >> np.uint64(1)).astype(np.int64) % bound
         return found
 
-    def shares(self, label: str) -> NDArray[np.float64]:
+    def fractions(self, label: str) -> NDArray[np.float64]:
         """Return for each event a number in [0, 1)."""
         found: NDArray[np.float64] = (self.bits(label) >> np.uint64(11)).astype(
             np.float64
@@ -92,26 +92,26 @@ class Events:
 
     def hot(self, label: str, ratio: int) -> NDArray[np.bool_]:
         """Return a mask of the events with the hot choice: all except one in `ratio`."""
-        found: NDArray[np.bool_] = self.below(label, ratio) > 0
+        found: NDArray[np.bool_] = self.integers(label, ratio) > 0
         return found
 
-    def letters(self, label: str, least: int, most: int) -> pa.Array:
+    def texts(self, label: str, least: int, most: int) -> pa.Array:
         """Return for each event a text of `least` to `most` lower-case letters."""
-        lengths = least + self.below(f"{label} length", most - least + 1)
+        lengths = least + self.integers(f"{label} length", most - least + 1)
         words = -(-most // 8)
         steps = np.arange(1, words + 1, dtype=np.uint64) * _STEP
-        drawn = _mixed(self.bits(label)[:, None] + steps).view(np.uint8) % 26 + ord("a")
+        drawn = _mix64(self.bits(label)[:, None] + steps).view(np.uint8) % 26 + ord("a")
         kept = drawn[np.arange(words * 8) < lengths[:, None]].astype(np.uint8)
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(ends), pa.py_buffer(kept))
 
     def one_of(self, label: str, choices: Sequence[str]) -> pa.Array:
         """Return for each event one of the choices, with equal probability."""
-        return pa.array(choices).take(pa.array(self.below(label, len(choices))))
+        return pa.array(choices).take(pa.array(self.integers(label, len(choices))))
 
     def prices(self, label: str) -> Ints:
         """Return for each event a price in cents from 100 to 100,000,000, log-uniform."""
-        return np.rint(10.0 ** (self.shares(label) * 6) * 100).astype(np.int64)
+        return np.rint(10.0 ** (self.fractions(label) * 6) * 100).astype(np.int64)
 
     def times(self, later: int | Ints = 0) -> Ints:
         """Return the event times, in microseconds since 1970, of the events `later` positions after these."""
@@ -133,52 +133,54 @@ class Events:
         """Return for each event the number of an active or upcoming person, from 0."""
         people = self.last_person() + 1
         active = np.minimum(people, ACTIVE_PEOPLE)
-        return people - active + self.below(label, active + LEAD)
+        return people - active + self.integers(label, active + LEAD)
 
     def auction(self, label: str) -> Ints:
         """Return for each event the number of an open or upcoming auction, from 0."""
         last = self.last_auction()
         oldest = np.maximum(last - OPEN_AUCTIONS, 0)
-        return oldest + self.below(label, last - oldest + 1 + LEAD)
+        return oldest + self.integers(label, last - oldest + 1 + LEAD)
 
 
-def _mixed(state: Bits) -> Bits:
+def _mix64(state: Bits) -> Bits:
     """Apply the final mixing step of SplitMix64, a bijection of 64 bits that looks random."""
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
         state = (state ^ (state >> shift)) * multiplier
     return state ^ (state >> _SHIFTS[-1])
 
 
-def _joined(*parts: pa.Array | str) -> pa.Array:
+def _concat_texts(*parts: pa.Array | str) -> pa.Array:
     texts = [part if isinstance(part, str) else part.cast(pa.string()) for part in parts]
     return pc.binary_join_element_wise(*texts, "")
 
 
 def _extra(least: int, most: int) -> Callable[[Events], pa.Array]:
     """Return the function for a padding column, which gives events the public model's size."""
-    return lambda events: events.letters("extra", least, most)
+    return lambda events: events.texts("extra", least, most)
 
 
 def _credit_card(events: Events) -> pa.Array:
-    groups = [events.below(f"credit card {i}", 10_000) for i in range(4)]
+    groups = [events.integers(f"credit card {i}", 10_000) for i in range(4)]
     digits = [pc.utf8_lpad(pa.array(group).cast(pa.string()), 4, "0") for group in groups]
     return pc.binary_join_element_wise(*digits, " ")
 
 
 def _person_name(events: Events) -> pa.Array:
     first, last = events.one_of("first name", FIRST_NAMES), events.one_of("last name", LAST_NAMES)
-    return _joined(first, " ", last)
+    return _concat_texts(first, " ", last)
 
 
 def _email(events: Events) -> pa.Array:
-    return _joined(events.letters("mailbox", 3, 6), "@", events.letters("mail host", 3, 4), ".com")
+    return _concat_texts(
+        events.texts("mailbox", 3, 6), "@", events.texts("mail host", 3, 4), ".com"
+    )
 
 
 def _expires(events: Events) -> Ints:
     """Return the end of each auction: at most twice the average duration after its start."""
     later = OPEN_AUCTIONS * EVENTS // AUCTIONS
     horizon = events.times(later) - events.times()
-    return events.times() + 1 + events.below("length", np.maximum(horizon * 2, 1))
+    return events.times() + 1 + events.integers("length", np.maximum(horizon * 2, 1))
 
 
 def _seller(events: Events) -> Ints:
@@ -202,25 +204,27 @@ def _bidder(events: Events) -> Ints:
 def _channel_numbers(events: Events) -> Ints:
     """Return channel numbers: from 0 up to `CHANNELS`, and the hot ones after that."""
     hot = events.hot("hot channel", HOT_CHANNEL_RATIO)
-    star = CHANNELS + events.below("which hot channel", len(HOT_CHANNELS))
-    return np.where(hot, star, events.below("channel", CHANNELS))
+    star = CHANNELS + events.integers("which hot channel", len(HOT_CHANNELS))
+    return np.where(hot, star, events.integers("channel", CHANNELS))
 
 
 def _channel(events: Events) -> pa.Array:
     numbers = _channel_numbers(events)
     names = pa.array(HOT_CHANNELS).take(pa.array(np.maximum(numbers - CHANNELS, 0)))
-    return pc.if_else(pa.array(numbers >= CHANNELS), names, _joined("channel-", pa.array(numbers)))
+    return pc.if_else(
+        pa.array(numbers >= CHANNELS), names, _concat_texts("channel-", pa.array(numbers))
+    )
 
 
 def _url(events: Events) -> pa.Array:
     """Return the URL of each bid's channel; most URLs of cold channels contain an id."""
     numbers = _channel_numbers(events)
     channels = replace(events, numbers=numbers)
-    folders = [channels.letters(f"folder {i}", 3, 5) for i in range(3)]
+    folders = [channels.texts(f"folder {i}", 3, 5) for i in range(3)]
     path = pc.binary_join_element_wise("https://www.nexmark.com", *folders, "item.htm?query=1", "/")
-    with_id = (numbers < CHANNELS) & (channels.shares("channel id is told") < CHANNEL_ID_SHARE)
-    tail = _joined("&channel_id=", pa.array(channels.below("channel id", 1 << 31)))
-    return _joined(path, pc.if_else(pa.array(with_id), tail, ""))
+    with_id = (numbers < CHANNELS) & (channels.fractions("channel id is told") < CHANNEL_ID_SHARE)
+    tail = _concat_texts("&channel_id=", pa.array(channels.integers("channel id", 1 << 31)))
+    return _concat_texts(path, pc.if_else(pa.array(with_id), tail, ""))
 
 
 Column: TypeAlias = Callable[[Events], Any]
@@ -278,8 +282,8 @@ KINDS = {
         AUCTIONS,
         {
             "id": (pa.int64(), lambda events: FIRST_AUCTION + events.last_auction()),
-            "itemName": (pa.string(), lambda events: events.letters("item name", 3, 20)),
-            "description": (pa.string(), lambda events: events.letters("description", 3, 100)),
+            "itemName": (pa.string(), lambda events: events.texts("item name", 3, 20)),
+            "description": (pa.string(), lambda events: events.texts("description", 3, 100)),
             "initialBid": (pa.int64(), lambda events: events.prices("initial bid")),
             "reserve": (
                 pa.int64(),
@@ -290,7 +294,7 @@ KINDS = {
             "seller": (pa.int64(), _seller),
             "category": (
                 pa.int64(),
-                lambda events: FIRST_CATEGORY + events.below("category", CATEGORIES),
+                lambda events: FIRST_CATEGORY + events.integers("category", CATEGORIES),
             ),
             "extra": (pa.string(), _extra(310, 460)),
         },
