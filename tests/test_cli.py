@@ -37,7 +37,7 @@ def test_sql() -> None:
     args = parse("sql", "SELECT 1", "--storage", "d")
     assert (args.query, args.storage, args.format) == ("SELECT 1", "d", "table")
     assert {
-        parse("sql", "q", "--storage", "d", "--format", form).format for form in text.FORMATS
+        parse("sql", "q", "--storage", "d", "--format", form).format for form in text.FORMATTERS
     } == {
         "table",
         "csv",
