@@ -13,7 +13,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eddyline.cli.text import layout
 from eddyline.errors import DataError, StorageError
 from eddyline_apps import script, views
 from eddyline_apps.traffic import Traffic
@@ -253,7 +254,8 @@ def _print_figures(engine: Engine) -> None:
     heads = ("site", "day", "pv", "uv", "visits", "new", "returning")
     print(f"\nStatistics of {len(rows)} days of sites, the last {len(shown)}:\n")
     print(
-        layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, left=(0, 1)), end="\n\n"
+        layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, right=range(2, 11)),
+        end="\n\n",
     )
 
 
@@ -280,7 +282,7 @@ def _print_comparison(engine: Engine, live: Mapping[str, View], copy: Path, tota
     for name in queries:
         session.catalog.uncacheTable(name)
     shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in compared]
-    print(layout(("view", "rows", "live = offline"), shown, left=(0, 2)))
+    print(layout(("view", "rows", "live = offline"), shown, right=(1,)))
     unequal = [item.name for item in compared if item.difference]
     if unequal:
         print(
@@ -353,20 +355,6 @@ def is_ordered(query: str) -> bool:
 
 
 # --- text ---
-
-
-def layout(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """Format a text table: columns in `left` are left-aligned, the others right-aligned."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
 
 
 def _shortened(text: str) -> str:

@@ -21,12 +21,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eddyline.cli.text import layout
 from eddyline.errors import StorageError
 from eddyline.relay.account import Account
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline_apps import script, views
-from eddyline_apps.demo import count, layout, read_log
+from eddyline_apps.demo import count, read_log
 from eddyline_apps.enrichment import FLAKY_SHARE, OUTCOMES, Service
 from eddyline_apps.etl_bolts import Enrich, Load, create_table, fetch_rows, host_and_port, parse
 from eddyline_apps.postgres import Server
@@ -280,17 +281,17 @@ def report(result: RunResult, service: Service) -> bool:
     ]
     print("\nHits by region and carrier, in the live view and in PostgreSQL:\n")
     heads = ("region", "carrier", "hits", "bytes", "hits in PostgreSQL", "bytes in PostgreSQL")
-    print(layout(heads, rows, left=(0, 1)))
+    print(layout(heads, rows, right=range(2, 6)))
 
     account = result.account
     parts = (account.received, account.done, account.dead, account.retry, account.in_flight)
     print("\nWhere the records are: received = done + dead + retry + in flight\n")
     names = ("received", "done", "dead", "retry", "in flight")
-    print(layout(names, [tuple(map(_grouped, parts))], left=()))
+    print(layout(names, [tuple(map(_grouped, parts))], right=range(5)))
 
     print("\nDead letters by bolt and reason:\n")
     letters = [(bolt, error, _grouped(records)) for bolt, error, records in result.failures]
-    print(layout(("bolt", "reason", "records"), letters, left=(0, 1)))
+    print(layout(("bolt", "reason", "records"), letters, right=(2,)))
 
     print("\nCalls of the service in this run, by attempt:\n")
     attempts = sorted({attempt for attempt, _ in service.calls})
@@ -299,7 +300,7 @@ def report(result: RunResult, service: Service) -> bool:
         (str(attempt), *map(_grouped, (sum(row), *row)))
         for attempt, row in zip(attempts, calls, strict=True)
     ]
-    print(layout(("attempt", "calls", *OUTCOMES), shown, left=()))
+    print(layout(("attempt", "calls", *OUTCOMES), shown, right=range(2 + len(OUTCOMES))))
 
     for message in result.differences:
         print(f"\nDIFFERENT: {message}.")
