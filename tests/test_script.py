@@ -359,7 +359,7 @@ class Recorder:
     def __init__(self, fail: str = "") -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.fail = fail
-        self.spark = self
+        self.spark = self.writing = self
 
     def __getattr__(self, method: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

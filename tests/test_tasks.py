@@ -313,7 +313,6 @@ def test_a_request_that_is_wrong_is_refused_and_the_engine_goes_on(engine: Engin
         ("add", "a", "SELECT nothing FROM rows", "INVALID_QUERY"),
         ("add", "a", "SELECT rand() AS r FROM rows", "NOT_LIVE"),
         ("add", "by_k", "SELECT 1 AS one", "NAME_TAKEN"),
-        ("add", "a", "SELECT CAST(concat('x', k) AS INT) AS i FROM rows", "EPOCH_FAILED"),
         ("drop", "by_k", "", "STILL_READ"),
         ("drop", "rows", "", "NOT_FOUND"),
         ("pause", "a", "", "NOT_FOUND"),

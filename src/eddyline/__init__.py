@@ -18,6 +18,7 @@ from eddyline.errors import (
     StateError,
     StateGrowthWarning,
     StorageError,
+    ViewFailingWarning,
 )
 from eddyline.options import Options
 
@@ -57,6 +58,7 @@ __all__ = [
     "Stream",
     "Table",
     "View",
+    "ViewFailingWarning",
 ]
 __version__ = "0.1.0"
 

@@ -77,6 +77,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
     "STREAM_FAILED": Condition(ENVIRONMENT, True, "Spark can't read a stream. Mend the source; nothing was lost, and the next call reads on."),
+    "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error. Mend the rows or the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),
     "WORKER_DIED": Condition(ENVIRONMENT, True, "A Python worker of a pipeline died. Its records are tried one by one to find the one that kills it."),
     # data queues
     "BATCH_PASSED": Condition(USER, False, "Batches of a queue have increasing numbers. Give a higher one than the last."),
@@ -100,6 +101,8 @@ CONDITIONS: dict[str, Condition] = {
     "NO_STORAGE": Condition(USER, False, "The folder holds no stored engine. Give the one that `eddyline run` was given."),
     "NO_SUCH_EPOCH": Condition(USER, False, "The epoch is not committed, or no longer retained. Ask for a later one, or raise `retain_epochs`."),
     "OLD_FORMAT": Condition(USER, False, "An older version of Eddyline has written this catalog. Open the storage once with an engine."),
+    "OTHER_PLAN": Condition(USER, False, "The state of a table or stream was written by another plan, so that its rows would be wrong. Set the options back with which it was made."),
+    "SETTINGS_DIFFER": Condition(USER, False, "A setting of Spark that results depend on has another value than when the storage was made. Set the session back before opening it."),
     "STORAGE_IN_USE": Condition(USER, False, "Another engine writes to this storage, or this one is stopped. Stop the other and open the storage again."),
     "TIME_ZONE_DIFFERS": Condition(USER, False, "The storage is kept in another time zone than the session's. Set the session's zone before opening it."),
     "UNKNOWN_TIME_ZONE": Condition(USER, False, "The session's time zone has no name that all parts know. Use a name of the IANA database."),
@@ -131,12 +134,14 @@ class EddylineError(Exception):
 
     Attributes:
         condition: a stable upper-case name, for programs to decide on; see `CONDITIONS`.
+        message: the text without condition, context and hint.
         context: the objects concerned (view, table, operator, SQL fragment, file, ...).
         hint: the way out, as a sentence; empty if there is none.
     """
 
     def __init__(self, message: str, *, condition: str, hint: str = "", **context: object) -> None:
         self.condition = condition
+        self.message = message
         self.context = {key: value for key, value in context.items() if value is not None}
         self.hint = hint
         where = ", ".join(f"{key} {value}" for key, value in self.context.items())
@@ -194,6 +199,10 @@ class QueueError(EddylineError):
 
 class QueueFullError(QueueError):
     """A data queue has reached its limit: the consumer is slower than the producers."""
+
+
+class ViewFailingWarning(UserWarning):
+    """A view was created or resumed that fails on the rows of its inputs: it is set aside until they change."""
 
 
 class StateGrowthWarning(UserWarning):

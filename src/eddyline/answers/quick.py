@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.answers.failing import check_live
 from eddyline.catalog.entries import Catalog, Entry
 from eddyline.changes import WEIGHT, Epoch
 from eddyline.errors import StateError
@@ -90,6 +91,7 @@ def quick_answer(files: Files, catalog: Catalog, query: str) -> Answer | None:
 
     Raises:
         StateError: the epoch asked for is not retained, or the state is damaged.
+        EngineError: the view is set aside in that epoch.
     """
     found = _QUERY.fullmatch(query)
     try:
@@ -105,6 +107,7 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
         raise _NeedsSpark
     epoch = asked["epoch"]
     manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
+    check_live(entry, manifest)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     buckets = manifest.arrangements.get(result, {})
     rows = _content(files, buckets.values(), names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
 
+from eddyline.answers.failing import check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, Catalog, Entry
@@ -17,9 +18,15 @@ from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
-from eddyline.source.segments import RUN, Segment, distribute
+from eddyline.runtime.scan import bucket_segment
+from eddyline.source.segments import Segment, distribute
 from eddyline.sql.names import quoted
-from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, without_gaps
+from eddyline.state.manifest import (
+    Manifest,
+    committed_epochs,
+    read_manifest,
+    without_gaps,
+)
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -39,7 +46,16 @@ class Results:
     scan_tasks: int
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
-        """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY."""
+        """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY.
+
+        Raises:
+            EngineError: VIEW_FAILING: the view is set aside in that epoch.
+        """
+        check_live(entry, manifest)
+        return self.stored(entry, manifest, session)
+
+    def stored(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
+        """Return the stored rows as of an epoch; those of a failing view are its last good ones."""
         columns = entry.columns
         if _unarranged(entry):
             assigned = distribute(self.history(entry, manifest), self.scan_tasks)
@@ -65,7 +81,7 @@ class Results:
         if _unarranged(entry):
             return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
         buckets = manifest.arrangements.get(self.plan_of(entry).plan.result, {})
-        return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
+        return [bucket_segment(runs) for runs in buckets.values() if runs]
 
     def initial_input(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.changes import ViewId
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
@@ -77,7 +78,18 @@ def _view(catalog: Catalog, entry: Entry, earlier: Manifest, now: Manifest) -> d
         "state_growth": _growth(entry, earlier, now),
         "level": catalog.level(entry),
         "paused": entry.paused,
+        **_health(entry, now),
     }
+
+
+def _health(entry: Entry, now: Manifest) -> dict[str, Any]:
+    """Return a view's `state`; for a failing one also `error` and `since`, the first epoch it missed."""
+    if entry.paused:
+        return {"state": "paused", "since": entry.paused}
+    failure = now.failing.get(ViewId(entry.id))
+    if failure is None:
+        return {"state": "live"}
+    return {"state": "failing", "error": failure.message, "since": failure.since}
 
 
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
-from eddyline.changes import WEIGHT
+from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StorageError
 from eddyline.operators.result import ROWS
 from eddyline.state.manifest import Manifest, last_committed
@@ -32,7 +32,7 @@ class Task:
     """One line of `task list`: a definition, or a view that the engine was asked to add.
 
     Attributes:
-        state: `running`, `paused since epoch N`, `waiting` for the engine to add it; empty for
+        state: `running`, `failing since epoch N`, `paused since epoch N`, `waiting` for the engine to add it; empty for
             tables and streams.
         level: distance from the sources.
         since: the epoch that computed its first rows.
@@ -68,7 +68,10 @@ def list_tasks(store: CatalogStore) -> list[Task]:
         if entry.kind != VIEW:
             tasks.append(Task(entry.name, entry.kind, "", 0))
             continue
-        state = f"paused since epoch {entry.paused}" if entry.paused else "running"
+        failure = manifest.failing.get(ViewId(entry.id))
+        state = "running" if failure is None else f"failing since epoch {failure.since}"
+        if entry.paused:
+            state = f"paused since epoch {entry.paused}"
         if entry.paused_with:
             state += f", with {entry.paused_with}"
         rows = _rows(store.files, manifest, entry.id)

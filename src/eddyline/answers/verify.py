@@ -12,7 +12,7 @@ from pyspark.sql.types import VariantType
 from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import VIEW, Catalog, Entry
-from eddyline.changes import Epoch
+from eddyline.changes import Epoch, ViewId
 from eddyline.intake.watermarks import Watermarks, rows_below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
@@ -32,11 +32,13 @@ class Report:
         views: the difference of each view (left: live, right: offline).
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
+        failing: the views that are set aside, and the error of each; they aren't compared.
     """
 
     epoch: Epoch
     views: dict[str, Difference]
     paused: dict[str, int] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -47,7 +49,7 @@ class Report:
         return self.equal
 
     def __str__(self) -> str:
-        width = max((len(name) for name in (*self.views, *self.paused)), default=4)
+        width = max((len(name) for name in (*self.views, *self.paused, *self.failing)), default=4)
         lines = [f"{'view':{width}}  {'live':>9}  {'offline':>9}  equal"]
         for name, found in self.views.items():
             lines.append(
@@ -62,6 +64,7 @@ class Report:
                 f"{name:{width}}  not compared: paused since epoch {self.paused[name]}, "
                 "which is no longer retained"
             )
+        lines += [f"{name:{width}}  not compared: {error}" for name, error in self.failing.items()]
         return "\n".join(lines)
 
 
@@ -82,9 +85,14 @@ def verify_views(
     """
     retained = {manifest.epoch, *committed_epochs(results.files)}
     by_epoch: dict[Epoch, list[Entry]] = {}
+    failing = {
+        entry.name: manifest.failing[ViewId(entry.id)].message
+        for entry in wanted
+        if entry.id in manifest.failing
+    }
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
-        if epoch in retained:
+        if epoch in retained and entry.name not in failing:
             by_epoch.setdefault(epoch, []).append(entry)
     found: dict[str, Difference] = {}
     for epoch in sorted(by_epoch):
@@ -96,8 +104,8 @@ def verify_views(
             sides = (_variants_as_text(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
-    paused = {entry.name: entry.paused for entry in wanted if entry.paused}
-    return Report(manifest.epoch, views, paused)
+    paused = {e.name: e.paused for e in wanted if e.paused and e.name not in failing}
+    return Report(manifest.epoch, views, paused, failing)
 
 
 def _load_offline(

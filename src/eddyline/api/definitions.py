@@ -13,7 +13,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import ViewId
-from eddyline.errors import CatalogError, QueryError, StateGrowthWarning
+from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 
@@ -53,7 +53,9 @@ class Definitions:
             )
             catalog = catalog.add(entry)
             self._fill(catalog, catalog.get(name), compiled, present)
-            return workspace.catalog.get(name)
+            entry = workspace.catalog.get(name)
+            self._warn_if_failing(entry, stacklevel=4)
+            return entry
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
         """Remove a table, stream or view that no view reads; see `Engine.drop`."""
@@ -88,11 +90,13 @@ class Definitions:
             pairs = zip(workspace.catalog.entries, after.entries, strict=True)
             resumed = [entry for entry, then in pairs if entry.paused and not then.paused]
             if resumed:
-                plans = [workspace.plan(entry) for entry in resumed]
-                ids = [ViewId(entry.id) for entry in resumed]
-                seconds = self._epochs.fill(workspace.catalog, plans, ids)
-                workspace.save(workspace.catalog)
-                self._epochs.committed({"ingest": 0.0, **seconds})
+                self._epochs.rebuild(resumed)
+                catalog = workspace.catalog
+                if any(catalog.get(entry.name).paused for entry in resumed):
+                    catalog = catalog.resume(name)  # the epoch has ended only pauses of good views
+                workspace.save(catalog)
+                for entry in resumed:
+                    self._warn_if_failing(entry, stacklevel=4)
             return [entry.name for entry in resumed]
 
     def show(self, kind: str) -> DataFrame:
@@ -108,6 +112,13 @@ class Definitions:
         ]
         schema = "name string, columns string, definition string"
         return self._workspace.spark.createDataFrame(rows, schema)
+
+    def _warn_if_failing(self, entry: Entry, stacklevel: int) -> None:
+        """Warn the caller of a public method if a view is set aside."""
+        failure = self._workspace.manifest.failing.get(ViewId(entry.id))
+        if failure is not None:
+            text = f"{failure.message}; the view is set aside until that changes"
+            warnings.warn(text, ViewFailingWarning, stacklevel=stacklevel)
 
     def _check_replaceable(self, present: Entry, *, replace: bool) -> None:
         """Raise CatalogError if a new view can't replace an entry."""

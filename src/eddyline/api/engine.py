@@ -131,7 +131,7 @@ class Engine:
                 wrong.
         """
         entry = self._streams.stream(name, dataframe, op, primary_key, watermark)
-        return self._stream(entry.name)
+        return Stream(entry.name, self._reading, self._writing, self._streams)
 
     def create_stream(
         self,
@@ -146,13 +146,12 @@ class Engine:
         """Create a stream by format and options, as CREATE STREAM does; the catalog remembers it.
 
         JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
-        The format `generator` generates events from their numbers; the format `queue` reads the JSON
-        documents of a data queue. Every other format is read by Spark's own source.
 
         Args:
             name: name in SQL.
             schema: columns; None if the source declares them.
-            format: `json`, `parquet`, `generator`, `queue`, or any streaming source of Spark.
+            format: `json`, `parquet`; `generator` (events made from their numbers), `queue` (the JSON
+                documents of a data queue); or any streaming source of Spark.
             options: options of the format.
             op: as in `stream`.
             primary_key: as in `stream`.
@@ -164,7 +163,7 @@ class Engine:
         entry = self._streams.create_stream(
             name, schema, format, dict(options or {}), op, primary_key, watermark
         )
-        return self._stream(entry.name)
+        return Stream(entry.name, self._reading, self._writing, self._streams)
 
     def pipeline(
         self,
@@ -219,8 +218,7 @@ class Engine:
     def resume(self, name: str) -> list[str]:
         """Resume a paused view, and those that were paused with it, in a separate epoch.
 
-        They are computed again from the current rows of their inputs; their changelogs get the
-        difference.
+        They are computed again from their inputs; their changelogs get the difference.
 
         Returns:
             The resumed views; none if it was not paused.
@@ -236,7 +234,8 @@ class Engine:
     def advance(self) -> int:
         """Process all available input; return the last committed epoch.
 
-        An epoch is one consistent cut over all sources; sources with a limit need several epochs.
+        An epoch is one consistent cut over all sources; sources with a limit need several. A view that
+        fails on its rows is set aside; each call tries it again.
         """
         return self._running.advance()
 
@@ -245,7 +244,10 @@ class Engine:
         self._running.answer()
 
     def start(self, interval: float | None = None) -> None:
-        """Run in the background until `stop()`; look for new input every `interval` (0.1) seconds."""
+        """Run in the background until `stop()`; look for new input every `interval` (0.1) seconds.
+
+        After an error it tries again, with growing pauses; only damaged state ends it.
+        """
         self._running.start(interval)
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -263,12 +265,16 @@ class Engine:
         self.stop()
 
     def progress(self) -> Progress | None:
-        """Return the Progress of the last epoch of this engine; None before the first."""
+        """Return the Progress of this engine's last epoch; None before the first."""
         return self._epochs.progress
 
     def on_progress(self, callback: Callable[[Progress], Any]) -> None:
         """Call `callback` with the Progress of each epoch, after its commit."""
         self._epochs.callbacks.append(callback)
+
+    def on_error(self, callback: Callable[[Exception], Any]) -> None:
+        """Call `callback` with each failure of the background run, and when a view is set aside."""
+        self._epochs.error_callbacks.append(callback)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -299,13 +305,18 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Report the last epoch, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows and dead letters; views with level and state;
-        pipelines with the account of their records, and window and state of each lane.
+        Sources with position, watermark, late rows and dead letters; views with level, size and
+        `state` (live, failing, paused); pipelines with the account of their records, and window and
+        state of each lane; `run`, the background run: running, retrying, ended or stopped.
 
-        `state_growth` is the growth of the operators' state in rows an epoch, averaged over the
-        retained epochs; None if not known yet. It doesn't include the rows of the result.
+        `state_growth` is the growth of the operators' state in rows an epoch, without the result,
+        averaged over the retained epochs; None if not known yet.
         """
-        return {**self._reading.status(), "pipelines": self._streams.pipelines_status()}
+        return {
+            **self._reading.status(),
+            "pipelines": self._streams.pipelines_status(),
+            "run": self._running.health(),
+        }
 
     def verify(self, view: str | None = None) -> Report:
         """Run the identical SQL offline on the same inputs, and compare as multisets.
@@ -332,19 +343,7 @@ class Engine:
         """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""
         return self._streams.remove_dead_letters(name, where, replay=replay)
 
-    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
-        """INSERT INTO table (columns) query."""
-        self._writing.insert_query(table, columns, query)
-
-    def delete_where(self, table: str, condition: str | None) -> None:
-        """DELETE FROM table WHERE condition."""
-        self._writing.delete_where(table, condition)
-
-    def update_where(
-        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
-    ) -> None:
-        """UPDATE table SET column = expression, ... WHERE condition."""
-        self._writing.update_where(table, assignments, condition)
-
-    def _stream(self, name: str) -> Stream:
-        return Stream(name, self._reading, self._writing, self._streams)
+    @property
+    def writing(self) -> Writing:
+        """What writes tables by name, for the statements of scripts."""
+        return self._writing

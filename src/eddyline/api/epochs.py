@@ -7,21 +7,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress
-from eddyline.runtime.plans import PlanInput, new_input
+from eddyline.runtime.failures import VIEW_FAILING
+from eddyline.runtime.plans import PlanInput, new_input, other_plan
 from eddyline.sink.outbox import first_needed
-from eddyline.state.manifest import last_committed, read_manifest
+from eddyline.state.manifest import Failure, last_committed, read_manifest
 from eddyline.state.recover import retire
 
 RETIRE_EVERY = 16
 """Epochs after which the data of epochs that are no longer retained is removed."""
+
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 60.0
+"""Between two tries of failing views in the background: at first, doubled each time, up to the maximum."""
+
+RETRY_SHARE = 9
+"""A pause between two tries is at least so many times as long as the last try."""
 
 _LOG = logging.getLogger("eddyline.epochs")
 _WHERE = ("view", "operator", "stream", "table", "file")
@@ -33,18 +41,24 @@ class Epochs:
     Attributes:
         progress: the Progress of the last epoch; None before the first.
         callbacks: functions that get the Progress of each epoch after its commit.
+        error_callbacks: functions that get the error of each view that is set aside, and of each
+            failure in the background.
     """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self.progress: Progress | None = None
         self.callbacks: list[Callable[[Progress], Any]] = []
+        self.error_callbacks: list[Callable[[Exception], Any]] = []
+        self._tries = 0
+        self._next_retry = 0.0
         self._runner = EpochRunner(
             workspace.files,
             workspace.epochs_session,
             workspace.compiler.catalyst,
             workspace.options.scan_tasks,
             workspace.zone,
+            workspace.settings,
         )
 
     def run_next(self, ingest_s: float) -> bool:
@@ -53,6 +67,7 @@ class Epochs:
         Args:
             ingest_s: seconds that logging the input took, for the Progress.
         """
+        self._rebuild_changed()
         workspace = self._workspace
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
@@ -63,7 +78,7 @@ class Epochs:
         plans = [
             workspace.plan(entry).plan
             for entry in catalog.entries
-            if (entry.kind == VIEW and not entry.paused) or entry.arranged
+            if entry.arranged or self._is_live(entry)
         ]
         plan_s = time.perf_counter() - started
         for stream in watermarks.streams:
@@ -86,7 +101,7 @@ class Epochs:
 
         Args:
             catalog: the catalog with these views.
-            rebuilt: ids of resumed views; the new rows replace their old ones.
+            rebuilt: ids of views that have rows already; the new rows replace their old ones.
 
         Returns:
             The seconds of each stage.
@@ -102,6 +117,58 @@ class Epochs:
         ]
         return self._run(inputs, {}, Watermarks.of_next_epoch(base, workspace.catalog), rebuilt)
 
+    def rebuild(self, entries: Sequence[Entry]) -> None:
+        """Compute views again in a separate epoch; their changelogs get the difference.
+
+        Those that fail are set aside. If all were failing already and still do, nothing is committed.
+        """
+        if not entries:
+            return
+        plans = [self._workspace.plan(entry) for entry in entries]
+        ids = [ViewId(entry.id) for entry in entries]
+        try:
+            seconds = self.fill(self._workspace.catalog, plans, ids)
+        except EngineError as error:
+            if error.condition != VIEW_FAILING:
+                raise
+            _LOG.info("views still fail: %s", ", ".join(entry.name for entry in entries))
+        else:
+            self.committed({"ingest": 0.0, **seconds})
+
+    def retry(self) -> None:
+        """Compute the failing views again, each from all rows of its inputs, in a separate epoch.
+
+        Views that fail again stay as they are; if all do, no epoch is committed. Queries are compiled
+        again, with the functions that the session has by now.
+        """
+        workspace = self._workspace
+        failing = workspace.manifest.failing
+        entries = [e for e in workspace.catalog.entries if e.id in failing and not e.paused]
+        if not entries:
+            return
+        started = time.monotonic()
+        try:
+            self.rebuild([entry for entry in entries if self._compiles(entry)])
+        finally:
+            ended = time.monotonic()
+            self._tries += 1
+            pause_s = min(RETRY_FIRST_S * 2**self._tries, RETRY_MAX_S)
+            self._next_retry = ended + max(pause_s, RETRY_SHARE * (ended - started))
+
+    def retry_due(self) -> bool:
+        """Return whether failing views should be tried again by the background run.
+
+        The pauses double, and each is several times as long as the last try took.
+        """
+        if not self._workspace.manifest.failing:
+            self._tries = 0
+            return False
+        return time.monotonic() >= self._next_retry
+
+    def report(self, error: Exception) -> None:
+        """Call the functions that the user wants called with errors."""
+        self._call(self.error_callbacks, error)
+
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
         workspace, manifest = self._workspace, self._workspace.manifest
@@ -113,7 +180,8 @@ class Epochs:
             rows, size = state_size(manifest, entry)
             if rows:
                 state[entry.name] = {"rows": rows, "bytes": size}
-        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state)
+        failing = {failure.view: failure.message for failure in manifest.failing.values()}
+        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing)
         _LOG.info(
             "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
             manifest.epoch,
@@ -124,8 +192,51 @@ class Epochs:
         )
         if manifest.epoch % RETIRE_EVERY == 0:
             self._retire()
-        for callback in self.callbacks:
-            callback(self.progress)
+        self._call(self.callbacks, self.progress)
+
+    def _call(self, callbacks: Sequence[Callable[[Any], Any]], argument: object) -> None:
+        """Call functions of the user; one that raises is logged, and the engine goes on."""
+        for callback in callbacks:
+            try:
+                callback(argument)
+            except Exception:  # noqa: BLE001  # whatever the user's function raises
+                _LOG.exception("a callback has failed: %r", callback)
+
+    def _is_live(self, entry: Entry) -> bool:
+        """Return whether an entry is a view that epochs keep up to date: not paused, not failing."""
+        failing = self._workspace.manifest.failing
+        return entry.kind == VIEW and not entry.paused and entry.id not in failing
+
+    def _rebuild_changed(self) -> None:
+        """Rebuild the views whose state another plan has written, and all views that read them."""
+        workspace = self._workspace
+        written = workspace.manifest.plans
+        changed: dict[str, Entry] = {}
+        for entry in workspace.catalog.entries:
+            if not (entry.arranged or self._is_live(entry)):
+                continue
+            same = written.get(entry.id) == workspace.plan(entry).plan.fingerprint
+            if entry.kind != VIEW:
+                if not same and entry.id in written:
+                    raise other_plan(entry)
+            elif not same or any(name in changed for name in entry.upstream):
+                changed[entry.name] = entry
+        if changed:
+            _LOG.warning(
+                "views are computed again, because another plan has written their state: %s",
+                ", ".join(changed),
+            )
+            self.rebuild(list(changed.values()))
+
+    def _compiles(self, entry: Entry) -> bool:
+        """Compile a failing view again; return whether that succeeds."""
+        self._workspace.forget_plan(entry)
+        try:
+            self._workspace.plan(entry)
+        except QueryError as error:
+            _LOG.warning("view %s can't be compiled again: %s", entry.name, error.condition)
+            return False
+        return True
 
     def _retire(self) -> None:
         workspace = self._workspace
@@ -143,7 +254,7 @@ class Epochs:
         return any(
             watermarks.have_advanced(self._workspace.plan(entry).plan.parts)
             for entry in self._workspace.catalog.entries
-            if entry.final and not entry.paused
+            if entry.final and self._is_live(entry)
         )
 
     def _run(
@@ -155,23 +266,38 @@ class Epochs:
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace
-        epoch = workspace.manifest.epoch + 1
+        before = workspace.manifest
+        epoch = before.epoch + 1
         try:
             workspace.manifest, seconds = self._runner.run(
                 workspace.manifest, inputs, positions, watermarks, rebuilt
             )
         except BaseException as error:
-            _LOG.error("epoch %d failed: %s", epoch, _named(error))
+            if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:
+                _LOG.error("epoch %d failed: %s", epoch, named(error))
             # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise
         finally:
             # an epoch that rebuilt views has ended their pauses, even if writing the catalog fails
             workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
+        self._report_failing(before.failing, workspace.manifest.failing)
         return seconds
 
+    def _report_failing(
+        self, before: Mapping[ViewId, Failure], now: Mapping[ViewId, Failure]
+    ) -> None:
+        """Log and report the views that were set aside, and those that have come back."""
+        for view, failure in now.items():
+            if view not in before:
+                _LOG.warning("view %s is set aside in epoch %d", failure.view, failure.since)
+                self.report(view_failing(failure))
+        for view, failure in before.items():
+            if view not in now:
+                _LOG.info("view %s, set aside in epoch %d, is live", failure.view, failure.since)
 
-def _named(error: BaseException) -> str:
+
+def named(error: BaseException) -> str:
     """Return condition and place of an error for the log; its message may contain user data."""
     if not isinstance(error, EddylineError):
         return type(error).__name__

@@ -110,12 +110,19 @@ class View:
         """The SQL."""
         return self._reading.entry(self.name, VIEW).query
 
-    def snapshot(self, epoch: int | None = None) -> DataFrame:
+    def snapshot(self, epoch: int | None = None, *, last_good: bool = False) -> DataFrame:
         """Read the result as of the last committed epoch, or an earlier retained one.
 
         The rows come in the order of the view's ORDER BY.
+
+        Args:
+            epoch: a retained epoch; None for the last committed one.
+            last_good: if the view is set aside, read the rows that it had before it failed.
+
+        Raises:
+            EngineError: VIEW_FAILING: the view is set aside in that epoch, for the reason given.
         """
-        return self._reading.snapshot(self.name, epoch)
+        return self._reading.snapshot(self.name, epoch, last_good=last_good)
 
     def changes(self, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of the epochs after `after`, or of all.

@@ -7,12 +7,13 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from eddyline.answers.failing import view_failing
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.dml import wrong_query
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
-from eddyline.changes import Epoch
+from eddyline.changes import Epoch, ViewId
 from eddyline.plan.explain import explain_text
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.state.manifest import read_manifest
@@ -37,13 +38,18 @@ class Reading:
         session = workspace.session()
         for alias, (name, epoch) in earlier.items():
             self.snapshot(name, epoch).createOrReplaceTempView(alias)
+        failing = None
         for name in workspace.compiler.mentioned(query, workspace.catalog):
-            content = workspace.results.content(workspace.catalog.get(name), manifest, session)
+            entry = workspace.catalog.get(name)
+            if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
+                failing = failure  # its name may also be that of a column
+                continue
+            content = workspace.results.content(entry, manifest, session)
             content.createOrReplaceTempView(name)
         try:
             return session.sql(query)
         except PySparkException as error:
-            raise wrong_query(query, error) from error
+            raise (view_failing(failing) if failing else wrong_query(query, error)) from error
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
@@ -59,10 +65,12 @@ class Reading:
             compiled = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream)
         return explain_text(compiled.compiled, stage)
 
-    def snapshot(self, name: str, epoch: int | None) -> DataFrame:
-        """Return a table or view as of the last or an earlier committed epoch."""
+    def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
+        """Return a table or view as of an epoch; see `View.snapshot`."""
         workspace = self._workspace
         manifest = workspace.current()
+        if last_good:
+            return workspace.results.stored(workspace.catalog.get(name), manifest, workspace.spark)
         if epoch is not None and epoch != manifest.epoch:
             manifest = read_manifest(workspace.files, Epoch(epoch))
         return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)

@@ -10,17 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 from eddyline.api.definitions import Definitions
-from eddyline.api.epochs import Epochs
+from eddyline.api.epochs import Epochs, named
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
+from eddyline.errors import StateError
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
 
 YIELD_S = 0.001
 """Between two epochs that follow each other, so that other threads get the lock."""
+
+BACK_OFF_S, BACK_OFF_MAX_S = 0.25, 30.0
+"""Between two tries after a failure in the background: at first, doubled each time, up to the maximum."""
 
 _LOG = logging.getLogger("eddyline.engine")
 
@@ -35,6 +39,8 @@ class Running:
         self._epochs = epochs
         self._background: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._failures = 0
+        self._last_error: Exception | None = None
         self._actions: dict[str, Callable[[Request], Any]] = {
             "add": lambda request: definitions.view(request.name, request.query, replace=False),
             "pause": lambda request: definitions.pause(request.name),
@@ -56,8 +62,11 @@ class Running:
             started = time.perf_counter()
             workspace.sources.pull()
             ingest_s = time.perf_counter() - started
+            failing = set(workspace.manifest.failing)
             while self._step(ingest_s):
                 ingest_s = 0.0
+            if failing & set(workspace.manifest.failing):
+                self._epochs.retry()
             return workspace.manifest.epoch
 
     def answer(self) -> None:
@@ -75,7 +84,7 @@ class Running:
         if self._background is not None and self._background.is_alive():
             return
         self._workspace.stopping.clear()
-        self._failure = None
+        self._failure, self._last_error, self._failures = None, None, 0
         self._background = threading.Thread(
             target=self._follow,
             args=(INTERVAL_S if interval is None else interval,),
@@ -89,8 +98,7 @@ class Running:
             return True
         self._background.join(timeout)
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            raise self._failure
         return not self._background.is_alive()
 
     def stop(self) -> None:
@@ -114,13 +122,46 @@ class Running:
         looked = -math.inf
         try:
             while not workspace.stopping.is_set():
-                with workspace.lock:
-                    if time.monotonic() - looked >= interval_s:
-                        workspace.sources.follow(interval_s)
-                        looked = time.monotonic()
-                    more = self._step(0.0)
-                # between consecutive epochs, other threads can get the lock
-                workspace.stopping.wait(YIELD_S if more else interval_s)
+                try:
+                    with workspace.lock:
+                        if time.monotonic() - looked >= interval_s:
+                            workspace.sources.follow(interval_s)
+                            looked = time.monotonic()
+                        more = self._step(0.0)
+                        if not more and self._epochs.retry_due():
+                            self._epochs.retry()
+                    self._failures, self._last_error = 0, None
+                    # between consecutive epochs, other threads can get the lock
+                    pause_s = YIELD_S if more else interval_s
+                except Exception as error:  # noqa: BLE001  # nothing ends the run in silence
+                    pause_s = self._failed(error)
+                workspace.stopping.wait(pause_s)
         except BaseException as error:  # noqa: BLE001  # await_termination raises it
             _LOG.error("the background run has ended: %s", type(error).__name__)
             self._failure = error
+
+    def _failed(self, error: Exception) -> float:
+        """Report a failure of the background run; return the seconds until the next try.
+
+        Raises:
+            Exception: the same error, if no later try can succeed.
+        """
+        self._last_error = error
+        self._epochs.report(error)
+        if isinstance(error, StateError) or not self._workspace.writes:
+            raise error
+        pause_s: float = min(BACK_OFF_S * 2**self._failures, BACK_OFF_MAX_S)
+        self._failures += 1
+        _LOG.error("%s; the next try is in %.1f s", named(error), pause_s)
+        return pause_s
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the background run; see `Engine.status`."""
+        if self._failure is not None:
+            return {"state": "ended", "error": str(self._failure)}
+        if self._background is None or not self._background.is_alive():
+            return {"state": "stopped"}
+        if self._last_error is not None:
+            error = str(self._last_error)
+            return {"state": "retrying", "error": error, "failures": self._failures}
+        return {"state": "running"}

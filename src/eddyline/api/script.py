@@ -46,11 +46,26 @@ __all__ = [
 ]
 
 
+class ScriptWriting(Protocol):
+    """The methods that INSERT, DELETE and UPDATE call. `Writing` documents them."""
+
+    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None: ...
+
+    def delete_where(self, table: str, condition: str | None) -> None: ...
+
+    def update_where(
+        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
+    ) -> None: ...
+
+
 class ScriptEngine(Protocol):
     """The methods that statements call. `Engine` documents them."""
 
     @property
     def spark(self) -> SparkSession: ...
+
+    @property
+    def writing(self) -> ScriptWriting: ...
 
     def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
 
@@ -74,14 +89,6 @@ class ScriptEngine(Protocol):
     def explain(self, name_or_query: str, stage: str = "dag") -> str: ...
 
     def sql(self, query: str) -> DataFrame: ...
-
-    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None: ...
-
-    def delete_where(self, table: str, condition: str | None) -> None: ...
-
-    def update_where(
-        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
-    ) -> None: ...
 
 
 def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
@@ -146,15 +153,15 @@ def _exists(engine: ScriptEngine, statement: CreateTable | CreateStream | Create
 
 
 def _insert(engine: ScriptEngine, statement: Insert) -> None:
-    engine.insert_query(statement.table, statement.columns, statement.query_text)
+    engine.writing.insert_query(statement.table, statement.columns, statement.query_text)
 
 
 def _delete(engine: ScriptEngine, statement: Delete) -> None:
-    engine.delete_where(statement.table, statement.where_text)
+    engine.writing.delete_where(statement.table, statement.where_text)
 
 
 def _update(engine: ScriptEngine, statement: Update) -> None:
-    engine.update_where(statement.table, statement.assignments, statement.where_text)
+    engine.writing.update_where(statement.table, statement.assignments, statement.where_text)
 
 
 def _drop(engine: ScriptEngine, statement: Drop) -> None:

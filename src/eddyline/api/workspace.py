@@ -21,6 +21,7 @@ from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
 from eddyline.spark.session import ZONE, cloned, epoch_session, local_session, storage_zone
+from eddyline.spark.settings import storage_settings
 from eddyline.sql.dialect import expand_windowing
 from eddyline.state.manifest import Manifest, committed_epochs, last_committed, manifest_name
 from eddyline.state.recover import flush, open_storage
@@ -66,8 +67,9 @@ class Workspace:
             self.store = open_store(self.files, options.catalog)
             self.inbox = Inbox(self.store)
             self.catalog, self.manifest = self._open()
-            self.spark = spark or local_session(self.manifest.zone)
+            self.spark = spark or local_session(self.manifest.zone, self.manifest.settings)
             self.zone = storage_zone(self.spark, self.manifest.zone)
+            self.settings = storage_settings(self.spark, self.manifest.settings)
             self.sources = Sources(self.files, self.spark, self.zone, FORMATS)
             if self.writes:
                 skip = options.delivery == "at_most_once"
@@ -77,7 +79,7 @@ class Workspace:
             self._storage_lock.release()
             raise
         buckets = self.catalog.buckets
-        self.epochs_session = epoch_session(self.spark, buckets, self.zone)
+        self.epochs_session = epoch_session(self.spark, buckets, self.zone, self.settings)
         self.compiler = Compiler(
             self.spark,
             self.epochs_session,
@@ -85,6 +87,7 @@ class Workspace:
             options,
             buckets,
             self.zone,
+            self.settings,
             self.sources.readers,
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
@@ -116,8 +119,8 @@ class Workspace:
         return self.manifest
 
     def session(self) -> SparkSession:
-        """Return a clone of the user's session, in the time zone of the storage."""
-        return cloned(self.spark, **{ZONE: self.zone})
+        """Return a clone of the user's session, with time zone and settings of the storage."""
+        return cloned(self.spark, **self.settings, **{ZONE: self.zone})
 
     def plain_sql(self, query: str) -> str:
         """Return the query in plain Spark SQL: WINDOWING is expanded to Spark's functions."""
@@ -147,6 +150,10 @@ class Workspace:
                 )
             self._plans[entry.id] = compiled
         return compiled
+
+    def forget_plan(self, entry: Entry) -> None:
+        """Remove a plan from the cache, so that it is compiled with the functions known by then."""
+        self._plans.pop(entry.id, None)
 
     def keep_plan(self, entry: Entry, compiled: CompiledPlan) -> None:
         """Cache a plan that was compiled before its entry was in the catalog."""
@@ -204,7 +211,7 @@ class Workspace:
 
     def forget(self, entry: Entry) -> None:
         """Delete the data of an entry that is no longer in the catalog."""
-        self._plans.pop(entry.id, None)
+        self.forget_plan(entry)
         self.manifest = self.manifest.owned(self.catalog.ids)
         self.sources.remove(entry)
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped

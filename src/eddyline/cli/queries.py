@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
@@ -105,14 +106,14 @@ def _status(args: argparse.Namespace) -> int:
             f"{item['state_rows']:,}",
             size(item["state_bytes"]),
             "" if item["state_growth"] is None else f"{item['state_growth']:+,.1f}",
-            f"paused since epoch {item['paused']}" if item["paused"] else "",
+            _state(item),
         )
         for item in status["views"]
     ]  # fmt: skip
     print(f"last committed epoch: {status['epoch']}\n")
     columns = ("source", "kind", "position", "watermark", "late rows", "dead letters")
     print(layout(columns, sources, right=(2, 4, 5)), end="\n\n")
-    heads = ("view", "level", "state rows", "state size", "rows/epoch", "")
+    heads = ("view", "level", "state rows", "state size", "rows/epoch", "state")
     print(layout(heads, views, right=(1, 2, 3, 4)))
     if status["pipelines"]:
         names = ("received", "done", "dead", "retry", "in_flight")
@@ -123,6 +124,14 @@ def _status(args: argparse.Namespace) -> int:
         heads = ("pipeline", "received", "done", "dead", "in retry", "in flight")
         print("", layout(heads, pipelines, right=(1, 2, 3, 4, 5)), sep="\n")
     return 0
+
+
+def _state(view: Mapping[str, Any]) -> str:
+    """Return whether a view is live; if not, since when and why."""
+    text = str(view["state"])
+    if "since" in view:
+        text += f" since epoch {view['since']}"
+    return f"{text}: {view['error']}" if "error" in view else text
 
 
 def _verify(args: argparse.Namespace) -> int:

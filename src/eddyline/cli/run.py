@@ -34,6 +34,7 @@ def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _logging(args.verbose), open_engine(args.storage) as engine:
         engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
+        engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         answer = engine.execute(script)
         if answer is not None:
             print(as_table(spark_answer(answer)), flush=True)

@@ -36,10 +36,11 @@ def progress_line(progress: Progress) -> str:
     rows_in, rows_out = sum(progress.rows_in.values()), sum(progress.rows_out.values())
     state_rows = sum(part["rows"] for part in progress.state.values())
     state_bytes = sum(part["bytes"] for part in progress.state.values())
+    failing = f"  failing: {', '.join(progress.failing)}" if progress.failing else ""
     return (
         f"epoch {progress.epoch:>6}  {rows_in:>11,} in  {rows_out:>9,} out"
         f"  {sum(progress.seconds.values()):>7.2f} s  state {state_rows:>11,} rows"
-        f" {size(state_bytes):>10}  ({stages})"
+        f" {size(state_bytes):>10}  ({stages}){failing}"
     )
 
 

@@ -14,6 +14,9 @@ from eddyline.state.arrangement import Arrangement, Layout
 
 State = Mapping[str, Arrangement]
 
+STATE_VERSION = 1
+"""To be raised whenever an operator reads or writes its state in another way: stored views are then rebuilt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

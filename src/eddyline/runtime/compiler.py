@@ -22,7 +22,7 @@ from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.kernel import Kernel
-from eddyline.runtime.plans import EpochPlan
+from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.readers import Reader
@@ -32,6 +32,9 @@ from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import epoch_session
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
+
+HASH_BITS = 64
+"""How many bits of the key hash the rows of tables and streams are stored by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Compiler:
     Args:
         spark: the user's session, with the user's functions.
         session: the session in which epochs run.
-        buckets, zone: number of buckets and time zone of the storage.
+        buckets, zone, settings: number of buckets, time zone and Spark settings of the storage.
         readers: readers for the kinds of segments that only registered formats use.
     """
 
@@ -71,6 +74,7 @@ class Compiler:
         options: Options,
         buckets: int,
         zone: str,
+        settings: Mapping[str, str],
         readers: Mapping[str, Reader],
     ) -> None:
         self.spark = spark
@@ -79,6 +83,7 @@ class Compiler:
         self.options = options
         self.buckets = buckets
         self.zone = zone
+        self.settings = settings
         self.readers = readers
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
@@ -107,7 +112,7 @@ class Compiler:
             QueryError: the query is wrong, or no live view can keep it.
         """
         # a new clone has the functions that the user has registered so far
-        session = epoch_session(self.spark, self.buckets, self.zone)
+        session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
         catalyst = Catalyst(session)
         relations: dict[int, Relation] = {}
         for name in upstream:
@@ -146,6 +151,7 @@ class Compiler:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
         columns = entry.columns
         build = self._build(self.catalyst, entry, {entry.name: columns})
+        build.hash_bits = HASH_BITS  # the options of views must not change how rows are stored
         key = tuple(columns.names.index(name) for name in entry.key)
         compiled = compile_table(build, columns, key)
         if entry.kind == STREAM:
@@ -158,7 +164,15 @@ class Compiler:
             tuple(f"c{i}" for i in key or range(len(columns))),
             wire,
         )
-        plan = EpochPlan(entry.id, entry.name, upkeep, tuple(build.leaves), (part,), 0)
+        plan = EpochPlan(
+            entry.id,
+            entry.name,
+            upkeep,
+            tuple(build.leaves),
+            (part,),
+            0,
+            fingerprint((part,), build.leaves, HASH_BITS),
+        )
         return CompiledPlan(plan, compiled, columns)
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
@@ -229,13 +243,16 @@ class Compiler:
     ) -> CompiledPlan:
         build = compiled.build
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
+        physical = build.catalyst.executable(compiled.frame)
+        shown = physical.toString() if catalog else ""
         plan = EpochPlan(
             entry.id,
             entry.name,
-            build.catalyst.executable(compiled.frame),
+            physical,
             tuple(build.leaves),
             tuple(build.parts),
             1 + max(levels, default=0) if catalog else 0,
+            fingerprint(build.parts, build.leaves, build.hash_bits, shown),
         )
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator

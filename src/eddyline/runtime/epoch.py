@@ -7,22 +7,22 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
 
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
-from eddyline.runtime.failures import failed_epoch
+from eddyline.runtime.failures import VIEW_FAILING, failed_view
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.state.arrangement import difference_run
-from eddyline.state.manifest import Buckets, Manifest, manifest_name, write_manifest
+from eddyline.state.manifest import Buckets, Failure, Manifest, manifest_name, write_manifest
 from eddyline.storage.files import Files
 
 JOBS_AT_ONCE = 2
@@ -38,6 +38,7 @@ class Progress:
         rows_out: changes written, by name of table or view.
         seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
         state: for each stateful operator (name of view / operator) its rows and bytes on disk.
+        failing: the views that are set aside, and the error of each.
     """
 
     epoch: Epoch
@@ -45,6 +46,7 @@ class Progress:
     rows_out: dict[str, int]
     seconds: dict[str, float]
     state: dict[str, dict[str, int]] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
 
 
 class _Timer:
@@ -62,13 +64,14 @@ class _Timer:
 
 @dataclass(slots=True)
 class EpochRunner:
-    """Runs epochs against one storage, in one time zone."""
+    """Runs epochs against one storage, in one time zone and with fixed settings of Spark."""
 
     files: Files
     session: SparkSession
     catalyst: Catalyst
     scan_tasks: int
     zone: str
+    settings: dict[str, str]
 
     def run(
         self,
@@ -76,7 +79,7 @@ class EpochRunner:
         inputs: Sequence[PlanInput],
         positions: Mapping[str, int],
         watermarks: Watermarks,
-        rebuilt: Collection[ViewId] = (),
+        rebuilt: Sequence[ViewId] = (),
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -89,27 +92,34 @@ class EpochRunner:
                 this epoch is all their rows, and their changelog gets the difference to the old
                 rows.
 
+        A view that fails on its rows is set aside with all that read it: it keeps the state of the
+        last committed epoch, and the epoch goes on without it.
+
         Returns:
             The new manifest, and the seconds of each stage.
 
         Raises:
-            EngineError: the job failed; nothing is committed.
+            EngineError: nothing is committed. VIEW_FAILING: the epoch was to rebuild failing views,
+                and all of them still fail. EPOCH_FAILED: a job failed for another reason.
         """
         epoch = Epoch(base.epoch + 1)
         folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
         self.files.make_folder(folder)
         plans = [one.plan for one in inputs]
         context = EpochContext(folder, base.epoch, self._limits(plans, watermarks), tuple(rebuilt))
-        state = EpochState(_without(base.arrangements, rebuilt))
+        state = EpochState(
+            _without(base.arrangements, rebuilt),
+            failing={view: why for view, why in base.failing.items() if view not in rebuilt},
+        )
         timer = _Timer("plan", "run")
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
+            if rebuilt and base.failing.keys() & state.failing.keys() >= set(rebuilt):
+                raise _still_failing(state.failing[rebuilt[0]])
             with timer.stage("commit"):
-                for plan in plans:
-                    if plan.id in rebuilt:
-                        self._replace_delta(folder, plan, base, state)
-                results = {plan.result for plan in plans}
-                manifest = self._next_manifest(base, state, results, positions, watermarks, rebuilt)
+                manifest = self._next_manifest(
+                    base, folder, plans, state, positions, watermarks, rebuilt
+                )
                 write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
@@ -144,13 +154,20 @@ class EpochRunner:
             ready: list[tuple[EpochPlan, list[Segment]]] = []
             with timer.stage("plan"):
                 for one in (one for one in inputs if one.plan.level == level):
+                    if upstream := state.failing_upstream(one.plan):
+                        error = _reads_failing(one.plan, upstream)
+                        _set_aside(one.plan, error, context.base, state)
+                        continue
                     segments = one.resolved(changed)
                     if any(segments.values()) or watermarks.have_advanced(one.plan.parts):
                         self._assign(context.folder, one.plan, segments)
                         ready.append((one.plan, [s for own in segments.values() for s in own]))
             with timer.stage("run"):
-                self._execute_all(ready, context)
+                failures = self._execute_all(ready, context)
                 for plan, _ in ready:
+                    if (failure := failures.get(ViewId(plan.id))) is not None:
+                        _set_aside(plan, failure, context.base, state)
+                        continue
                     collect_reports(self.files, context.folder, plan, state, watermarks)
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
 
@@ -166,15 +183,28 @@ class EpochRunner:
 
     def _execute_all(
         self, plans: Sequence[tuple[EpochPlan, list[Segment]]], context: EpochContext
-    ) -> None:
-        """Execute the plans of one level, some at a time."""
+    ) -> dict[ViewId, EddylineError]:
+        """Execute the plans of one level, some at a time; return the errors of views that fail."""
+
+        def attempt(one: tuple[EpochPlan, list[Segment]]) -> EddylineError | None:
+            try:
+                self._execute(*one, context)
+            except EngineError as error:
+                if error.condition != VIEW_FAILING or not one[0].level:
+                    raise  # only views can be left out of an epoch
+                return error
+            return None
+
         if len(plans) < 2:
-            for plan, segments in plans:
-                self._execute(plan, segments, context)
-            return
-        with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-            for job in [pool.submit(self._execute, *one, context) for one in plans]:
-                job.result()
+            found = [attempt(one) for one in plans]
+        else:
+            with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+                found = list(pool.map(attempt, plans))
+        return {
+            ViewId(plan.id): error
+            for (plan, _), error in zip(plans, found, strict=True)
+            if error is not None
+        }
 
     def _execute(self, plan: EpochPlan, segments: list[Segment], context: EpochContext) -> None:
         if isinstance(plan.physical, TableUpkeep):
@@ -186,7 +216,7 @@ class EpochRunner:
         try:
             self.catalyst.run(plan.physical)
         except Exception as error:  # whatever Spark raises: it is named and passed on
-            raise failed_epoch(plan.name, error) from error
+            raise failed_view(plan.name, error) from error
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
@@ -211,23 +241,41 @@ class EpochRunner:
     def _next_manifest(
         self,
         base: Manifest,
+        folder: str,
+        plans: Sequence[EpochPlan],
         state: EpochState,
-        results: Collection[str],
         positions: Mapping[str, int],
         watermarks: Watermarks,
         rebuilt: Collection[ViewId],
     ) -> Manifest:
-        """Return the manifest to commit; the deltas of `results` become the changelog."""
+        """Return the manifest to commit; the deltas of the plans' results become the changelog."""
         epoch = Epoch(base.epoch + 1)
+        done = [plan for plan in plans if plan.id not in state.failing]
+        again = [plan for plan in done if plan.id in rebuilt]
+        for plan in again:
+            self._replace_delta(folder, plan, base, state)
+        old = {
+            name: buckets
+            for name, buckets in base.arrangements.items()
+            if (owner := name.split("/")[0]) in rebuilt and owner in state.failing
+        }
+        failing = {
+            view: replace(why, since=base.failing[view].since) if view in base.failing else why
+            for view, why in state.failing.items()
+        }
+        results = {plan.result for plan in done}
         return Manifest(
             epoch,
             {**base.positions, **positions},
-            state.arrangements,
+            {**state.arrangements, **old},
             {name: buckets for name, buckets in state.deltas.items() if name in results},
             state.counters,
             watermarks.next_clocks(positions),
-            {**base.rebuilt, **dict.fromkeys(rebuilt, epoch)},
+            {**base.rebuilt, **{ViewId(plan.id): epoch for plan in again}},
             self.zone,
+            failing,
+            {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
+            self.settings,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:
@@ -247,3 +295,23 @@ def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dic
 def _segments(buckets: Buckets) -> list[Segment]:
     """Return some buckets' runs as input for the leaves of other plans."""
     return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
+
+
+def _reads_failing(plan: EpochPlan, upstream: str) -> EddylineError:
+    """Return the error of a view that can't be computed because a view that it reads fails."""
+    return EngineError(
+        f"view {plan.name} reads {upstream}, which fails",
+        condition=VIEW_FAILING,
+        hint=f"mend the cause of {upstream}; both are tried again by themselves",
+        upstream=upstream,
+    )
+
+
+def _still_failing(failure: Failure) -> EddylineError:
+    return EngineError(failure.message, condition=VIEW_FAILING)
+
+
+def _set_aside(plan: EpochPlan, error: EddylineError, base: Epoch, state: EpochState) -> None:
+    """Record that a view fails in the epoch after `base`."""
+    upstream = str(error.context.get("upstream", ""))
+    state.failing[ViewId(plan.id)] = Failure(plan.name, Epoch(base + 1), error.message, upstream)

@@ -1,13 +1,27 @@
-"""Errors that Spark reports as text."""
+"""Errors that Spark reports as text: their cause, and whether one view or the whole epoch has failed."""
 
 from __future__ import annotations
 
 import re
 
-from eddyline.errors import EddylineError, EngineError, StateError
+from pyspark.errors import PySparkException
+
+from eddyline.errors import DATA, USER, EddylineError, EngineError, StateError
+
+VIEW_FAILING = "VIEW_FAILING"
 
 _TRACEBACK = "Traceback (most recent call last):"
-_STATE_ERROR = re.compile(r"eddyline\.errors\.StateError: \[(\w+)\] (.*)")
+_OWN_ERROR = re.compile(r"eddyline\.errors\.(\w+): \[(\w+)\] (.*)")
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
+_OWN_FRAME = re.compile(r'File "[^"]*eddyline/(?:state|storage|source|runtime)/[^"]*"')
+# how Python and the JVM name failures of the machine, by the beginning of the exception's name
+_MACHINE = (
+    *("MemoryError", "OSError", "IOError", "EOFError", "BrokenPipe", "Connection", "Timeout"),
+    *("FileNotFound", "FileExists", "IsADirectory", "NotADirectory", "Permission", "Blocking"),
+    *("InterruptedError", "ChildProcess", "ProcessLookup", "pyarrow.lib.ArrowMemoryError"),
+    *("java.io.", "java.nio.", "java.net.", "java.lang.OutOfMemoryError", "java.lang.Interrupted"),
+    *("java.util.concurrent.", "org.apache.spark.SparkException:", "org.apache.spark.TaskKilled"),
+)
 
 
 def cause_of(error: Exception) -> str:
@@ -16,9 +30,11 @@ def cause_of(error: Exception) -> str:
     For a Python function this is the last line of its traceback: the exception and its message.
     """
     text = str(error)
-    if _TRACEBACK in text:
-        python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
-        text = [line for line in python.splitlines() if line[:1].strip()][-1]
+    if (python := _python_cause(text)) is not None:
+        return python
+    lost = _LOST_TASK.search(text)
+    if lost is not None and not isinstance(error, PySparkException):
+        return lost[1].strip()
     named = [
         line.strip()
         for line in text.splitlines()
@@ -27,17 +43,50 @@ def cause_of(error: Exception) -> str:
     return named[-1] if named else (text.splitlines() or [""])[0]
 
 
-def failed_epoch(view: str, error: Exception) -> EddylineError:
-    """Return the error to raise if Spark's job for a view has failed.
+def failed_view(view: str, error: Exception) -> EddylineError:
+    """Return the error for a view whose Spark job has failed.
 
-    A StateError raised by a kernel is restored as a StateError.
+    Its condition is `VIEW_FAILING` if the rows of the view, its expressions or its functions are the
+    cause: the same job would fail again, and other views can go on. For other causes, such as a lost
+    worker, the whole epoch fails. A StateError raised by a kernel is restored as a StateError.
     """
-    found = _STATE_ERROR.search(str(error))
-    if found is not None:
-        return StateError(found[2], condition=found[1], view=view)
+    cause = cause_of(error)
+    own = _OWN_ERROR.search(str(error))
+    if own is not None and own[1] == "StateError" and own[2] != "NEGATIVE_WEIGHT":
+        return StateError(own[3], condition=own[2], view=view)
+    if _of_the_view(error, cause):
+        return EngineError(
+            f"view {view} fails on its rows: {cause}",
+            condition=VIEW_FAILING,
+            hint="mend the rows or the function; the view is tried again by itself",
+        )
     return EngineError(
-        f"the epoch failed: {cause_of(error)}",
+        f"the epoch failed: {cause}",
         condition="EPOCH_FAILED",
         view=view,
         hint="nothing was committed; mend the cause and call advance() again",
     )
+
+
+def _of_the_view(error: Exception, cause: str) -> bool:
+    """Return whether a job failed because of the rows, expressions or functions of its view."""
+    text = str(error)
+    own = _OWN_ERROR.search(text)
+    if own is not None:
+        known = EddylineError(own[3], condition=own[2])
+        return known.fault in (DATA, USER)
+    if _python_cause(text) is not None:
+        # functions of users may open files and call services; kernels read and write the storage
+        return not (cause.startswith(_MACHINE) and _OWN_FRAME.search(text))
+    if isinstance(error, PySparkException) and error.getCondition():
+        return True
+    return _LOST_TASK.search(text) is not None and not cause.startswith(_MACHINE)
+
+
+def _python_cause(text: str) -> str | None:
+    """Return the last line of a Python traceback: the exception and its message; None without one."""
+    if _TRACEBACK not in text:
+        return None
+    python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
+    lines = [line for line in python.splitlines() if line[:1].strip()]
+    return lines[-1] if lines else None

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eddyline.catalog.entries import STREAM, Catalog
+import pyspark
+
+from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.errors import EddylineError, StateError
 from eddyline.intake.sources import Sources
+from eddyline.operators.base import STATE_VERSION
 from eddyline.operators.result import ROWS
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import arrangement_name
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
+
+# what differs between two compilations of one plan: ids, numbers of stages and tasks
+_VOLATILE = re.compile(r"#\d+L?|\*\(\d+\) |\[plan_id=\d+\]|Range \(.*?\)")
+
+
+def fingerprint(
+    parts: Sequence[StatefulPart], leaves: Sequence[Leaf], hash_bits: int, physical: str = ""
+) -> str:
+    """Return a text that is equal for plans that write and read the same state.
+
+    It covers the operators and layouts in their order, the columns that they read, and for a view
+    Spark's plan between them and Spark's version.
+
+    Args:
+        physical: the text of Spark's physical plan; empty for a table or stream.
+    """
+    layouts = [(part.name, part.operator, part.buckets, part.operator.layouts) for part in parts]
+    lines = [_canonical(line) for line in _VOLATILE.sub("", physical).splitlines()]
+    expiry = [part.expiry for part in parts]
+    form = repr((STATE_VERSION, hash_bits, layouts, expiry, list(leaves), lines))
+    digest = hashlib.sha256(form.encode()).hexdigest()[:16]
+    return f"{digest} spark {pyspark.__version__}" if physical else digest
+
+
+def _canonical(line: str) -> str:
+    """Return a line of a physical plan with the terms of a condition sorted: Spark keeps them in sets."""
+    return " AND ".join(sorted(line.split(" AND "))) if "Filter" in line else line
+
+
+def other_plan(entry: Entry) -> EddylineError:
+    """Return the error for a table or stream whose state another plan has written."""
+    return StateError(
+        f"the rows of {entry.kind} {entry.name} were written by another plan",
+        condition="OTHER_PLAN",
+        hint="open the storage with the options (EDDYLINE_*) and the version that it was made with",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +66,7 @@ class EpochPlan:
         physical: Spark's physical plan of a view, opaque here; the TableUpkeep of a table.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
+        fingerprint: equal for plans that write and read the same state; see `fingerprint`.
     """
 
     id: str
@@ -32,6 +75,7 @@ class EpochPlan:
     leaves: tuple[Leaf, ...]
     parts: tuple[StatefulPart, ...]
     level: int
+    fingerprint: str
 
     @property
     def result(self) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eddyline.changes import BucketId
+from eddyline.changes import BucketId, ViewId
 from eddyline.errors import EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.table import TableUpkeep
-from eddyline.state.manifest import Buckets
+from eddyline.state.manifest import Buckets, Failure
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -26,11 +26,19 @@ class EpochState:
         arrangements: the runs of each arrangement: at first those of the last committed epoch.
         deltas: the runs that this epoch adds to each arrangement.
         counters: rows in and out by name of a view, and by `view/operator`.
+        failing: the views that are set aside: at first those of the last committed epoch.
     """
 
     arrangements: dict[str, Buckets]
     deltas: dict[str, Buckets] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
+    failing: dict[ViewId, Failure] = field(default_factory=dict)
+
+    def failing_upstream(self, plan: EpochPlan) -> str:
+        """Return the name of a failing view that a plan reads; empty if there is none."""
+        read = {leaf.relation.lower() for leaf in plan.leaves}
+        failing = (failure.view for failure in self.failing.values())
+        return next((name for name in failing if name.lower() in read), "")
 
 
 def collect_reports(

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.changes import SEQUENCE
+from eddyline.changes import HASH, SEQUENCE, WEIGHT
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.source.readers import Reader, read_segment
-from eddyline.source.segments import Segment, event_times, in_time
+from eddyline.source.segments import (
+    BUCKET_RUNS,
+    ROWS_MAX,
+    RUN,
+    Segment,
+    Wanted,
+    event_times,
+    in_time,
+    read_arrow,
+)
+from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import merged_if_repetitive
+from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
 
@@ -100,4 +112,28 @@ class LeafScan:
     def _tables(
         self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema
     ) -> Iterator[pa.Table]:
-        return read_segment(self.files, segment, self.names, columns, schema, self.readers)
+        readers = {BUCKET_RUNS: read_bucket, **self.readers}
+        return read_segment(self.files, segment, self.names, columns, schema, readers)
+
+
+def bucket_segment(runs: Sequence[Run]) -> Segment:
+    """Return the segment for the rows that the runs of one bucket add up to."""
+    if len(runs) == 1:
+        return Segment(RUN, runs[0].name, runs[0].rows)
+    return Segment(BUCKET_RUNS, json.dumps([[run.name, run.rows] for run in runs]), 0)
+
+
+def read_bucket(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tuple[pa.Table, int]]:
+    """Read the runs of a bucket as a `Reader`; a row that was deleted again doesn't appear.
+
+    Expressions may fail on such a row, while they don't on what is left.
+    """
+    parts = [Segment(RUN, name, rows) for name, rows in json.loads(segment.file)]
+    stored = pa.concat_tables(
+        [read_arrow(files, part) for part in parts], promote_options="default"
+    )
+    layout = Layout(tuple(n for n in stored.column_names if n not in (HASH, WEIGHT)))
+    table = layout.consolidate(stored).select([*(f"c{place}" for place in wanted.places), WEIGHT])
+    for start in range(0, table.num_rows, ROWS_MAX):
+        part = table.slice(start, ROWS_MAX)
+        yield part, part.num_rows

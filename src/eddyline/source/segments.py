@@ -14,6 +14,7 @@ from eddyline.storage.files import Files, checksum, damaged
 ROWS_MAX = 1 << 17
 
 RUN, LOG, NDJSON, PARQUET, NEXMARK = "run", "log", "ndjson", "parquet", "nexmark"
+BUCKET_RUNS = "bucket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,11 @@ class Segment:
     """Rows of one file, or rows that are generated again from their numbers.
 
     Attributes:
-        kind: selects the reader: `run` (state, with weights), `log` (redo log, with operations),
-            `ndjson`, `parquet`, `nexmark` (generated), or a kind of a registered format.
-        file: name in the storage; a full path for other files; for generated rows the generator and
-            its settings.
+        kind: selects the reader: `run` (state, with weights), `bucket` (several runs of state, without
+            the rows that they append and delete again), `log` (redo log, with operations), `ndjson`,
+            `parquet`, `nexmark` (generated), or a kind of a registered format.
+        file: name in the storage; for several runs a JSON list of names and numbers of rows; a full
+            path for other files; for generated rows the generator and its settings.
         rows: number of rows; 0 if unknown before reading. A large segment with a known number can
             be split into pieces with different `start` and `rows`.
         start: the first row of a run, log or generator; the first byte of an NDJSON file's part.

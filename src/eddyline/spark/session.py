@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -42,18 +43,19 @@ _EPOCHS = {
 }
 
 
-def local_session(zone: str = "") -> SparkSession:
+def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> SparkSession:
     """Return the active session, or make a local one on all cores that listens on loopback only.
 
     Args:
         zone: time zone of a new session; empty for UTC.
+        fixed: more settings of a new session: those that its storage was made with.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {})
+    settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
     builder = SparkSession.builder.master("local[*]")
     for name, value in settings.items():
@@ -108,9 +110,15 @@ def _rules(session: SparkSession, zone: str) -> Any:
     return times.getZoneId(zone).getRules()
 
 
-def epoch_session(session: SparkSession, buckets: int, zone: str) -> SparkSession:
-    """Return the session in which an engine compiles and runs its plans."""
-    twin = cloned(session, **{ZONE: zone})
+def epoch_session(
+    session: SparkSession, buckets: int, zone: str, settings: Mapping[str, str]
+) -> SparkSession:
+    """Return the session in which an engine compiles and runs its plans.
+
+    Args:
+        settings: the settings of the storage that results depend on.
+    """
+    twin = cloned(session, **settings, **{ZONE: zone})
     for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
         twin.conf.set(name, value)
     return twin

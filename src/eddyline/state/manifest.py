@@ -33,6 +33,23 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a view is set aside: its rows, expressions or functions raise an error.
+
+    Attributes:
+        view: the name of the view.
+        since: the first epoch that it missed; its stored rows are those of the epoch before.
+        message: the error.
+        upstream: the failing view that it reads; empty if the view itself fails.
+    """
+
+    view: str
+    since: Epoch
+    message: str
+    upstream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of a committed epoch.
 
@@ -45,6 +62,9 @@ class Manifest:
         clocks: the event time of each stream with a watermark.
         rebuilt: for each view whose state was rebuilt, the last epoch that did.
         zone: the time zone of the views; empty if unknown.
+        failing: the views that are set aside, because they fail on their rows.
+        plans: for each table and view the fingerprint of the plan that wrote its state.
+        settings: Spark's settings that results depend on, fixed when the storage was made.
     """
 
     epoch: Epoch
@@ -55,6 +75,9 @@ class Manifest:
     clocks: dict[str, Clock] = field(default_factory=dict)
     rebuilt: dict[ViewId, Epoch] = field(default_factory=dict)
     zone: str = ""
+    failing: dict[ViewId, Failure] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
     def runs(self, arrangement: str, bucket: BucketId) -> tuple[Run, ...]:
         """Return the runs of a bucket; none if it never held a row."""
@@ -92,6 +115,8 @@ class Manifest:
             arrangements=keep(self.arrangements),
             deltas=keep(self.deltas),
             rebuilt={name: epoch for name, epoch in self.rebuilt.items() if name in nodes},
+            failing={name: failure for name, failure in self.failing.items() if name in nodes},
+            plans={name: plan for name, plan in self.plans.items() if name in nodes},
         )
 
     def all_runs(self) -> list[Run]:
@@ -111,6 +136,9 @@ class Manifest:
             "clocks": {name: asdict(clock) for name, clock in self.clocks.items()},
             "rebuilt": self.rebuilt,
             "zone": self.zone,
+            "failing": {name: asdict(failure) for name, failure in self.failing.items()},
+            "plans": self.plans,
+            "settings": self.settings,
         }
 
 
@@ -185,6 +213,9 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
         document.get("rebuilt", {}),
         document.get("zone", ""),
+        {name: Failure(**failure) for name, failure in document.get("failing", {}).items()},
+        document.get("plans", {}),
+        document.get("settings", {}),
     )
 
 

@@ -1,0 +1,26 @@
+"""Views that are set aside because they fail on their rows: what readers get instead of rows."""
+
+from __future__ import annotations
+
+from eddyline.catalog.entries import Entry
+from eddyline.changes import ViewId
+from eddyline.errors import EngineError
+from eddyline.state.manifest import Failure, Manifest
+
+
+def view_failing(failure: Failure) -> EngineError:
+    """Return the error for a view that is set aside."""
+    return EngineError(
+        failure.message,
+        condition="VIEW_FAILING",
+        hint="mend the rows or the function, and the view comes back by itself; "
+        "snapshot(last_good=True) reads the rows of its last good epoch",
+        since=failure.since,
+    )
+
+
+def check_live(entry: Entry, manifest: Manifest) -> None:
+    """Raise EngineError VIEW_FAILING if a view is set aside in an epoch."""
+    failure = manifest.failing.get(ViewId(entry.id))
+    if failure is not None:
+        raise view_failing(failure)

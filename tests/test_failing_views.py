@@ -1,0 +1,222 @@
+"""Views that fail on their rows are set aside: the others go on, and they come back by themselves."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+import eddyline as el
+from eddyline.answers.quick import quick_answer
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    from eddyline.spark.session import local_session
+
+    return local_session()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
+    with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
+        yield engine
+
+
+def rows(engine: el.Engine, name: str) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in engine.snapshot(name).collect())
+
+
+def states(engine: el.Engine) -> dict[str, str]:
+    return {view["name"]: view["state"] for view in engine.status()["views"]}
+
+
+def replayed(engine: el.Engine, name: str) -> list[tuple[object, ...]]:
+    """Return the rows that a view's whole changelog adds up to."""
+    held: list[tuple[object, ...]] = []
+    for *values, op, _ in engine.changes(name).orderBy("epoch", "op").collect():
+        held.append(tuple(values)) if op == "append" else None
+    for *values, op, _ in engine.changes(name).collect():
+        held.remove(tuple(values)) if op == "delete" else None
+    return sorted(held)
+
+
+def test_a_failing_view_is_set_aside_and_the_others_go_on(engine: el.Engine) -> None:
+    table = engine.table("t", "id INT, a INT, b INT", primary_key=["id"])
+    quotients = engine.view("quotients", "SELECT id, a DIV b AS q FROM t")
+    engine.view("total", "SELECT count(*) AS n FROM t")
+    engine.view("above", "SELECT sum(q) AS s FROM quotients")
+    told: list[el.EddylineError] = []
+    engine.on_error(told.append)
+    table.insert([(1, 6, 2)])
+    good = engine.advance()
+    table.insert([(2, 1, 0), (3, 8, 2)])
+    failed = engine.advance()
+    assert failed == good + 1
+    assert rows(engine, "total") == [(3,)]
+    assert states(engine) == {"quotients": "failing", "total": "live", "above": "failing"}
+    with pytest.raises(el.EngineError, match="DIVIDE_BY_ZERO") as caught:
+        quotients.snapshot()
+    assert caught.value.condition == "VIEW_FAILING"
+    assert caught.value.context["since"] == failed
+    assert [tuple(row) for row in quotients.snapshot(last_good=True).collect()] == [(1, 3)]
+    assert [tuple(row) for row in quotients.snapshot(good).collect()] == [(1, 3)]
+    with pytest.raises(el.EngineError, match="reads quotients"):
+        engine.snapshot("above")
+    with pytest.raises(el.EngineError, match="DIVIDE_BY_ZERO"):
+        engine.sql("SELECT max(q) FROM quotients")
+    with pytest.raises(el.EngineError, match="DIVIDE_BY_ZERO"):
+        quick_answer(engine.files, engine.catalog, "SELECT * FROM quotients")
+    assert [error.condition for error in told] == ["VIEW_FAILING", "VIEW_FAILING"]
+    progress = engine.progress()
+    assert progress is not None
+    assert set(progress.failing) == {"quotients", "above"}
+    report = engine.verify()
+    assert report.equal
+    assert "DIVIDE_BY_ZERO" in str(report)
+
+    table.insert([(4, 9, 3)])  # the cause stays
+    still = engine.advance()
+    assert states(engine)["quotients"] == "failing"
+    assert rows(engine, "total") == [(4,)]
+    assert engine.advance() == still  # a try that fails commits no epoch
+
+    table.delete([(2, 1, 0)])
+    engine.advance()
+    assert set(states(engine).values()) == {"live"}
+    assert rows(engine, "quotients") == [(1, 3), (3, 4), (4, 3)]
+    assert rows(engine, "above") == [(10,)]
+    assert engine.verify()
+    after = engine.changes("quotients", after=good).collect()
+    assert sorted(tuple(row)[:3] for row in after) == [(3, 4, "append"), (4, 3, "append")]
+    assert replayed(engine, "above") == [(10,)]
+
+
+def test_a_failing_view_is_failing_still_when_the_storage_is_opened_again(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    storage = str(tmp_path / "storage")
+    with el.Engine(storage, spark=spark) as engine:
+        table = engine.table("t", "s STRING")
+        engine.view("numbers", "SELECT CAST(s AS INT) AS i FROM t")
+        table.insert([("1",), ("x",)])
+        engine.advance()
+        assert states(engine) == {"numbers": "failing"}
+    with el.Engine(storage, spark=spark) as engine:
+        assert states(engine) == {"numbers": "failing"}
+        with pytest.raises(el.EngineError, match="CAST_INVALID_INPUT"):
+            engine.snapshot("numbers")
+        engine.table("t", "s STRING").delete([("x",)])
+        engine.advance()
+        assert rows(engine, "numbers") == [(1,)]
+
+
+def test_a_view_can_be_created_over_data_on_which_it_fails(engine: el.Engine) -> None:
+    bid = engine.table("bid", "auction INT, price INT")
+    query = """SELECT auction, count(*) AS n FROM bid GROUP BY auction
+        HAVING count(*) >= (SELECT count(*) DIV count(DISTINCT auction) FROM bid)"""
+    with pytest.warns(el.ViewFailingWarning, match="DIVIDE_BY_ZERO"):
+        engine.view("hot", query)
+    assert states(engine) == {"hot": "failing"}
+    with pytest.warns(el.ViewFailingWarning, match="reads hot"):
+        engine.view("hottest", "SELECT max(n) AS n FROM hot")
+    bid.insert([(1, 10), (1, 20), (2, 30)])
+    engine.advance()
+    assert set(states(engine).values()) == {"live"}
+    assert rows(engine, "hot") == [(1, 2), (2, 1)]
+    assert rows(engine, "hottest") == [(2,)]
+    bid.delete([(1, 10), (1, 20), (2, 30)])
+    engine.advance()
+    assert states(engine) == {"hot": "failing", "hottest": "failing"}
+    bid.insert([(3, 1)])
+    engine.advance()
+    assert engine.verify().failing == {}
+    assert engine.verify()
+    assert rows(engine, "hot") == [(3, 1)]
+
+
+def test_a_function_that_is_mended_brings_its_view_back(
+    engine: el.Engine, spark: SparkSession
+) -> None:
+    spark.udf.register("picky", udf(lambda v: 10 // v, "bigint"))
+    table = engine.table("t", "v INT")
+    engine.view("p", "SELECT v, picky(v) AS x FROM t")
+    table.insert([(0,), (5,)])
+    engine.advance()
+    assert states(engine) == {"p": "failing"}
+    assert "ZeroDivisionError" in engine.status()["views"][0]["error"]
+    spark.udf.register("picky", udf(lambda v: 10 // v if v else -1, "bigint"))
+    engine.advance()
+    assert rows(engine, "p") == [(0, -1), (5, 2)]
+
+
+def test_a_failing_view_can_be_paused_resumed_replaced_and_dropped(engine: el.Engine) -> None:
+    table = engine.table("t", "a INT")
+    engine.view("v", "SELECT 1 DIV a AS q FROM t")
+    table.insert([(0,)])
+    engine.advance()
+    engine.pause("v")
+    assert states(engine) == {"v": "paused"}
+    with pytest.warns(el.ViewFailingWarning):
+        engine.resume("v")
+    assert states(engine) == {"v": "failing"}
+    engine.view("v", "SELECT a + 1 AS q FROM t", replace=True)
+    assert rows(engine, "v") == [(1,)]
+    engine.view("w", "SELECT a + 2 AS q FROM t")
+    engine.pause("w")
+    engine.drop("view", "w")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.view("w", "SELECT a + 3 AS q FROM t")
+    assert engine.verify()
+
+
+def test_in_the_background_a_failing_view_comes_back(engine: el.Engine) -> None:
+    table = engine.table("t", "id INT, a INT", primary_key=["id"])
+    engine.view("v", "SELECT id, 6 DIV a AS q FROM t")
+    engine.view("n", "SELECT count(*) AS n FROM t")
+    engine.start(0.02)
+    table.insert([(1, 0), (2, 3)])
+    wait(lambda: rows(engine, "n") == [(2,)], engine)
+    assert states(engine)["v"] == "failing"
+    assert engine.status()["run"]["state"] == "running"
+    table.delete([(1, 0)])
+    wait(lambda: states(engine)["v"] == "live", engine)
+    assert rows(engine, "v") == [(2, 2)]
+
+
+def test_the_background_run_goes_on_after_an_error(engine: el.Engine, tmp_path: Path) -> None:
+    table = engine.table("t", "a INT")
+    engine.view("v", "SELECT sum(a) AS s FROM t")
+    told: list[el.EddylineError] = []
+    engine.on_error(told.append)
+
+    def broken(_: object) -> None:
+        raise RuntimeError("no")
+
+    engine.on_progress(broken)  # a callback that raises stops nothing
+    manifests = Path(engine.files.root) / "manifests"
+    engine.start(0.02)
+    hidden = manifests.rename(tmp_path / "hidden")
+    manifests.write_text("")  # no epoch can be committed
+    table.insert([(1,)])
+    wait(lambda: engine._running.health()["state"] == "retrying", engine)
+    manifests.unlink()
+    hidden.rename(manifests)
+    wait(lambda: engine.status()["run"]["state"] == "running", engine)
+    wait(lambda: rows(engine, "v") == [(1,)], engine)
+    assert told
+
+
+def wait(reached: object, engine: el.Engine) -> None:
+    until = time.monotonic() + 60
+    while not reached():  # type: ignore[operator]
+        assert time.monotonic() < until
+        engine.await_termination(0.05)

@@ -1,0 +1,218 @@
+"""State belongs to the plan that wrote it, and to the settings that results depend on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+from eddyline.operators import base
+from eddyline.options import Options
+from eddyline.runtime import plans
+from eddyline.spark.session import cloned, local_session
+from eddyline.spark.settings import FIXED
+
+pytestmark = pytest.mark.spark
+
+VIEWS = {
+    "sums": "SELECT a, count(*) AS n, sum(v) AS s FROM t GROUP BY a",
+    "firsts": "SELECT a, v, row_number() OVER (PARTITION BY a ORDER BY v) AS r FROM t",
+    "pairs": "SELECT x.a, y.v FROM t x JOIN u y ON x.a = y.k",
+    "above": "SELECT n, count(*) AS groups FROM sums GROUP BY n",
+    "events": "SELECT k, max(v) AS m FROM s GROUP BY k",
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+class Storage:
+    """A storage with a table, a keyed table, a stream of operations, and views; opened again and again."""
+
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        self.path = str(folder / "storage")
+        self.input = folder / "in"
+        self.input.mkdir()
+        self.spark = spark
+        self.steps = 0
+
+    def open(self, spark: SparkSession | None = None, **options: Any) -> el.Engine:
+        return el.Engine(self.path, spark=spark or self.spark, options=Options(**options))
+
+    def make(self, **options: Any) -> None:
+        with self.open(**options) as engine:
+            engine.table("t", "a INT, v INT")
+            engine.table("u", "k INT, v INT", primary_key=["k"])
+            columns, path = "k INT, v INT, op STRING", {"path": str(self.input)}
+            engine.create_stream("s", columns, "json", path, op="op")
+            for name, query in VIEWS.items():
+                engine.view(name, query)
+            self.change(engine)
+
+    def change(self, engine: el.Engine) -> None:
+        """Add and remove rows everywhere; check all views against offline SQL."""
+        n = self.steps
+        self.steps += 1
+        engine.table("t", "a INT, v INT").insert([(n % 3, n), (n % 2, 7), (1, None)])
+        engine.table("u", "k INT, v INT", primary_key=["k"]).upsert([(n % 3, n)])
+        lines = [{"k": n % 2, "v": n, "op": "+"}, {"k": 5, "v": n, "op": "+"}]
+        lines += [{"k": 5, "v": n - 1, "op": "-"}] if n else []
+        part = self.input / f".{n}.json"
+        part.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        part.rename(self.input / f"{n}.json")
+        if n:
+            engine.table("t", "a INT, v INT").delete([((n - 1) % 3, n - 1)])
+        engine.advance()
+        report = engine.verify()
+        assert report, report
+
+
+@pytest.fixture
+def storage(tmp_path: Path, spark: SparkSession) -> Storage:
+    return Storage(tmp_path, spark)
+
+
+def rebuilt(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "computed again" in r.getMessage()]
+
+
+def test_the_same_plans_go_on_without_an_epoch(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.make()
+    with caplog.at_level(logging.WARNING, "eddyline"), storage.open() as engine:
+        epoch = engine.status()["epoch"]
+        assert engine.advance() == epoch
+        storage.change(engine)
+    assert rebuilt(caplog) == []
+
+
+FLIPS = {
+    "native_rules": (1, 0),
+    "hash_bits": (64, 3),
+    "buckets": (2, 3),
+    "scan_tasks": (2, 5),
+    "compaction_fan_in": (8, 2),
+    "retain_epochs": (16, 4),
+    "delivery": ("exactly_once", "at_least_once"),
+}
+
+
+def test_every_option_that_could_matter_is_flipped() -> None:
+    known = {"catalog", "pull_rows"}  # where the catalog is, and how much input an epoch takes
+    assert set(FLIPS) >= set(Options.__dataclass_fields__) - known
+
+
+@pytest.mark.parametrize("option", FLIPS)
+def test_options_may_change_between_two_openings(
+    storage: Storage, option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, then = FLIPS[option]
+    storage.make(**{option: first})
+    with caplog.at_level(logging.WARNING, "eddyline"), storage.open(**{option: then}) as engine:
+        before = engine.status()["epoch"]
+        engine.advance()
+        if option in ("native_rules", "hash_bits"):
+            assert len(rebuilt(caplog)) == 1
+            changes = engine.changes("sums", after=before).collect()
+            assert changes == []  # the rows are the same, so the changelog gets nothing
+        storage.change(engine)
+    with storage.open(**{option: first}) as engine:
+        storage.change(engine)
+
+
+def test_a_plan_changed_on_purpose_rebuilds_its_views(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.make()
+    with storage.open() as engine:
+        engine.pause("firsts")
+    monkeypatch.setattr(plans, "STATE_VERSION", base.STATE_VERSION + 1)
+    with storage.open() as engine, pytest.raises(el.StateError) as caught:
+        engine.advance()  # the rows of a table can't be computed again
+    assert caught.value.condition == "OTHER_PLAN"
+    monkeypatch.undo()
+    monkeypatch.setattr(plans.pyspark, "__version__", "9.9.9")
+    monkeypatch.setattr("eddyline.plan.catalyst.KNOWN_VERSIONS", ("9.9",))
+    with caplog.at_level(logging.WARNING, "eddyline"), storage.open() as engine:
+        storage.change(engine)
+        assert rebuilt(caplog)
+        assert "firsts" not in rebuilt(caplog)[0]  # resuming it computes it again in any case
+        engine.resume("firsts")
+        storage.change(engine)
+
+
+SETTINGS = {
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_change_results_are_refused_with_both_values(
+    storage: Storage, spark: SparkSession, name: str
+) -> None:
+    storage.make()
+    other = cloned(spark, **{name: SETTINGS[name]})
+    with pytest.raises(el.EngineError) as caught:
+        storage.open(other)
+    assert caught.value.condition == "SETTINGS_DIFFER"
+    assert f"{name} is {SETTINGS[name]}, was {spark.conf.get(name)}" in str(caught.value)
+    with storage.open() as engine:
+        storage.change(engine)
+
+
+def test_settings_of_the_storage_hold_whatever_the_session_says_later(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    session = cloned(spark, **{"spark.sql.ansi.enabled": "false"})
+    with el.Engine(str(tmp_path / "storage"), spark=session) as engine:
+        table = engine.table("t", "a INT, b INT")
+        table.insert([(1, 0), (4, 2)])
+        engine.view("q", "SELECT a / b AS q FROM t")
+        session.conf.set("spark.sql.ansi.enabled", "true")
+        engine.view("r", "SELECT a / b AS q FROM t")
+        engine.advance()
+        for view in ("q", "r"):
+            assert sorted(engine.snapshot(view).collect(), key=str) == [(2.0,), (None,)]
+        assert engine.verify()
+        assert engine.sql("SELECT 1 / 0 AS x").collect() == [(None,)]
+    with pytest.raises(el.EngineError, match=r"ansi\.enabled is true, was false"):
+        el.Engine(str(tmp_path / "storage"), spark=session)
+
+
+def test_all_settings_are_known_to_spark(spark: SparkSession) -> None:
+    assert [name for name in FIXED if not spark.conf.get(name)] == []
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 12])
+def test_a_plan_has_the_same_fingerprint_in_every_process(every: int) -> None:
+    child = Path(__file__).with_name("fingerprint_child.py")
+    outputs = []
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, str(child), str(every)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        outputs.append(json.loads(done.stdout))
+    assert len(outputs[0]) > 150 // every
+    differing = [name for name, found in outputs[0].items() if outputs[1][name] != found]
+    assert differing == []
