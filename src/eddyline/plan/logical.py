@@ -124,6 +124,12 @@ class Expression(JavaObject, Protocol):
     def plan(self) -> Plan: ...
 
 
+class Partitioning(JavaObject, Protocol):
+    """How the rows of a physical plan are spread over its tasks."""
+
+    def numPartitions(self) -> int: ...
+
+
 class JoinType(JavaObject, Protocol):
     """The type of a join; of an ExistenceJoin also the attribute that it adds."""
 
@@ -171,6 +177,10 @@ class Plan(JavaObject, Protocol):
 
     # of LogicalRDD
     def rdd(self) -> Any: ...
+
+    # of physical plans, and of MapInArrow among them
+    def outputPartitioning(self) -> Partitioning: ...
+    def func(self) -> Expression: ...
 
 
 class Filter(Plan, Protocol):

@@ -250,7 +250,13 @@ def _relation(build: Build, node: Plan) -> Delta:
         if place in relation.bounds
     }
     return Delta(
-        plan, others[0], shown, relation.append_only, endless=relation.endless, bounds=bounds
+        plan,
+        others[0],
+        shown,
+        relation.append_only,
+        single=build.scan_tasks == 1,
+        endless=relation.endless,
+        bounds=bounds,
     )
 
 
@@ -259,7 +265,8 @@ def _constant(build: Build, node: Plan) -> Delta:
     named = [build.catalyst.alias(a, f"c{i}") for i, a in enumerate(output)]
     frame = build.constant(build.catalyst.frame(build.catalyst.project(named, node)))
     plan, others = build.rebound(frame, output)
-    return Delta(plan, others[0], Node("Constant", "stateless", node_text(node)), append_only=True)
+    shown = Node("Constant", "stateless", node_text(node))
+    return Delta(plan, others[0], shown, append_only=True, single=build.scan_tasks == 1)
 
 
 def _wire(types: list[DataType]) -> StructType:
@@ -308,7 +315,9 @@ def _python_function(build: Build, node: Plan) -> Delta:
         shuffle=True,
         children=(child.node,),
     )
-    return Delta(plan, weight, shown, endless=child.endless, bounds=child.bounds)
+    return Delta(
+        plan, weight, shown, single=not columns, endless=child.endless, bounds=child.bounds
+    )
 
 
 def _generate(build: Build, node: Plan) -> Delta:

@@ -21,6 +21,7 @@ from eddyline.plan.eventtime import stream_bound
 from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.plan.partitions import check_partitions
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
@@ -242,6 +243,8 @@ class Compiler:
         upstream: Sequence[str],
     ) -> CompiledPlan:
         build = compiled.build
+        physical = build.catalyst.executable(compiled.frame)
+        check_partitions(entry.name, physical, build.parts)
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
         physical = build.catalyst.executable(compiled.frame)
         shown = physical.toString() if catalog else ""

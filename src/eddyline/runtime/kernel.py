@@ -43,6 +43,11 @@ class Kernel:
     fan_in: int
     expiry: tuple[ExpiryColumn, ...] = ()
 
+    @property
+    def __name__(self) -> str:
+        """The operator's name: Spark's plan shows it, and the compiler finds the operator by it."""
+        return self.part
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output delta."""
         prepare_worker()

@@ -35,6 +35,8 @@ _EPOCHS = {
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    # a union of one-task inputs would be one task itself, and a GROUP BY over it get no shuffle
+    "spark.sql.unionOutputPartitioning": "false",
     # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
     "spark.sql.exchange.reuse": "false",
     # equal global aggregates would become one subquery, whose first result a copy of the plan keeps
