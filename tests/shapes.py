@@ -107,6 +107,9 @@ AGGREGATES = {
     "global_linear": "SELECT count(*) AS n, sum(b) AS s, avg(x) AS a, sum(d) AS d FROM t",
     "global_empty": "SELECT count(*) AS n, sum(b) AS s, max(x) AS m, collect_list(g) AS l FROM t WHERE g > 99",
     "global_empty_linear": "SELECT count(*) AS n, sum(b) AS s, avg(x) AS a FROM t WHERE g > 99",
+    "global_distinct_list": "SELECT listagg(DISTINCT k, ',') WITHIN GROUP (ORDER BY k DESC NULLS FIRST) AS l,"
+    " listagg(k) WITHIN GROUP (ORDER BY k, id) AS a, count(*) AS n FROM t",
+    "global_distinct_numbers": "SELECT listagg(DISTINCT b, ';') WITHIN GROUP (ORDER BY b) AS l FROM t",
     "global_generic": "SELECT max(b) AS m, count(*) AS n, sort_array(collect_list(g)) AS l, 7 AS c FROM t",
     "global_having": "SELECT sum(id) AS s FROM u HAVING count(*) > 3",
     "rollup": "SELECT k, g, count(*) AS n, sum(x) AS sx FROM t GROUP BY ROLLUP (k, g)",

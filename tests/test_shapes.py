@@ -186,7 +186,10 @@ def twins(request, factory, spark, names, options=None) -> Iterator[Twins]:
 
 
 # what went wrong once, and no other test of the default run would tell
-ALWAYS = ("subquery_in_outer", "scalar_beside_groups", "scalar_over_top", "never_joined")
+ALWAYS = (
+    *("subquery_in_outer", "scalar_beside_groups", "scalar_over_top", "never_joined"),
+    *("global_distinct_list", "global_distinct_numbers"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ CONDITIONS: dict[str, Condition] = {
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
+    "QUERY_FAILED": Condition(USER, False, "Spark fails while it plans or runs the query. The message says on what; correct those values, or write the query in another way."),
     "SCRIPT_NOT_READABLE": Condition(USER, False, "The script can't be opened, or isn't UTF-8. Check its path and encoding."),
     "SCRIPT_SYNTAX": Condition(USER, False, "A statement of the script is wrong. Correct the line that the message names."),
     "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.types import StructField
 
 from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
-from eddyline.errors import DataError, QueryError
+from eddyline.errors import DataError
 from eddyline.operators.result import ROWS, Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
+from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import zone_of
 from eddyline.sql.names import quoted
@@ -92,9 +92,11 @@ class Dml:
         )
         where = f" WHERE {condition}" if condition else ""
         # one evaluation for both versions of each row
-        both = self._run(
+        query = (
             f"SELECT struct({old}) AS old, struct({new}) AS new FROM {quoted(entry.name)}{where}"
-        ).toArrow()
+        )
+        with query_errors(query):
+            both = self._run(query).toArrow()
         names = entry.columns.names
         versions = [
             pa.table(both[side].combine_chunks().flatten(), names=names) for side in ("old", "new")
@@ -102,10 +104,8 @@ class Dml:
         return [(DELETE, versions[0]), (APPEND, versions[1])]
 
     def _run(self, query: str) -> DataFrame:
-        try:
+        with query_errors(query):
             return self.session.sql(query)
-        except PySparkException as error:
-            raise wrong_query(query, error) from error
 
     def _with_waiting(self, entry: Entry, content: DataFrame) -> DataFrame:
         """Apply the unprocessed operations of a table's redo log to its rows."""
@@ -133,16 +133,6 @@ class Dml:
         settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
         return self.session.createDataFrame(kept.rename_columns(columns.names), columns)
-
-
-def wrong_query(query: str, error: PySparkException) -> QueryError:
-    """Translate Spark's error about a query into QueryError."""
-    return QueryError(
-        str(error).split("\n\nJVM stacktrace")[0].strip(),
-        condition="INVALID_QUERY",
-        fragment=" ".join(query.split())[:200],
-        hint="correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS",
-    )
 
 
 def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:

@@ -16,6 +16,7 @@ from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.watermarks import declared_watermark, with_watermark
 from eddyline.source.dead_letters import KEY, LETTERS
+from eddyline.spark.failures import FAILURES
 
 Watermark = tuple[str, str] | None
 
@@ -102,15 +103,22 @@ def columns_of(schema: str | StructType) -> StructType:
         DataError: the text is not a list of columns.
     """
     if isinstance(schema, str):
-        parsed = parse_ddl(schema)
+        try:
+            parsed = parse_ddl(schema)
+        except FAILURES as error:
+            raise _no_columns(schema) from error
         if not isinstance(parsed, StructType):
-            raise DataError(
-                f"{schema!r} is not a list of columns",
-                condition="BAD_SCHEMA",
-                hint='write it like "id BIGINT, name STRING"',
-            )
+            raise _no_columns(schema)
         schema = parsed
     return nullable(schema)
+
+
+def _no_columns(schema: str) -> DataError:
+    return DataError(
+        f"{schema!r} is not a list of columns",
+        condition="BAD_SCHEMA",
+        hint='write it like "id BIGINT, name STRING"',
+    )
 
 
 def nullable(schema: StructType) -> StructType:

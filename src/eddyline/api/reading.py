@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
-from eddyline.api.dml import wrong_query
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
+from eddyline.errors import QueryError
 from eddyline.plan.explain import explain_text
+from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.state.manifest import read_manifest
 
@@ -47,9 +47,12 @@ class Reading:
             content = workspace.results.content(entry, manifest, session)
             content.createOrReplaceTempView(name)
         try:
-            return session.sql(query)
-        except PySparkException as error:
-            raise (view_failing(failing) if failing else wrong_query(query, error)) from error
+            with query_errors(query):
+                return session.sql(query)
+        except QueryError as error:
+            if failing is None:
+                raise
+            raise view_failing(failing) from error
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""

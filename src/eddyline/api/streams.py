@@ -18,6 +18,7 @@ from eddyline.pipelines.outcomes import pipeline_files, stored_status
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
 from eddyline.source.dead_letters import no_replay
+from eddyline.spark.failures import query_errors
 
 
 class Streams:
@@ -140,7 +141,8 @@ class Streams:
             if replay and entry.role == REJECTS:
                 raise no_replay(name)
             dead_letters = workspace.sources.dead_letters(entry)
-            letters = self._writing.dead_letters(name, where).toArrow()
+            with query_errors(where or ""):
+                letters = self._writing.dead_letters(name, where).toArrow()
             (dead_letters.replay if replay else dead_letters.discard)(letters)
             return int(letters.num_rows)
 

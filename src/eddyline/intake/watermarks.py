@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
@@ -14,6 +13,7 @@ from eddyline.catalog.entries import Catalog, Entry
 from eddyline.errors import DataError
 from eddyline.operators.hold import Hold
 from eddyline.plan.nodes import StatefulPart
+from eddyline.spark.failures import FAILURES
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Clock, Manifest
 
@@ -128,7 +128,7 @@ def with_watermark(
     interval = delay if delay.strip().lower().startswith("interval") else f"INTERVAL '{delay}'"
     try:
         rows = session.sql(f"SELECT unix_micros(timestamp_micros(0) + {interval})").collect()
-    except PySparkException as error:
+    except FAILURES as error:
         raise _refused(
             stream, f"{delay!r} is no interval of time", "write it like 10 minutes"
         ) from error

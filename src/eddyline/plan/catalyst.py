@@ -311,10 +311,29 @@ class Catalyst:
     def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
         """Return the aggregate call over the rows where `condition` holds as well."""
         present = call.filter()
+        if call.isDistinct() and kind(call.aggregateFunction()) == "ListAgg":
+            # Spark's rule for DISTINCT with FILTER fails on WITHIN GROUP; nulls are left out anyway
+            function = self._listed_where(call.aggregateFunction(), condition)
+            return self._call(call, function, True, present)
         if present.isDefined():
             condition = self._expression("And", present.get(), condition)
         some = self._jvm.scala.Option.apply(condition)
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
+
+    def _listed_where(self, function: Expression, condition: Expression) -> Expression:
+        """Return listagg over nulls, which it leaves out, where the condition doesn't hold."""
+        value, delimiter, *orders = items(function.children())
+        sorted_by = [order.child() for order in orders] or [value]
+
+        def only(part: Expression) -> Expression | None:
+            if not any(part.semanticEquals(one) for one in sorted_by):
+                return None
+            nothing = self._expression("Literal", None, part.dataType())
+            return self._expression("If", condition, part, nothing)
+
+        # what is sorted by must stay a part of what is listed
+        changed = [self.rewrite(one, only) for one in (value, *orders)]
+        return function.withNewChildren(self.seq([changed[0], delimiter, *changed[1:]]))
 
     def hide_distinct(self, plan: Plan) -> Plan:
         """Make the DISTINCT aggregates look like plain ones to the optimiser, and remember them.

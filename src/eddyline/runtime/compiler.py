@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
-from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
@@ -29,6 +27,7 @@ from eddyline.runtime.table import TableUpkeep
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
+from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import epoch_session
 from eddyline.state.expiry import ExpiryColumn
@@ -112,6 +111,18 @@ class Compiler:
         Raises:
             QueryError: the query is wrong, or no live view can keep it.
         """
+        try:
+            return self._view(entry, catalog, plan_of, upstream)
+        except FAILURES as error:
+            raise query_error(entry.query, error, view=entry.name) from error
+
+    def _view(
+        self,
+        entry: Entry,
+        catalog: Catalog,
+        plan_of: Callable[[Entry], CompiledPlan],
+        upstream: Sequence[str],
+    ) -> CompiledPlan:
         # a new clone has the functions that the user has registered so far
         session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
         catalyst = Catalyst(session)
@@ -124,17 +135,8 @@ class Compiler:
             relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
         build = self._build(catalyst, entry, {r.name: r.schema for r in relations.values()})
         build.relations.update(relations)
-        try:
-            compiled = compile_view(build, entry.query, final=entry.final)
-            return self._planned(entry, catalog, compiled, upstream)
-        except PySparkException as error:
-            raise QueryError(
-                _first_paragraph(str(error)),
-                condition="INVALID_QUERY",
-                hint="correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS",
-                view=entry.name,
-                fragment=" ".join(entry.query.split())[:200],
-            ) from error
+        compiled = compile_view(build, entry.query, final=entry.final)
+        return self._planned(entry, catalog, compiled, upstream)
 
     def _relation(self, entry: Entry, plan_of: Callable[[Entry], CompiledPlan]) -> Relation:
         if entry.kind == VIEW:
@@ -269,8 +271,3 @@ def _unused(name: str, used: Sequence[str]) -> str:
     while name in used:
         name += "_"
     return name
-
-
-def _first_paragraph(message: str) -> str:
-    lines = [line for line in message.split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
-    return " ".join(line.strip() for line in lines[:2]).split(";")[0]

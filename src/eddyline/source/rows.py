@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
+from eddyline.spark.failures import query_errors
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
@@ -31,9 +32,11 @@ def as_arrow(
 
     Raises:
         DataError: a column is unknown or missing, or a value doesn't fit its type.
+        QueryError: Spark fails on the query of a Spark DataFrame.
     """
     if isinstance(rows, DataFrame):
-        rows = rows.toArrow()
+        with query_errors("", table=relation):
+            rows = rows.toArrow()
     if isinstance(rows, pd.DataFrame):
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
