@@ -217,6 +217,11 @@ SUBQUERIES = {
     " (SELECT id, b, k FROM t ORDER BY b NULLS LAST, k, id LIMIT 4 OFFSET 1)",
     "scalar_over_top_twice": "SELECT id, m + b AS x, m - b AS y FROM (SELECT id, b, (SELECT max(v) FROM u) AS m"
     " FROM (SELECT * FROM t ORDER BY b NULLS LAST, k, id LIMIT 3)) LIMIT 9",
+    "scalar_of_key": "SELECT id, b - (SELECT v FROM p WHERE id = 3) AS z FROM t WHERE g > 1",
+    "scalar_of_key_compared": "SELECT id, k FROM t WHERE g = (SELECT v FROM p WHERE id = 2)",
+    "scalar_per_row": "SELECT id, g, (SELECT k FROM p WHERE p.id = t.g) AS pk FROM t",
+    "scalar_per_row_compared": "SELECT id, k FROM t WHERE k <= (SELECT k FROM p WHERE p.id = t.g AND p.v < t.id)",
+    "scalar_per_row_between": "SELECT id, g, b, (SELECT v FROM p WHERE p.id < t.g + 1 AND p.id >= t.g) AS v FROM t",
     "scalar_orders": "SELECT id, k, b FROM t ORDER BY abs(b - (SELECT max(v) FROM u)), id, k, b LIMIT 3",
     "scalar_over_sorted": "SELECT id, k, (SELECT min(v) FROM u) AS m FROM (SELECT * FROM t ORDER BY id)",
     "scalar_top": "SELECT id, (SELECT v FROM u ORDER BY v DESC NULLS LAST, id LIMIT 1) AS m FROM t",

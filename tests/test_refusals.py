@@ -68,7 +68,6 @@ REFUSED = {
         "UNSUPPORTED_TYPE",
         "interval",
     ),
-    "many rows as a scalar": ("SELECT id, (SELECT v FROM u) AS v FROM t", "NOT_LIVE", "one row"),
     "unknown column": ("SELECT nope FROM t", "INVALID_QUERY", "nope"),
     "unknown relation": ("SELECT * FROM nowhere", "INVALID_QUERY", "nowhere"),
     "syntax": ("SELEC * FROM t", "INVALID_QUERY", "SELEC"),

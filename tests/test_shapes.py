@@ -189,6 +189,7 @@ def twins(request, factory, spark, names, options=None) -> Iterator[Twins]:
 ALWAYS = (
     *("subquery_in_outer", "scalar_beside_groups", "scalar_over_top", "never_joined"),
     *("global_distinct_list", "global_distinct_numbers"),
+    *("scalar_of_key", "scalar_per_row", "scalar_per_row_between"),
 )
 
 

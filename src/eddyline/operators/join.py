@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
+from eddyline.errors import QueryError
 from eddyline.operators.base import State, Step, empty_like, numbered
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import comparable_frame, distinct_hashes, ranges, with_weights
@@ -50,12 +51,18 @@ class Join:
 
     An inner join pairs rows by hash alone and has no `k` columns: the condition itself, evaluated
     by Spark after the operator, decides. The other kinds compare the real keys here.
+
+    Attributes:
+        scalar: the right side is a scalar subquery: QueryError if at the end of the epoch a left row
+            has more than one match, or without keys the right side more than one row. For EXISTS
+            the right side holds the pairs of the left rows, which are the keys.
     """
 
     kind: JoinKind
     keys: int
     left: int
     right: int
+    scalar: bool = False
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -90,6 +97,8 @@ class Join:
         )
         tables = [left_old, fresh[LEFT], right_old, fresh[RIGHT]]
         codes = self._codes(tables)
+        if self.scalar:
+            self._check_scalar(tables, codes)
         return Step(
             self._output(tables, codes, unmatchable),
             {LEFT: fresh[LEFT], RIGHT: fresh[RIGHT]},
@@ -114,6 +123,28 @@ class Join:
             )
         return np.split(numbers.astype(np.int64), np.cumsum([len(part) for part in hashes])[:-1])
 
+    def _check_scalar(self, tables: list[pa.Table], codes: list[np.ndarray]) -> None:
+        """Raise QueryError if a left row has several matches.
+
+        Only the rows after the whole epoch count. The old left rows of keys that only left rows
+        touch are not loaded: they had one match at most, and still have it.
+        """
+        size = _size(codes)
+        left_old, left_add, right_old, right_add = (
+            _counts(table, code, size) for table, code in zip(tables, codes, strict=True)
+        )
+        left, right = left_old + left_add, right_old + right_add
+        most = left if self.kind is JoinKind.EXISTS else np.ones(size, np.int64)
+        wrong = right > most
+        if self.keys:
+            wrong &= left > 0
+        if wrong.any():
+            raise QueryError(
+                "a scalar subquery gives more than one row",
+                condition="SCALAR_SUBQUERY_TOO_MANY_ROWS",
+                hint="delete the extra rows, or make it one row with an aggregate or LIMIT 1",
+            )
+
     def _output(
         self, tables: list[pa.Table], codes: list[np.ndarray], unmatchable: dict[str, pa.Table]
     ) -> Iterator[pa.Table]:
@@ -123,7 +154,7 @@ class Join:
             yield from self._pairs(left_add, right_old, in_left_add, in_right_old)
             yield from self._pairs(left_old, right_add, in_left_old, in_right_add)
             yield from self._pairs(left_add, right_add, in_left_add, in_right_add)
-        size = 1 + max((int(part.max()) for part in codes if len(part)), default=-1)
+        size = _size(codes)
         if self.kind.keeps_left or self.kind is JoinKind.EXISTS:
             flags = _had_and_has(right_old, right_add, in_right_old, in_right_add, size)
             for rows, matched in _flips(left_old, left_add, in_left_old, in_left_add, *flags):
@@ -182,11 +213,21 @@ def _had_and_has(
     old: pa.Table, add: pa.Table, in_old: np.ndarray, in_add: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return for each key code whether the side has a row of it, before and after."""
-    before = np.zeros(size, np.int64)
-    np.add.at(before, in_old, old[WEIGHT].to_numpy())
-    after = before.copy()
-    np.add.at(after, in_add, add[WEIGHT].to_numpy())
+    before = _counts(old, in_old, size)
+    after = before + _counts(add, in_add, size)
     return before > 0, after > 0
+
+
+def _size(codes: list[np.ndarray]) -> int:
+    """Return the number of different key codes."""
+    return 1 + max((int(part.max()) for part in codes if len(part)), default=-1)
+
+
+def _counts(table: pa.Table, codes: np.ndarray, size: int) -> np.ndarray:
+    """Return the number of rows of each key code."""
+    counts = np.zeros(size, np.int64)
+    np.add.at(counts, codes, table[WEIGHT].to_numpy())
+    return counts
 
 
 def _flips(

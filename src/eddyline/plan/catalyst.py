@@ -228,12 +228,15 @@ class Catalyst:
         """Return a Union node, by position."""
         return self._node("Union", self.seq(children), False, False)
 
-    def left_outer_cross(self, left: Plan, right: Plan) -> Plan:
-        """Return each left row with each right row, or with nulls where there is none."""
+    def with_one_row(self, left: Plan, right: Plan) -> Plan:
+        """Return each left row with the one right row, or with nulls where there is none."""
         nothing = self._jvm.scala.Option.apply(None)
-        outer = self._object("org.apache.spark.sql.catalyst.plans.LeftOuter")
+        most = right.maxRows()
+        known = most.isDefined() and int(most.get()) <= 1
+        name = "LeftOuter" if known else "LeftSingle"
+        how = self._object(f"org.apache.spark.sql.catalyst.plans.{name}")
         hint = self._object(f"{_LOGICAL}.JoinHint").NONE()
-        return self._node("Join", left, right, outer, nothing, hint)
+        return self._node("Join", left, right, how, nothing, hint)
 
     def aggregate(
         self, keys: Sequence[Expression], results: Sequence[Expression], child: Plan

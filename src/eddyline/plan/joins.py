@@ -29,6 +29,7 @@ _KINDS = {
     "LeftSemi": JoinKind.EXISTS,
     "LeftAnti": JoinKind.EXISTS,
     "ExistenceJoin": JoinKind.EXISTS,
+    "LeftSingle": JoinKind.LEFT,
 }
 
 
@@ -67,7 +68,8 @@ def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
         raise build.refused(JOIN_TYPE.about(name=name), join_text(node))
     left_keys, right_keys, rest = build.catalyst.equi_join_keys(node)
     most = node.right().maxRows()
-    if not left_keys and not (most.isDefined() and int(most.get()) <= 1):
+    one_row = most.isDefined() and int(most.get()) <= 1
+    if not (left_keys or one_row or (_is_scalar(node) and rest is None)):
         build.warnings.append(
             "a join without an equality compares every row of one side with every row of the "
             f"other, in one task: {join_text(node)}"
@@ -84,6 +86,16 @@ def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
     return _with_rest(build, node, how, one, two)
 
 
+def _is_scalar(node: JoinNode) -> bool:
+    """Return whether the right side is a scalar subquery: no left row may have two matches."""
+    return kind(node.joinType()) == "LeftSingle"
+
+
+def _name(node: JoinNode) -> str:
+    """Return the type of a join as SQL calls it, for `explain`."""
+    return "LeftOuter" if _is_scalar(node) else kind(node.joinType())
+
+
 def _pairs(build: Build, node: JoinNode, left: _Side, right: _Side) -> Delta:
     """Lower the inner join: the operator pairs rows by hash, the condition filters the pairs."""
     pairs = _matched(build, node, JoinKind.INNER, left, right)
@@ -98,10 +110,12 @@ def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _S
     condition = node.condition().get() if node.condition().isDefined() else None
     time = _time_of_pairs(build.catalyst, how, left, right, condition)
     _warn_of_growth(build, node, left, right, time.expiry)
-    frame = _operator(build, how, left, right, time.expiry)
+    scalar = how is JoinKind.LEFT and _is_scalar(node)
+    frame = _operator(build, how, left, right, time.expiry, scalar=scalar)
+    rule = "bilinear" if how is JoinKind.INNER else "bilinear, match counts"
     shown = Node(
-        f"Join {kind(node.joinType())}",
-        "bilinear" if how is JoinKind.INNER else "bilinear, match counts",
+        f"Join {_name(node)}",
+        f"{rule}, at most one match" if scalar else rule,
         condition_text(node.condition()),
         texts(left.keys),
         until("rows of both sides by key", time.expiry),
@@ -240,10 +254,13 @@ def _flagged(
     right = _Side(right.delta, [], right.keys)
     time = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
     _warn_of_growth(build, node, left, right, time.expiry)
-    frame = _operator(build, JoinKind.EXISTS, left, right, time.expiry, null_safe=null_safe)
+    scalar = _is_scalar(node)
+    frame = _operator(
+        build, JoinKind.EXISTS, left, right, time.expiry, null_safe=null_safe, scalar=scalar
+    )
     shown = Node(
-        f"Join {kind(node.joinType())}",
-        "match counts",
+        f"Join {_name(node)}",
+        "match counts, at most one match" if scalar else "match counts",
         detail,
         texts(left.keys),
         until("left rows, right counts by key", time.expiry),
@@ -361,6 +378,7 @@ def _operator(
     expiry: list[Expiry],
     *,
     null_safe: bool = False,
+    scalar: bool = False,
 ) -> DataFrame:
     """Bring both sides into one frame, shuffled by key, and run the join operator over it."""
     keys = numbered("k", len(left.keys))
@@ -389,7 +407,7 @@ def _operator(
         out.append(StructField("x", BooleanType()))
     else:
         out += [rows.schema[name] for name in names[1]]
-    operator = Join(how, len(kept_keys), len(left.columns), len(right.columns))
+    operator = Join(how, len(kept_keys), len(left.columns), len(right.columns), scalar)
     return build.run(rows, operator, out, single=not keys, expiry=expiry)
 
 

@@ -150,10 +150,6 @@ MISPLACED_SCALAR_SUBQUERY = Refusal(
     "a scalar subquery within {name} is not known",
     "put it into the SELECT or WHERE of a subquery",
 )
-MANY_ROWS_AS_SCALAR = Refusal(
-    "a scalar subquery can give more than one row",
-    "make it one row with an aggregate or LIMIT 1",
-)
 NO_FINAL_ROWS = Refusal(
     "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
     "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "

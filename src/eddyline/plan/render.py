@@ -49,7 +49,8 @@ def node_text(node: Plan) -> str:
 def join_text(join: JoinNode) -> str:
     """Return a join with its type and condition."""
     condition = condition_text(join.condition())
-    return f"{kind(join.joinType())} join" + (f" on {condition}" if condition else "")
+    name = "Scalar subquery" if kind(join.joinType()) == "LeftSingle" else kind(join.joinType())
+    return f"{name} join" + (f" on {condition}" if condition else "")
 
 
 def _condition(node: Filter) -> list[Expression]:

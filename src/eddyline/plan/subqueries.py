@@ -1,4 +1,7 @@
-"""Uncorrelated scalar subqueries: the one row of each joins the input of the node that uses it."""
+"""Uncorrelated scalar subqueries: the one row of each joins the input of the node that uses it.
+
+Where a subquery can give several rows, the join checks their number at the end of each epoch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 from eddyline.plan.build import Build
 from eddyline.plan.logical import Expression, Plan, id_of, items, kind
-from eddyline.plan.refusals import MANY_ROWS_AS_SCALAR, MISPLACED_SCALAR_SUBQUERY
+from eddyline.plan.refusals import MISPLACED_SCALAR_SUBQUERY
 from eddyline.plan.render import node_text
 
 
@@ -47,12 +50,9 @@ def _joined(
     values: dict[int, Expression] = {}
     for subquery in subqueries:
         plan = subquery.plan()
-        most = plan.maxRows()
-        if not most.isDefined() or int(most.get()) > 1:
-            raise build.refused(MANY_ROWS_AS_SCALAR, node_text(plan))
         if id_of(subquery) not in values:
             values[id_of(subquery)] = items(plan.output())[0]
-            child = build.catalyst.left_outer_cross(child, plan)
+            child = build.catalyst.with_one_row(child, plan)
     return child, values
 
 

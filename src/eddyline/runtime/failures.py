@@ -55,6 +55,8 @@ def failed_view(view: str, error: Exception) -> EddylineError:
     if own is not None and own[1] == "StateError" and own[2] != "NEGATIVE_WEIGHT":
         return StateError(own[3], condition=own[2], view=view)
     if _of_the_view(error, cause):
+        if own is not None:
+            cause = f"[{own[2]}] {own[3]}"
         return EngineError(
             f"view {view} fails on its rows: {cause}",
             condition=VIEW_FAILING,
