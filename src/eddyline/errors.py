@@ -39,7 +39,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
     "QUERY_FAILED": Condition(USER, False, "Spark fails while it plans or runs the query. The message says on what; correct those values, or write the query in another way."),
-    "SCALAR_SUBQUERY_TOO_MANY_ROWS": Condition(DATA, False, "A scalar subquery of a view gives more than one row, as of the end of the epoch; nothing of it was committed. Delete the extra rows, or make it one row with an aggregate or LIMIT 1."),
+    "SCALAR_SUBQUERY_TOO_MANY_ROWS": Condition(DATA, False, "A scalar subquery of a view gives more than one row, as of the end of the epoch. The view is set aside. Delete the extra rows, or make it one row with an aggregate or LIMIT 1."),
     "SCRIPT_NOT_READABLE": Condition(USER, False, "The script can't be opened, or isn't UTF-8. Check its path and encoding."),
     "SCRIPT_SYNTAX": Condition(USER, False, "A statement of the script is wrong. Correct the line that the message names."),
     "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),
