@@ -20,15 +20,14 @@ from eddyline.catalog.entries import VIEW as VIEW_KIND
 from eddyline.catalog.entries import Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
+from eddyline.sink.cursors import first_needed
 from eddyline.sink.outbox import (
-    HELD_MAX,
     Deliver,
     Outbox,
     Refuse,
     SinkCursor,
     Snapshot,
     UpToDate,
-    first_needed,
     next_delivery,
 )
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest, write_manifest
@@ -36,6 +35,7 @@ from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
 from eddyline.testing import Crash, FaultyFiles, MemorySink
 
+HELD = 1024
 VIEW = ViewId("v1")
 NO_ROWS = pa.table({"n": pa.array([], pa.int64()), "op": pa.array([], pa.string()), "w": []})
 
@@ -261,22 +261,22 @@ def test_the_cursor_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_the_slowest_sink_holds_epochs_up_to_a_limit(tmp_path: Path) -> None:
     files = Files(str(tmp_path))
-    assert first_needed(files, Epoch(9)) is None
+    assert first_needed(files, Epoch(9), HELD) is None
     Outbox(files, "k1").advance(at(7))
     Outbox(files, "k2").advance(at(5))
-    assert first_needed(files, Epoch(9)) == 6
-    assert first_needed(files, Epoch(5 + HELD_MAX)) == 6
-    assert first_needed(files, Epoch(6 + HELD_MAX)) == 7
+    assert first_needed(files, Epoch(9), HELD) == 6
+    assert first_needed(files, Epoch(5 + HELD), HELD) == 6
+    assert first_needed(files, Epoch(6 + HELD), HELD) == 7
     Outbox(files, "k2").forget()
-    assert first_needed(files, Epoch(9)) == 8
+    assert first_needed(files, Epoch(9), HELD) == 8
 
 
 def test_a_cursor_that_cannot_be_read_holds_epochs_and_stops_none(tmp_path: Path) -> None:
     files = Files(str(tmp_path))
     Outbox(files, "k1").advance(at(7))
     (tmp_path / "sinks" / "k1" / "cursor.json").write_text("damaged")
-    assert first_needed(files, Epoch(9)) == 1
-    assert first_needed(files, Epoch(6 + HELD_MAX)) == 7
+    assert first_needed(files, Epoch(9), HELD) == 1
+    assert first_needed(files, Epoch(6 + HELD), HELD) == 7
 
 
 def test_epochs_are_flushed_before_they_are_delivered(tmp_path: Path) -> None:

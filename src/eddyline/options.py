@@ -56,6 +56,18 @@ class Options:
     retain_epochs: int = _setting(
         1000, "number of committed epochs whose snapshots and changes stay readable", 1, 1_000_000
     )
+    held_epochs: int = _setting(
+        10_000,
+        "number of epochs that are kept at most for sinks and named readers that are behind",
+        1,
+        1_000_000,
+    )
+    held_bytes: int = _setting(
+        10 << 30,
+        "number of bytes that are kept at most for them, beyond the epochs of retain_epochs",
+        0,
+        1 << 50,
+    )
     compaction_fan_in: int = _setting(
         8, "number of runs of one size tier that are merged into one", 2, 64
     )

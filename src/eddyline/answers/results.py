@@ -13,7 +13,7 @@ from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.changes import Epoch
-from eddyline.errors import QueryError
+from eddyline.errors import QueryError, StateError
 from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
@@ -117,7 +117,11 @@ class Results:
         after: int | None,
         form: str,
     ) -> DataFrame:
-        """Return a view's changes in the epochs after `after` up to the manifest's."""
+        """Return a view's changes in the epochs after `after` up to the manifest's.
+
+        Raises:
+            StateError: the epochs after `after` are no longer retained.
+        """
         if form not in ("retract", "update"):
             raise QueryError(
                 f"there is no changelog form {form!r}",
@@ -125,20 +129,27 @@ class Results:
                 hint="use retract or update",
             )
         compiled = self.plan_of(entry)
-        epochs = self._changed_runs(compiled.plan.result, manifest, after)
+        epochs = self.changed_runs(entry, manifest, after)
         return changes_frame(
             session, self.files, epochs, entry.columns, update=form == "update", key=compiled.key
         )
 
-    def _changed_runs(
-        self, result: str, manifest: Manifest, after: int | None
+    def changed_runs(
+        self, entry: Entry, manifest: Manifest, after: int | None
     ) -> list[tuple[Epoch, tuple[Run, ...]]]:
-        """Return the runs with a result's changes, by epoch.
+        """Return the runs with a view's changes, by epoch.
 
-        Changes before the oldest retained epoch are returned as one append of all its rows.
+        From the beginning (`after` is None or 0), changes before the oldest retained epoch are
+        returned as one append of all its rows.
+
+        Raises:
+            StateError: the epochs after `after` are no longer retained.
         """
+        result = self.plan_of(entry).plan.result
         retained = [e for e in without_gaps(committed_epochs(self.files)) if e <= manifest.epoch]
         start = max(after or 0, 0)
+        if start and retained and start < retained[0] - 1:
+            raise changes_expired(entry.name, start, manifest.epoch)
         epochs = []
         for epoch in (epoch for epoch in retained if epoch > start):
             known = read_manifest(self.files, epoch)
@@ -148,6 +159,22 @@ class Results:
             if runs:
                 epochs.append((epoch, runs))
         return epochs
+
+
+def changes_expired(view: str, after: int, committed: Epoch, why: str = "") -> StateError:
+    """Return the error for changes after an epoch that can't be given any more.
+
+    Args:
+        why: the reason, if it isn't that they are no longer retained.
+    """
+    return StateError(
+        why or f"the changes after epoch {after} are no longer all retained",
+        condition="CHANGES_EXPIRED",
+        view=view,
+        hint=f"read snapshot({committed}) in place of what you hold, and go on with "
+        f"changes(after={committed}). A reader with a name holds its epochs, up to the options "
+        "held_epochs and held_bytes",
+    )
 
 
 def _sort_column(name: str, order: Order) -> Column:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from eddyline.answers.readers import readers_status
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import ViewId
 from eddyline.intake.watermarks import Watermarks
@@ -50,7 +51,8 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
         elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers
             sources.append(_source(files, catalog, entry, watermarks, manifest))
-    return {"epoch": manifest.epoch, "sources": sources, "views": views}
+    readers = readers_status(files, catalog, manifest.epoch)
+    return {"epoch": manifest.epoch, "sources": sources, "views": views, "readers": readers}
 
 
 def _source(

@@ -307,7 +307,8 @@ class Engine:
 
         Sources with position, watermark, late rows and dead letters; views with level, size and
         `state` (live, failing, paused); pipelines with the account of their records, and window and
-        state of each lane; `run`, the background run: running, retrying, ended or stopped.
+        state of each lane; `readers`, those with a name: position, and epochs behind; `run`, the
+        background run: running, retrying, ended or stopped.
 
         `state_growth` is the growth of the operators' state in rows an epoch, without the result,
         averaged over the retained epochs; None if not known yet.
@@ -329,7 +330,7 @@ class Engine:
 
     def changes(self, view: str, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of a view; see `View.changes`."""
-        return self._reading.changes(view, after, form)
+        return self._reading.changes(view, after, form, None)
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows) into a table, all or none."""

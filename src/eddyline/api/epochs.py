@@ -18,7 +18,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress
 from eddyline.runtime.failures import VIEW_FAILING
 from eddyline.runtime.plans import PlanInput, new_input, other_plan
-from eddyline.sink.outbox import first_needed
+from eddyline.sink.cursors import first_needed
 from eddyline.state.manifest import Failure, last_committed, read_manifest
 from eddyline.state.recover import retire
 
@@ -246,8 +246,9 @@ class Epochs:
             if entry.arranged:
                 # enough stays to run the last epoch again, should its manifest be lost
                 workspace.sources.forget(entry, before.positions.get(entry.id, 0))
-        held = first_needed(workspace.files, workspace.manifest.epoch)
-        retire(workspace.files, workspace.options.retain_epochs, held)
+        options = workspace.options
+        held = first_needed(workspace.files, workspace.manifest.epoch, options.held_epochs)
+        retire(workspace.files, options.retain_epochs, held, options.held_bytes)
 
     def _rows_are_final(self, watermarks: Watermarks) -> bool:
         """Whether rows that EMIT FINAL holds back can be final now."""

@@ -124,7 +124,9 @@ class View:
         """
         return self._reading.snapshot(self.name, epoch, last_good=last_good)
 
-    def changes(self, after: int | None = None, form: str = "retract") -> DataFrame:
+    def changes(
+        self, after: int | None = None, form: str = "retract", reader: str | None = None
+    ) -> DataFrame:
         """Read the changes of the epochs after `after`, or of all.
 
         Args:
@@ -132,5 +134,29 @@ class View:
             form: `retract`: the columns, `op` (append or delete) and `epoch`, rows repeated by
                 multiplicity; `update`: structs `before` and `after` (null for a new or removed
                 row) and `epoch`, paired by the grouping key of the view if it has one.
+            reader: a name that you choose. The storage remembers the reader's position, and keeps the
+                epochs after it, up to the options `held_epochs` and `held_bytes`. Without `after`
+                it reads on from its position, at first from the beginning; call `commit` when the
+                changes are processed. With `after`, this becomes its position.
+
+        Raises:
+            StateError: CHANGES_EXPIRED, the epochs after `after` are no longer retained.
         """
-        return self._reading.changes(self.name, after, form)
+        return self._reading.changes(self.name, after, form, reader)
+
+    def commit(self, reader: str, epoch: int | None = None) -> None:
+        """Move a reader, durably: it has processed the changes up to `epoch`.
+
+        Args:
+            reader: its name in `changes`.
+            epoch: a committed epoch; None for all changes that this engine has given to the reader.
+
+        Raises:
+            CatalogError: there is no such reader.
+            StateError: the epoch isn't committed, or this engine has given it no changes.
+        """
+        self._reading.commit(self.name, reader, epoch)
+
+    def drop_reader(self, reader: str) -> None:
+        """Forget a reader: it holds no epochs any more. Does nothing if there is none."""
+        self._reading.drop_reader(self.name, reader)

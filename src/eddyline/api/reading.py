@@ -7,16 +7,19 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from eddyline.answers.failing import view_failing
+from eddyline.answers.readers import no_reader, reader_file
+from eddyline.answers.results import changes_expired
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import QueryError
+from eddyline.errors import QueryError, StateError
 from eddyline.plan.explain import explain_text
+from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final
-from eddyline.state.manifest import read_manifest
+from eddyline.state.manifest import Manifest, read_manifest
 
 
 class Reading:
@@ -24,6 +27,7 @@ class Reading:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._read: dict[str, Epoch] = {}  # by reader: the last epoch whose changes it was given
 
     def entry(self, name: str, kind: str) -> Entry:
         """Return the definition of a name; CatalogError if none of this kind exists."""
@@ -78,12 +82,59 @@ class Reading:
             manifest = read_manifest(workspace.files, Epoch(epoch))
         return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)
 
-    def changes(self, view: str, after: int | None, form: str) -> DataFrame:
+    def changes(self, view: str, after: int | None, form: str, reader: str | None) -> DataFrame:
         """Return the changes of a view; see `View.changes`."""
         workspace = self._workspace
         manifest = workspace.current()
         entry = workspace.catalog.get(view, VIEW)
+        if reader is not None:
+            after = self._position(entry, manifest, reader, after)
         return workspace.results.changes(entry, manifest, workspace.spark, after, form)
+
+    def commit(self, view: str, reader: str, epoch: int | None) -> None:
+        """Move a reader; see `View.commit`."""
+        workspace = self._workspace
+        manifest = workspace.current()
+        entry = workspace.catalog.get(view, VIEW)
+        file = reader_file(workspace.files, entry.name, reader)
+        if file.cursor() is None:
+            raise no_reader(entry.name, reader)
+        if epoch is None:
+            epoch = self._read.get(file.folder)
+        if epoch is None or epoch > manifest.epoch:
+            raise StateError(
+                f"epoch {epoch} is not committed" if epoch else f"{reader} has read nothing yet",
+                condition="NO_SUCH_EPOCH",
+                view=entry.name,
+                hint=f"call changes(reader={reader!r}) first, or name an epoch up to {manifest.epoch}",
+            )
+        file.advance(Cursor(ViewId(entry.id), Epoch(epoch)))
+
+    def drop_reader(self, view: str, reader: str) -> None:
+        """Forget a reader; see `View.drop_reader`."""
+        workspace = self._workspace
+        workspace.current()
+        entry = workspace.catalog.get(view, VIEW)
+        reader_file(workspace.files, entry.name, reader).forget()
+
+    def _position(self, entry: Entry, manifest: Manifest, reader: str, after: int | None) -> int:
+        """Return the epoch that a reader has reached, and let it hold the ones after that."""
+        workspace = self._workspace
+        file = reader_file(workspace.files, entry.name, reader)
+        known = file.cursor()
+        if after is None and known is not None:
+            after = known.epoch
+            if after and (known.view != entry.id or after > manifest.epoch):
+                why = f"reader {reader} has read another view, or another copy of this storage"
+                raise changes_expired(entry.name, after, manifest.epoch, why)
+        start = Epoch(max(after or 0, 0))
+        # a reader that has seen all there is needs no older epochs, however quiet the view is
+        quiet = not workspace.results.changed_runs(entry, manifest, start)
+        reached = Cursor(ViewId(entry.id), max(start, manifest.epoch) if quiet else start)
+        if reached != known:
+            file.advance(reached)
+        self._read[file.folder] = manifest.epoch
+        return reached.epoch
 
     def status(self) -> dict[str, Any]:
         """Return the numbers of sources and views; see `Engine.status`."""

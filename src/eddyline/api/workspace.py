@@ -7,6 +7,7 @@ import threading
 from pyspark.sql import SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
+from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
@@ -215,6 +216,8 @@ class Workspace:
         self.manifest = self.manifest.owned(self.catalog.ids)
         self.sources.remove(entry)
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped
+        if self.catalog.find(entry.name) is None:  # a view that replaces it keeps its readers
+            forget_readers(self.files, entry.name)
 
     def release(self) -> None:
         """Stop the sources, and release the lock of the storage."""

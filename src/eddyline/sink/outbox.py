@@ -8,34 +8,15 @@ reveals a target that was replaced or restored from a copy.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError
+from eddyline.sink.cursors import SINKS, Cursor, CursorFile
 from eddyline.storage.files import Files
 
-_LOG = logging.getLogger("eddyline.sinks")
-
-FOLDER = "sinks"
-CURSOR = "cursor.json"
-FORMAT_VERSION = 1
-HELD_MAX = 1024
-"""How many epochs are kept at most for sinks that are behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkCursor:
-    """The position of a sink in the changelog of its view.
-
-    Attributes:
-        view: the view that it follows.
-        epoch: the last epoch that the target is known to hold.
-    """
-
-    view: ViewId
-    epoch: Epoch
+SinkCursor = Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +124,7 @@ def _target_ahead(target: Epoch, committed: Epoch) -> StateError:
     )
 
 
-class Outbox:
+class Outbox(CursorFile):
     """The durable part of one sink: `sinks/<id>/cursor.json` below the storage folder.
 
     Args:
@@ -151,58 +132,4 @@ class Outbox:
     """
 
     def __init__(self, files: Files, sink: str) -> None:
-        self.files = files
-        self.folder = f"{FOLDER}/{sink}"
-
-    def cursor(self) -> SinkCursor | None:
-        """Read the cursor; None before the first delivery.
-
-        Raises:
-            StateError: the file is damaged, or of a newer version of Eddyline.
-        """
-        name = f"{self.folder}/{CURSOR}"
-        if not self.files.exists(name):
-            return None
-        document = self.files.read_json(name)
-        if document["format"] > FORMAT_VERSION:
-            raise StateError(
-                f"the cursor of a sink has format {document['format']}, this version reads up to "
-                f"{FORMAT_VERSION}",
-                condition="NEWER_FORMAT",
-                file=name,
-                hint="use the newer version of Eddyline",
-            )
-        return SinkCursor(ViewId(document["view"]), Epoch(document["epoch"]))
-
-    def advance(self, cursor: SinkCursor) -> None:
-        """Store the cursor durably; call it after the target has stored the epoch."""
-        self.files.make_folder(self.folder)
-        self.files.remove_unfinished(self.folder)
-        document = {"format": FORMAT_VERSION, "view": cursor.view, "epoch": cursor.epoch}
-        self.files.write_json(f"{self.folder}/{CURSOR}", document)
-
-    def forget(self) -> None:
-        """Remove the cursor: of a dropped sink, or to accept the target as it is."""
-        self.files.remove(self.folder)
-
-
-def first_needed(files: Files, committed: Epoch) -> Epoch | None:
-    """Return the first epoch whose changes a sink still needs; None if no sink needs any.
-
-    Sinks that are more than `HELD_MAX` epochs behind count as if they were just that far behind:
-    they will get a snapshot.
-    """
-    held = [epoch for sink in files.names(FOLDER) if (epoch := _held(files, sink)) is not None]
-    if not held:
-        return None
-    return Epoch(max(min(held) + 1, committed - HELD_MAX + 1))
-
-
-def _held(files: Files, sink: str) -> Epoch | None:
-    """Return the epoch that a sink's target holds; 0 if its cursor can't be read: keep all it may need."""
-    try:
-        cursor = Outbox(files, sink).cursor()
-    except StateError as error:  # the delivery to this sink raises it; epochs go on
-        _LOG.warning("sink %s: %s", sink, error)
-        return Epoch(0)
-    return None if cursor is None else cursor.epoch
+        super().__init__(files, f"{SINKS}/{sink}")

@@ -116,21 +116,50 @@ def flush(files: Files, since: Epoch) -> None:
         files.sync(folder)
 
 
-def retire(files: Files, retained: int, held: Epoch | None = None) -> None:
+def retire(
+    files: Files, retained: int, held: Epoch | None = None, held_bytes: int | None = None
+) -> None:
     """Remove the manifests of old epochs, and the runs that only they need.
 
     Args:
         retained: how many of the newest epochs stay in any case.
         held: the first epoch that somebody still needs; it stays, and all after it.
+        held_bytes: how many bytes at most stay for that; None for no limit.
     """
     epochs = committed_epochs(files)
     oldest = epochs[-retained:][0]
-    if held is not None:
-        oldest = next(epoch for epoch in epochs if epoch >= min(oldest, held))
+    if held is not None and held < oldest:
+        wanted = [epoch for epoch in epochs if held <= epoch <= oldest]
+        oldest = wanted[0] if held_bytes is None else _affordable(files, wanted, held_bytes)
     for epoch in epochs:
         if epoch < oldest:
             files.remove(manifest_name(epoch))
     sweep(files, read_manifest(files, oldest))
+
+
+def _affordable(files: Files, epochs: Sequence[Epoch], most: int) -> Epoch:
+    """Return the first of some epochs from which all can stay, if the last one stays in any case.
+
+    Args:
+        most: how many bytes the others may take: their manifests, and the files of their attempts that
+            the last one doesn't need.
+    """
+    needed = {run.name for run in read_manifest(files, epochs[-1]).all_runs()}
+    taken: dict[Epoch, int] = {}
+    for attempt in files.names(EPOCHS):
+        if epochs[0] <= (epoch := _epoch_of(attempt)) < epochs[-1]:
+            folder = f"{EPOCHS}/{attempt}"
+            sizes = files.sizes(folder).items()
+            own = sum(size for name, size in sizes if f"{folder}/{name}" not in needed)
+            taken[epoch] = taken.get(epoch, 0) + own
+    manifests = files.sizes(FOLDER)
+    first, total = epochs[-1], 0
+    for epoch in reversed(epochs[:-1]):
+        total += taken.get(epoch, 0) + manifests[os.path.basename(manifest_name(epoch))]
+        if total > most:
+            break
+        first = epoch
+    return first
 
 
 def sweep(files: Files, oldest: Manifest) -> None:

@@ -153,6 +153,14 @@ class Files:
             return []
         return sorted(name for name in found if not name.endswith(UNFINISHED))
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of each file in a folder; empty if it doesn't exist."""
+        try:
+            with os.scandir(self.path(folder)) as found:
+                return {entry.name: entry.stat().st_size for entry in found}
+        except FileNotFoundError:
+            return {}
+
     def remove_unfinished(self, folder: str) -> None:
         """Remove the temporary files of interrupted writes from a folder."""
         target = self.path(folder)

@@ -1,0 +1,223 @@
+"""Who reads a view over time: changes after an epoch, readers with a name, views that are replaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+import eddyline.api.epochs
+from eddyline.state.manifest import committed_epochs
+
+pytestmark = pytest.mark.spark
+
+QUERY = "SELECT v, count(*) AS n FROM t GROUP BY v"
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    from eddyline.spark.session import local_session
+
+    return local_session()
+
+
+@pytest.fixture(autouse=True)
+def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", 1)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return str(tmp_path / "storage")
+
+
+@pytest.fixture
+def engine(storage: str, spark: SparkSession) -> Iterator[el.Engine]:
+    with opened(storage, spark) as made:
+        yield made
+
+
+def opened(storage: str, spark: SparkSession, **options: int) -> el.Engine:
+    engine = el.Engine(storage, spark, el.Options(**{"retain_epochs": 2, **options}))
+    engine.table("t", "v INT")
+    engine.view("counts", QUERY)
+    return engine
+
+
+def advance(engine: el.Engine, *values: int) -> int:
+    """Insert one row an epoch; return the last epoch."""
+    epoch = 0
+    for value in values:
+        engine.table("t", "v INT").insert([(value,)])
+        epoch = engine.advance()
+    return epoch
+
+
+def rows(frame) -> list[tuple]:
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def apply(held: Counter, changes) -> Counter:
+    """Apply changes in retract form to rows; no row may be deleted that isn't there."""
+    ordered = sorted(changes.collect(), key=lambda row: (row.epoch, row.op != "delete"))
+    for *values, operation, _ in ordered:
+        held[tuple(values)] += 1 if operation == "append" else -1
+        assert held[tuple(values)] >= 0, f"{values} is deleted, but not there"
+    return +held
+
+
+def refused(call) -> str:
+    with pytest.raises(el.StateError) as error:
+        call()
+    assert error.value.condition == "CHANGES_EXPIRED"
+    return str(error.value)
+
+
+# -- changes after an epoch --------------------------------------------------------------------
+
+
+def test_changes_after_an_expired_epoch_are_refused(engine, spark):
+    view = engine.view("counts", QUERY)
+    first = advance(engine, 1)
+    last = advance(engine, 1, 2, 1, 3)
+    text = refused(lambda: view.changes(after=first))
+    assert f"changes(after={last})" in text  # the way out
+    oldest = committed_epochs(engine.files)[0]
+    refused(lambda: view.changes(after=oldest - 2))
+    now = Counter(tuple(row) for row in view.snapshot().collect())
+    then = Counter(tuple(row) for row in view.snapshot(oldest).collect())
+    assert apply(then, view.changes(after=oldest)) == now
+    assert apply(Counter(), view.changes()) == now
+    assert rows(view.changes(after=last)) == []
+
+
+# -- readers with a name -----------------------------------------------------------------------
+
+
+def test_a_reader_gets_each_change_once(engine):
+    view = engine.view("counts", QUERY)
+    advance(engine, 1, 2)
+    held = apply(Counter(), view.changes(reader="r"))
+    view.commit("r")
+    first = engine.status()["epoch"]
+    advance(engine, 1, 3, 3, 1, 4, 5)  # more than are retained for others
+    assert committed_epochs(engine.files)[0] == first + 1
+    # read twice before it is committed: the same changes
+    assert rows(view.changes(reader="r")) == rows(view.changes(reader="r"))
+    held = apply(held, view.changes(reader="r"))
+    assert held == Counter(tuple(row) for row in view.snapshot().collect())
+    view.commit("r")
+    assert rows(view.changes(reader="r")) == []
+    advance(engine, 9, 9, 9)
+    assert committed_epochs(engine.files)[0] <= first + 7
+
+
+def test_a_reader_goes_on_after_a_restart_and_in_another_engine(storage, spark):
+    with opened(storage, spark) as engine:
+        view = engine.view("counts", QUERY)
+        advance(engine, 1)
+        held = apply(Counter(), view.changes(reader="r"))
+        view.commit("r", engine.status()["epoch"])
+        advance(engine, 1, 2, 3, 4)
+    with opened(storage, spark) as engine:
+        view = engine.view("counts", QUERY)
+        advance(engine, 5, 6, 7)
+        held = apply(held, view.changes(reader="r"))
+        assert held == Counter(tuple(row) for row in view.snapshot().collect())
+
+
+def test_a_reader_of_a_quiet_view_does_not_hold_epochs_it_has_seen(engine):
+    engine.table("other", "v INT")
+    view = engine.view("quiet", "SELECT * FROM other")
+    assert rows(view.changes(reader="r")) == []
+    advance(engine, *range(6))
+    assert rows(view.changes(reader="r")) == []
+    advance(engine, *range(6))
+    seen = engine.status()["readers"]
+    assert seen == [{"view": "quiet", "reader": "r", "epoch": seen[0]["epoch"], "behind": 6}]
+    oldest = committed_epochs(engine.files)[0]
+    assert oldest == seen[0]["epoch"] + 1
+
+
+def test_a_position_of_the_callers_own_wins(engine):
+    """As of a sink, whose target stores the epoch together with the rows."""
+    view = engine.view("counts", QUERY)
+    first = advance(engine, 1)
+    held = Counter(tuple(row) for row in view.snapshot().collect())
+    view.changes(after=first, reader="r")
+    last = advance(engine, 2, 1, 2)
+    again = Counter(held)
+    assert apply(held, view.changes(reader="r")) == apply(
+        again, view.changes(after=first, reader="r")
+    )
+    view.changes(after=last, reader="r")
+    assert engine.status()["readers"][0]["epoch"] == last
+    with pytest.raises(el.StateError) as error:
+        view.commit("r", last + 1)
+    assert error.value.condition == "NO_SUCH_EPOCH"
+
+
+def test_a_reader_past_its_limit_is_told(storage, spark):
+    with opened(storage, spark, held_epochs=4) as engine:
+        view = engine.view("counts", QUERY)
+        first = advance(engine, 1)
+        view.changes(after=first, reader="r")
+        advance(engine, 1, 2, 3, 4)
+        assert committed_epochs(engine.files)[0] == first + 1
+        view.changes(reader="r")
+        advance(engine, 5, 6)
+        text = refused(lambda: view.changes(reader="r"))
+        assert "held_epochs" in text
+        last = engine.status()["epoch"]
+        held = Counter(tuple(row) for row in view.snapshot(last).collect())
+        view.commit("r", last)  # the way out: read a snapshot, and go on from its epoch
+        advance(engine, 5, 6)
+        held = apply(held, view.changes(reader="r"))
+        assert held == Counter(tuple(row) for row in view.snapshot().collect())
+
+
+def test_held_bytes_are_limited_too(storage, spark):
+    with opened(storage, spark, held_bytes=10 << 20, compaction_fan_in=2) as engine:
+        view = engine.view("counts", QUERY)
+        first = advance(engine, 1)
+        view.changes(after=first, reader="r")
+        for _ in range(8):  # each changes all rows, and none of the old runs stays
+            engine.table("t", "v INT").insert([(value,) for value in range(20_000)])
+            engine.advance()
+        assert "held_bytes" in refused(lambda: view.changes(reader="r"))
+        assert len(committed_epochs(engine.files)) > 2  # as many as fit
+
+
+def test_a_dropped_reader_holds_nothing(engine):
+    view = engine.view("counts", QUERY)
+    first = advance(engine, 1)
+    view.changes(after=first, reader="r")
+    advance(engine, 1, 2, 3)
+    view.drop_reader("r")
+    assert engine.status()["readers"] == []
+    advance(engine, 1)
+    assert len(committed_epochs(engine.files)) == 2
+    with pytest.raises(el.CatalogError) as error:
+        view.commit("r")
+    assert error.value.condition == "NOT_FOUND"
+
+
+def test_readers_go_with_their_view(engine):
+    view = engine.view("counts", QUERY)
+    first = advance(engine, 1)
+    view.changes(after=first, reader="r")
+    engine.drop("view", "counts")
+    assert engine.status()["readers"] == []
+    advance(engine, 1, 2, 3)
+    assert len(committed_epochs(engine.files)) == 2
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "x" * 101])
+def test_a_reader_has_a_plain_name(engine, name):
+    with pytest.raises(el.EngineError) as error:
+        engine.view("counts", QUERY).changes(reader=name)
+    assert error.value.condition == "BAD_OPTION"
