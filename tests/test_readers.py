@@ -221,3 +221,83 @@ def test_a_reader_has_a_plain_name(engine, name):
     with pytest.raises(el.EngineError) as error:
         engine.view("counts", QUERY).changes(reader=name)
     assert error.value.condition == "BAD_OPTION"
+
+
+# -- a view that is replaced -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT v, count(*) + 10 * (v % 2) AS n FROM t GROUP BY v",
+        "SELECT v, count(*) AS n FROM t GROUP BY v ORDER BY n DESC, v LIMIT 2",  # another layout
+        "SELECT v, CAST(1 AS BIGINT) AS n FROM t WHERE v > 1",  # rows that repeat, in other buckets
+        "SELECT v, count(*) AS n FROM t WHERE v < 0 GROUP BY v",  # no rows at all
+    ],
+)
+def test_a_replaced_view_gives_the_difference(storage, spark, query):
+    with opened(storage, spark, retain_epochs=100) as engine:
+        view = engine.view("counts", QUERY)
+        view.changes(reader="r")
+        before = advance(engine, 1, 2, 2, 3, 1)
+        held = {before: Counter(tuple(row) for row in view.snapshot().collect())}
+        held[before + 1] = apply(
+            +held[before], engine.view("counts", query, replace=True).changes(before)
+        )
+        assert held[before + 1] == Counter(tuple(row) for row in view.snapshot().collect())
+        advance(engine, 2, 3, 3)
+        engine.view("counts", QUERY, replace=True)  # and once more
+        last = advance(engine, 4, 1)
+        now = Counter(tuple(row) for row in view.snapshot().collect())
+        for epoch, rows_then in held.items():
+            assert apply(+rows_then, view.changes(after=epoch)) == now
+            assert Counter(tuple(r) for r in view.snapshot(epoch).collect()) == rows_then
+        assert apply(Counter(), view.changes()) == now
+        assert apply(Counter(), view.changes(reader="r")) == now
+        assert rows(view.changes(after=last)) == []
+        assert engine.verify()
+        engine.table("empty", "v INT")
+        last = engine.status()["epoch"]
+        engine.view("counts", "SELECT v, 1L AS n FROM empty", replace=True)
+        assert apply(+now, view.changes(after=last)) == Counter()
+        view.drop_reader("r")
+        engine.view("counts", QUERY + " HAVING v <> 1", replace=True)
+    options = el.Options(retain_epochs=1)
+    with el.Engine(storage, spark, options) as engine:  # the views before are gone
+        view = engine.view("counts", QUERY + " HAVING v <> 1", replace=True)
+        engine.view("counts", QUERY, replace=True)
+        refused(lambda: view.changes(after=before))
+        now = Counter(tuple(row) for row in view.snapshot().collect())
+        assert apply(Counter(), view.changes()) == now
+
+
+def test_a_view_with_other_columns_ends_the_changelog(storage, spark):
+    with opened(storage, spark, retain_epochs=100) as engine:
+        view = engine.view("counts", QUERY)
+        before = advance(engine, 1, 2, 2)
+        view.changes(reader="r")
+        view.commit("r")
+        view = engine.view(
+            "counts", "SELECT v, count(*) AS n, sum(v) AS s FROM t GROUP BY v", replace=True
+        )
+        replaced = engine.status()["epoch"]
+        text = refused(lambda: view.changes(after=before))
+        assert f"replaced in epoch {replaced}" in text
+        assert "replaced in epoch" in refused(lambda: view.changes(reader="r"))
+        with pytest.raises(el.StateError) as error:
+            view.snapshot(before)
+        assert error.value.condition == "NO_SUCH_EPOCH"
+        advance(engine, 1, 5)
+        now = Counter(tuple(row) for row in view.snapshot().collect())
+        assert apply(Counter(), view.changes()) == now
+        then = Counter(tuple(row) for row in view.snapshot(replaced).collect())
+        assert apply(then, view.changes(after=replaced)) == now
+
+
+def test_a_view_has_no_rows_before_it_was_made(engine):
+    first = advance(engine, 1)
+    advance(engine, 2)
+    later = engine.view("later", "SELECT * FROM t")
+    with pytest.raises(el.StateError) as error:
+        later.snapshot(first + 1)
+    assert error.value.condition == "NO_SUCH_EPOCH"

@@ -106,6 +106,8 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     if entry is None or not result:
         raise _NeedsSpark
     epoch = asked["epoch"]
+    if epoch and int(epoch) < entry.since:
+        raise _NeedsSpark  # as of then its rows may be those of the view that it has replaced
     manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
     check_live(entry, manifest)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]

@@ -12,9 +12,10 @@ from eddyline.answers.failing import check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, Catalog, Entry
-from eddyline.changes import Epoch
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.intake.sources import Sources
+from eddyline.operators.result import ROWS
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
@@ -44,6 +45,32 @@ class Results:
     sources: Sources
     plan_of: Callable[[Entry], CompiledPlan]
     scan_tasks: int
+
+    def earlier(
+        self, entry: Entry, then: Manifest, now: Manifest, session: SparkSession
+    ) -> DataFrame:
+        """Return the rows of a table, stream or view as of an earlier epoch.
+
+        Args:
+            then: that epoch.
+            now: the last committed epoch.
+
+        Raises:
+            StateError: the view was made later, or had other columns.
+        """
+        view = ViewId(entry.id)
+        holder = now.holder(view, then.epoch)
+        resumed = view in now.rebuilt  # `since` is then not its first epoch
+        if not holder or (holder == view and then.epoch < entry.since and not resumed):
+            raise StateError(
+                f"view {entry.name}, as it is now, has no rows as of epoch {then.epoch}",
+                condition="NO_SUCH_EPOCH",
+                hint=f"ask for epoch {entry.since} or a later one",
+            )
+        if holder == view:
+            return self.content(entry, then, session)
+        buckets = then.arrangements.get(then.result(holder, ROWS), {})
+        return snapshot_frame(session, self.files, list(buckets.values()), entry.columns)
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
         """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY.
@@ -145,15 +172,21 @@ class Results:
         Raises:
             StateError: the epochs after `after` are no longer retained.
         """
-        result = self.plan_of(entry).plan.result
+        view, own = ViewId(entry.id), self.plan_of(entry).plan.result
+        start = Epoch(max(after or 0, 0))
+        ended = next((end for name, end in manifest.replaced.get(view, ()) if not name), Epoch(0))
+        if 0 < start < ended:
+            why = f"the view was replaced in epoch {ended} by one with other columns"
+            raise changes_expired(entry.name, start, manifest.epoch, why)
         retained = [e for e in without_gaps(committed_epochs(self.files)) if e <= manifest.epoch]
-        start = max(after or 0, 0)
         if start and retained and start < retained[0] - 1:
             raise changes_expired(entry.name, start, manifest.epoch)
         epochs = []
-        for epoch in (epoch for epoch in retained if epoch > start):
+        for epoch in (epoch for epoch in retained if epoch > start and epoch >= ended):
             known = read_manifest(self.files, epoch)
             cut = epoch == retained[0] and start < epoch - 1
+            holder = manifest.holder(view, epoch)
+            result = own if holder == view else known.result(holder, ROWS)
             buckets = (known.arrangements if cut else known.deltas).get(result, {})
             runs = tuple(run for own in buckets.values() for run in own)
             if runs:

@@ -144,7 +144,7 @@ class Definitions:
         workspace = self._workspace
         spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
         workspace.save(spent, final=False)
-        seconds = self._epochs.fill(catalog, [compiled])
+        seconds = self._epochs.fill(catalog, [compiled], replaced=replaced)
         workspace.save(catalog.committed(entry, workspace.manifest.epoch))
         workspace.keep_plan(entry, compiled)
         if replaced is not None:

@@ -15,11 +15,18 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.runtime.epoch import EpochRunner, Progress
+from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
 from eddyline.runtime.failures import VIEW_FAILING
 from eddyline.runtime.plans import PlanInput, new_input, other_plan
 from eddyline.sink.cursors import first_needed
-from eddyline.state.manifest import Failure, last_committed, read_manifest
+from eddyline.spark.schema import plain_schema
+from eddyline.state.manifest import (
+    Failure,
+    Predecessors,
+    committed_epochs,
+    last_committed,
+    read_manifest,
+)
 from eddyline.state.recover import retire
 
 RETIRE_EVERY = 16
@@ -95,13 +102,18 @@ class Epochs:
         return True
 
     def fill(
-        self, catalog: Catalog, plans: Sequence[CompiledPlan], rebuilt: Sequence[ViewId] = ()
+        self,
+        catalog: Catalog,
+        plans: Sequence[CompiledPlan],
+        rebuilt: Sequence[ViewId] = (),
+        replaced: Entry | None = None,
     ) -> dict[str, float]:
         """Compute views from all rows of their inputs, in a separate epoch.
 
         Args:
             catalog: the catalog with these views.
             rebuilt: ids of views that have rows already; the new rows replace their old ones.
+            replaced: the view that the one of the only plan replaces.
 
         Returns:
             The seconds of each stage.
@@ -115,7 +127,11 @@ class Epochs:
             )
             for compiled in plans
         ]
-        return self._run(inputs, {}, Watermarks.of_next_epoch(base, workspace.catalog), rebuilt)
+        watermarks = Watermarks.of_next_epoch(base, workspace.catalog)
+        replacement = None
+        if replaced is not None:
+            replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
+        return self._run(inputs, {}, watermarks, rebuilt, replacement)
 
     def rebuild(self, entries: Sequence[Entry]) -> None:
         """Compute views again in a separate epoch; their changelogs get the difference.
@@ -250,6 +266,19 @@ class Epochs:
         held = first_needed(workspace.files, workspace.manifest.epoch, options.held_epochs)
         retire(workspace.files, options.retain_epochs, held, options.held_bytes)
 
+    def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
+        """Return how a view takes the place of another one in the next epoch."""
+        base = self._workspace.manifest
+        epoch, columns = Epoch(base.epoch + 1), entry.columns
+        before: Predecessors = (("", epoch),)
+        same = columns.names == replaced.columns.names
+        if same and plain_schema(columns) == plain_schema(replaced.columns):
+            retained = committed_epochs(self._workspace.files)
+            chain = base.replaced.get(ViewId(replaced.id), ())
+            kept = (one for one in chain if retained and one[1] > retained[0])
+            before = (*kept, (replaced.id, epoch))
+        return Replacement(ViewId(entry.id), len(columns), before)
+
     def _rows_are_final(self, watermarks: Watermarks) -> bool:
         """Whether rows that EMIT FINAL holds back can be final now."""
         return any(
@@ -264,6 +293,7 @@ class Epochs:
         positions: Mapping[str, int],
         watermarks: Watermarks,
         rebuilt: Sequence[ViewId] = (),
+        replacement: Replacement | None = None,
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace
@@ -271,7 +301,7 @@ class Epochs:
         epoch = before.epoch + 1
         try:
             workspace.manifest, seconds = self._runner.run(
-                workspace.manifest, inputs, positions, watermarks, rebuilt
+                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:

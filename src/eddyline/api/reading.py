@@ -76,11 +76,13 @@ class Reading:
         """Return a table or view as of an epoch; see `View.snapshot`."""
         workspace = self._workspace
         manifest = workspace.current()
+        entry, results = workspace.catalog.get(name), workspace.results
         if last_good:
-            return workspace.results.stored(workspace.catalog.get(name), manifest, workspace.spark)
+            return results.stored(entry, manifest, workspace.spark)
         if epoch is not None and epoch != manifest.epoch:
-            manifest = read_manifest(workspace.files, Epoch(epoch))
-        return workspace.results.content(workspace.catalog.get(name), manifest, workspace.spark)
+            then = read_manifest(workspace.files, Epoch(epoch))
+            return results.earlier(entry, then, manifest, workspace.spark)
+        return results.content(entry, manifest, workspace.spark)
 
     def changes(self, view: str, after: int | None, form: str, reader: str | None) -> DataFrame:
         """Return the changes of a view; see `View.changes`."""
@@ -124,7 +126,8 @@ class Reading:
         known = file.cursor()
         if after is None and known is not None:
             after = known.epoch
-            if after and (known.view != entry.id or after > manifest.epoch):
+            followed = manifest.holder(ViewId(entry.id), known.epoch) or known.view
+            if after and (known.view not in (entry.id, followed) or after > manifest.epoch):
                 why = f"reader {reader} has read another view, or another copy of this storage"
                 raise changes_expired(entry.name, after, manifest.epoch, why)
         start = Epoch(max(after or 0, 0))

@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.watermarks import Watermarks
+from eddyline.operators.base import numbered
+from eddyline.operators.result import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
 from eddyline.runtime.failures import VIEW_FAILING, failed_view
@@ -22,7 +24,14 @@ from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.state.arrangement import difference_run
-from eddyline.state.manifest import Buckets, Failure, Manifest, manifest_name, write_manifest
+from eddyline.state.manifest import (
+    Buckets,
+    Failure,
+    Manifest,
+    Predecessors,
+    manifest_name,
+    write_manifest,
+)
 from eddyline.storage.files import Files
 
 JOBS_AT_ONCE = 2
@@ -47,6 +56,22 @@ class Progress:
     seconds: dict[str, float]
     state: dict[str, dict[str, int]] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A view that takes the place of others in this epoch.
+
+    Attributes:
+        view: its id.
+        columns: number of its columns.
+        predecessors: the views before it. If the last one has the same columns, the changelog goes on
+            with the difference of the rows.
+    """
+
+    view: ViewId
+    columns: int
+    predecessors: Predecessors
 
 
 class _Timer:
@@ -80,6 +105,7 @@ class EpochRunner:
         positions: Mapping[str, int],
         watermarks: Watermarks,
         rebuilt: Sequence[ViewId] = (),
+        replacement: Replacement | None = None,
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -91,6 +117,7 @@ class EpochRunner:
             rebuilt: ids of views whose state is computed again: they start empty, their output in
                 this epoch is all their rows, and their changelog gets the difference to the old
                 rows.
+            replacement: the view that replaces another one in this epoch, if there is one.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
@@ -117,9 +144,18 @@ class EpochRunner:
             if rebuilt and base.failing.keys() & state.failing.keys() >= set(rebuilt):
                 raise _still_failing(state.failing[rebuilt[0]])
             with timer.stage("commit"):
-                manifest = self._next_manifest(
-                    base, folder, plans, state, positions, watermarks, rebuilt
-                )
+                for plan in (plan for plan in plans if plan.id not in state.failing):
+                    if plan.id in rebuilt:
+                        self._replace_delta(folder, plan, base.arrangements, plan.result, state)
+                    elif replacement is not None and plan.id == replacement.view:
+                        self._continue_changelog(folder, plan, base, replacement, state)
+                manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
+                if replacement is not None:
+                    before = replacement.predecessors
+                    if replacement.view in state.failing:
+                        before = (("", manifest.epoch),)  # its changelog begins with its first rows
+                    chains = {**base.replaced, replacement.view: before}
+                    manifest = replace(manifest, replaced=chains)
                 write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
@@ -221,15 +257,47 @@ class EpochRunner:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
 
-    def _replace_delta(
-        self, folder: str, plan: EpochPlan, base: Manifest, state: EpochState
+    def _continue_changelog(
+        self,
+        folder: str,
+        plan: EpochPlan,
+        base: Manifest,
+        replacement: Replacement,
+        state: EpochState,
     ) -> None:
-        """Make a rebuilt view's delta the difference between its old rows and its new ones."""
-        old, new = (held.get(plan.result, {}) for held in (base.arrangements, state.arrangements))
+        """Let the changelog of a replaced view go on, if the columns are the same."""
+        before = replacement.predecessors[-1][0]
+        if before:
+            columns = numbered("c", replacement.columns)
+            old = base.result(before, ROWS)
+            self._replace_delta(folder, plan, base.arrangements, old, state, columns)
+
+    def _replace_delta(
+        self,
+        folder: str,
+        plan: EpochPlan,
+        arrangements: Mapping[str, Buckets],
+        before: str,
+        state: EpochState,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        """Make a view's delta the difference between its old rows and its new ones.
+
+        Args:
+            arrangements: those before the epoch.
+            before: name of the one with the old rows.
+            columns: the columns to compare; None for all.
+        """
+        # also where no input came, the manifest names the arrangement: its delta is found by it
+        old, new = arrangements.get(before, {}), state.arrangements.setdefault(plan.result, {})
         prefix = f"{folder}/{plan.result.replace('/', '.')}.difference"
         runs = {
             bucket: difference_run(
-                self.files, f"{prefix}-{bucket}.arrow", old.get(bucket, ()), new.get(bucket, ())
+                self.files,
+                f"{prefix}-{bucket}.arrow",
+                old.get(bucket, ()),
+                new.get(bucket, ()),
+                columns,
             )
             for bucket in sorted({*old, *new})
         }
@@ -241,7 +309,6 @@ class EpochRunner:
     def _next_manifest(
         self,
         base: Manifest,
-        folder: str,
         plans: Sequence[EpochPlan],
         state: EpochState,
         positions: Mapping[str, int],
@@ -252,8 +319,6 @@ class EpochRunner:
         epoch = Epoch(base.epoch + 1)
         done = [plan for plan in plans if plan.id not in state.failing]
         again = [plan for plan in done if plan.id in rebuilt]
-        for plan in again:
-            self._replace_delta(folder, plan, base, state)
         old = {
             name: buckets
             for name, buckets in base.arrangements.items()
@@ -276,6 +341,7 @@ class EpochRunner:
             failing,
             {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
             self.settings,
+            base.replaced,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

@@ -128,19 +128,32 @@ class Arrangement:
         return tuple(runs), added
 
 
-def difference_run(files: Files, name: str, old: Sequence[Run], new: Sequence[Run]) -> Run | None:
+def difference_run(
+    files: Files,
+    name: str,
+    old: Sequence[Run],
+    new: Sequence[Run],
+    columns: Sequence[str] | None = None,
+) -> Run | None:
     """Write the difference of two versions of a bucket as a run; None if they are equal.
 
     Args:
         files: the files of the storage.
         name: name of the file.
-        old, new: the runs of both versions, Z-sets with the same columns.
+        old, new: the runs of both versions, Z-sets.
+        columns: the columns to compare, if others differ; the hash of the rows is then 0.
     """
-    tables = [read_run(files, run) for run in new]
-    for run in old:
+    tables = []
+    for run in [*new, *old]:
         rows = read_run(files, run)
-        negated = pc.negate(rows[WEIGHT])
-        tables.append(rows.set_column(rows.column_names.index(WEIGHT), WEIGHT, negated))
+        if columns is not None:
+            rows = rows.select([*columns, WEIGHT])
+            rows = rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
+        tables.append(rows)
+    for place in range(len(new), len(tables)):
+        negated = pc.negate(tables[place][WEIGHT])
+        at = tables[place].column_names.index(WEIGHT)
+        tables[place] = tables[place].set_column(at, WEIGHT, negated)
     if not tables:
         return None
     layout = Layout(tuple(n for n in tables[0].column_names if n not in (HASH, WEIGHT)))

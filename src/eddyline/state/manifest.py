@@ -15,6 +15,9 @@ FORMAT_VERSION = 1
 FOLDER = "manifests"
 
 Buckets = dict[BucketId, tuple[Run, ...]]
+Predecessors = tuple[tuple[str, Epoch], ...]
+"""The views that a view has replaced, oldest first: id, and the epoch that replaced it. The id is empty
+where the columns were others: the changelog begins with that epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Manifest:
         failing: the views that are set aside, because they fail on their rows.
         plans: for each table and view the fingerprint of the plan that wrote its state.
         settings: Spark's settings that results depend on, fixed when the storage was made.
+        replaced: for each view that replaced another one, its predecessors.
     """
 
     epoch: Epoch
@@ -78,6 +82,15 @@ class Manifest:
     failing: dict[ViewId, Failure] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    replaced: dict[ViewId, Predecessors] = field(default_factory=dict)
+
+    def holder(self, view: ViewId, epoch: Epoch) -> str:
+        """Return the id under which a view's rows were stored in an earlier epoch.
+
+        It is that of a view which this one has replaced; empty if that had other columns.
+        """
+        chain = self.replaced.get(view, ())
+        return next((before for before, until in chain if epoch < until), view)
 
     def runs(self, arrangement: str, bucket: BucketId) -> tuple[Run, ...]:
         """Return the runs of a bucket; none if it never held a row."""
@@ -117,6 +130,7 @@ class Manifest:
             rebuilt={name: epoch for name, epoch in self.rebuilt.items() if name in nodes},
             failing={name: failure for name, failure in self.failing.items() if name in nodes},
             plans={name: plan for name, plan in self.plans.items() if name in nodes},
+            replaced={name: chain for name, chain in self.replaced.items() if name in nodes},
         )
 
     def all_runs(self) -> list[Run]:
@@ -139,6 +153,7 @@ class Manifest:
             "failing": {name: asdict(failure) for name, failure in self.failing.items()},
             "plans": self.plans,
             "settings": self.settings,
+            "replaced": self.replaced,
         }
 
 
@@ -216,6 +231,10 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         {name: Failure(**failure) for name, failure in document.get("failing", {}).items()},
         document.get("plans", {}),
         document.get("settings", {}),
+        {
+            ViewId(view): tuple((before, Epoch(epoch)) for before, epoch in chain)
+            for view, chain in document.get("replaced", {}).items()
+        },
     )
 
 
