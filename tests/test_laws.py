@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
 from eddyline.changes import APPEND, DELETE
-from eddyline.errors import StateError
+from eddyline.errors import DataError, StateError
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import Step
 from eddyline.operators.hold import Hold
@@ -428,6 +428,60 @@ def test_sums_by_group_follow_from_the_rows(epochs: list[list[Change]]) -> None:
             for part in bucket.feed(reduce_delta(epoch)):
                 output += [rounded(change) for change in weighted(part, names)]
             assert z_set(output) == z_set(reduced(integrated(cut[:number])))
+
+
+LIMIT = 2**63
+limits = st.one_of(
+    st.sampled_from([LIMIT - 1, -LIMIT, LIMIT // 2, 1, -1, 2**32, -(2**32), 2**31, 0]),
+    st.integers(-LIMIT, LIMIT - 1),
+)
+
+
+def integer_delta(changes: Sequence[Change]) -> pa.Table:
+    """The input of a sum of BIGINT by k0, in two words."""
+    words_type = pa.struct([("high", pa.int64()), ("low", pa.int64())])
+    return table(
+        {
+            "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in changes]),
+            "k0": (pa.string(), [row[0] for row, _ in changes]),
+            "m0": (
+                words_type,
+                [{"high": (v >> 32) * w, "low": (v % 2**32) * w} for (_, v), w in changes],
+            ),
+            "w": (pa.int64(), [w for _, w in changes]),
+        }
+    )
+
+
+@laws
+@given(epochs_of(st.tuples(words, limits)), st.booleans())
+def test_sums_of_integers_wrap_around_or_are_refused(
+    epochs: list[list[Change]], checked: bool
+) -> None:
+    bucket, output = Bucket(Reduce(1, (Measure.INTEGER,), checked=checked)), list[Change]()
+    for number, epoch in enumerate(epochs, start=1):
+        sums: dict[str | None, int] = {}
+        for key, value in integrated(epochs[:number]):
+            sums[key] = sums.get(key, 0) + value
+        touched = {key for (key, _), _ in epoch}
+        beyond = {key for key in touched & {*sums} if not -LIMIT <= sums[key] < LIMIT}
+        if checked and beyond:
+            with pytest.raises(DataError) as refused:
+                bucket.feed(integer_delta(epoch))
+            assert refused.value.condition == "ARITHMETIC_OVERFLOW"
+            assert refused.value.context["group"][0] in beyond
+            return
+        for part in bucket.feed(integer_delta(epoch)):
+            output += weighted(part, ("k0", "m0"))
+        wrapped = [((key, (s + LIMIT) % (2 * LIMIT) - LIMIT), 1) for key, s in sums.items()]
+        assert z_set(output) == z_set(wrapped)
+
+
+def test_a_sum_over_all_rows_is_refused_too() -> None:
+    bucket = Bucket(Reduce(0, (Measure.INTEGER,), checked=True))
+    rows = integer_delta([((None, LIMIT - 1), 1), ((None, 1), 1)]).drop_columns(["k0"])
+    with pytest.raises(DataError, match=r"ARITHMETIC_OVERFLOW.*\(operator aggregate\)"):
+        bucket.feed(rows)
 
 
 @laws

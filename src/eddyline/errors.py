@@ -64,6 +64,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
+    "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. Nothing of the epoch was committed. Delete or correct the rows, or sum a wider type."),
     "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
     "UNKNOWN_SOURCE": Condition(USER, False, "No registered format reads this data. Register the format of the stream before you open the storage."),
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),

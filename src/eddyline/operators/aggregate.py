@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
+from eddyline.errors import DataError
 from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
+from eddyline.state.integers import from_words, may_overflow, overflows
 from eddyline.state.kernels import (
     Measure,
     SortKey,
@@ -38,7 +40,8 @@ class Reduce:
 
     Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
-    weight}. `x` are the values of which the smallest or largest of a key is emitted.
+    weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. `x` are the values
+    of which the smallest or largest of a key is emitted.
     Output: `k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
@@ -46,15 +49,18 @@ class Reduce:
         keys: number of key columns.
         measures: how each `m` column combines.
         largest: for each `x` column whether to emit the largest value rather than the smallest.
+        checked: whether an INTEGER sum beyond 64 bits is an error; otherwise it wraps around. Sums
+            that are stored never are, so that 64 bits of them suffice.
     """
 
     keys: int
     measures: tuple[Measure, ...] = ()
     largest: tuple[bool, ...] = ()
+    checked: bool = False
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Key and accumulators; and for each `x` the values by key, the one to emit first."""
+        """Key and accumulators; and for each `x` the values, the one to emit first."""
         keys = numbered("k", self.keys)
         named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
         layouts = {SLOT: Layout(keys, (*named, (WEIGHT, Measure.SUM)))}
@@ -62,11 +68,21 @@ class Reduce:
             layouts[name] = Layout((*keys, name), order=(SortKey(name, largest, True),))
         return layouts
 
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """The columns of INTEGER sums."""
+        return self._columns(Measure.INTEGER)
+
+    def _columns(self, wanted: Measure) -> tuple[str, ...]:
+        named = zip(numbered("m", len(self.measures)), self.measures, strict=True)
+        return tuple(name for name, measure in named if measure is wanted)
+
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
-        delta = self._expand_exact(delta.select(layout.columns))
-        old = state[SLOT].lookup(distinct_hashes(delta))
+        delta = self._expanded(delta.select(layout.columns))
+        hashes = distinct_hashes(delta)
+        old = state[SLOT].lookup(hashes)
         held = 0 if old is None else old.num_rows
         both = delta if old is None else pa.concat_tables([old, cast_to(delta, old.schema)])
 
@@ -85,6 +101,9 @@ class Reduce:
         if (groups["new_" + WEIGHT] < 0).any():
             at = int(groups.filter(pl.col("new_" + WEIGHT) < 0)["row"][0])
             raise negative_weight("aggregate", both.slice(at, 1).to_pylist()[0])
+        if self.checked:
+            for name in self.integers:
+                self._check_range(name, given, both, groups)
 
         changed = groups.filter(any_nonzero(layout.measures, "add_") | self._extreme_moved())
         appends = with_measures(
@@ -119,15 +138,37 @@ class Reduce:
             found.append(extremes)
         return found, appends
 
-    def _expand_exact(self, delta: pa.Table) -> pa.Table:
-        for name, measure in zip(numbered("m", len(self.measures)), self.measures, strict=True):
-            if measure is Measure.EXACT:
-                column = delta[name].combine_chunks()
-                value, weight = (part.to_numpy(zero_copy_only=False) for part in column.flatten())
-                hi, lo = two_product(value, weight)
-                pair = pa.StructArray.from_arrays([pa.array(hi), pa.array(lo)], names=["hi", "lo"])
-                delta = delta.set_column(delta.column_names.index(name), name, pair)
+    def _expanded(self, delta: pa.Table) -> pa.Table:
+        """Return a delta whose contributions have the form in which they are stored."""
+        for name in self._columns(Measure.EXACT):
+            value, weight = _parts(delta[name])
+            hi, lo = two_product(value, weight)
+            pair = pa.StructArray.from_arrays([pa.array(hi), pa.array(lo)], names=["hi", "lo"])
+            delta = delta.set_column(delta.column_names.index(name), name, pair)
+        for name in self.integers:
+            total = pa.array(from_words(*_parts(delta[name])))
+            delta = delta.set_column(delta.column_names.index(name), name, total)
         return delta
+
+    def _check_range(
+        self, name: str, given: pa.Table, both: pa.Table, groups: pl.DataFrame
+    ) -> None:
+        """Raise DataError ARITHMETIC_OVERFLOW if a group's new sum doesn't fit into 64 bits."""
+        high, low = _parts(given[name])
+        old = groups["old_" + name].to_numpy()
+        if not may_overflow(old, high, low):
+            return
+        keys = [HASH, *numbered("k", self.keys)]
+        words = comparable_frame(given, keys).with_columns(
+            pl.Series("high", high), pl.Series("low", low)
+        )
+        words = words.group_by(keys).agg(pl.col("high").sum(), pl.col("low").sum())
+        words = groups.select(keys).join(words, on=keys, nulls_equal=True, maintain_order="left")
+        wrong = overflows(old, words["high"].to_numpy(), words["low"].to_numpy())
+        wrong &= (groups["new_" + WEIGHT] > 0).to_numpy()
+        if wrong.any():
+            at = int(groups["row"].to_numpy()[wrong.argmax()])
+            raise _overflow(both.select(keys).slice(at, 1).to_pylist()[0])
 
     def _extreme_moved(self) -> pl.Expr:
         moved = [pl.lit(False)]
@@ -171,3 +212,20 @@ def _rows(both: pa.Table, groups: pl.DataFrame, columns: list[str] | tuple[str, 
         # a table without columns forgets its length: keep one and drop it at the end
         return both.select([HASH]).take(places).select([])
     return both.select(list(columns)).take(places)
+
+
+def _parts(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two fields of a column of structs."""
+    one, two = column.combine_chunks().flatten()
+    return one.to_numpy(zero_copy_only=False), two.to_numpy(zero_copy_only=False)
+
+
+def _overflow(keyed: dict[str, object]) -> DataError:
+    group = [value for name, value in keyed.items() if name != HASH]
+    return DataError(
+        "the sum of a group is beyond the range of BIGINT",
+        condition="ARITHMETIC_OVERFLOW",
+        operator="aggregate",
+        group=group or None,
+        hint="delete or correct its rows; or sum a wider type: sum(CAST(value AS DECIMAL(20, 0)))",
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
+from pyspark.sql.types import LongType, StructField
 
 from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
@@ -187,11 +188,11 @@ def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
     united = _united(branches, names, aggregation.calls)
     rows = _preaggregated(build, united, names, measures, len(largest), child.single)
     kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
-    out = [rows.schema[name] for name in kept]
-    expiry = _expiry((SLOT, *numbered("x", len(largest))), aggregation.bounds)
+    reducer = Reduce(len(keys), measures, largest, build.catalyst.ansi)
+    out = _stored_columns([rows.schema[name] for name in kept], reducer)
+    expiry = _expiry([*reducer.layouts], aggregation.bounds)
     _warn_of_growth(build, child, keys, bool(largest), expiry)
     single = not keys
-    reducer = Reduce(len(keys), measures, largest)
     reduced = build.run(rows, reducer, out, single=single, expiry=expiry)
     key_ids = [
         key if kind(key) == "AttributeReference" else build.catalyst.alias(key, "k") for key in keys
@@ -216,6 +217,12 @@ def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
         endless=child.endless and bool(keys),
         bounds=projected(build.catalyst, results, attribute_bounds(key_ids, aggregation.bounds)),
     )
+
+
+def _stored_columns(fields: list[StructField], reducer: Reduce) -> list[StructField]:
+    """Return the columns that the operator emits: sums of integers are no longer in two words."""
+    integers = reducer.integers
+    return [StructField(f.name, LongType()) if f.name in integers else f for f in fields]
 
 
 def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], Node]:
@@ -325,14 +332,17 @@ def _accumulator_columns(
 def _zero(measure: Measure, kept: str) -> str:
     if measure is Measure.EXACT:
         return "named_struct('hi', 0D, 'lo', 0D)"
+    if measure is Measure.INTEGER:
+        return "named_struct('high', 0L, 'low', 0L)"
     return f"cast({'null' if measure in (Measure.MIN, Measure.MAX) else 0} as {kept})"
 
 
 _TOTALS = {
-    Measure.SUM: "sum({})",
-    Measure.XOR: "bit_xor({})",
-    Measure.MIN: "min({})",
-    Measure.MAX: "max({})",
+    Measure.SUM: "coalesce(sum({0}), cast(0 as {1}))",
+    Measure.INTEGER: "named_struct('high', coalesce(sum({0}.high), 0L), 'low', coalesce(sum({0}.low), 0L))",
+    Measure.XOR: "coalesce(bit_xor({0}), cast(0 as {1}))",
+    Measure.MIN: "min({0})",
+    Measure.MAX: "max({0})",
 }
 
 
@@ -361,9 +371,7 @@ def _preaggregated(
     sums = []
     for i, measure in enumerate(measures):
         name, kept = f"m{i}", column_type(frame, f"m{i}")
-        total = _TOTALS[measure].format(name)
-        if measure in (Measure.SUM, Measure.XOR):
-            total = f"coalesce({total}, cast(0 as {kept}))"
+        total = _TOTALS[measure].format(name, kept)
         sums.append(expr(f"cast({total} as {kept}) as {name}"))
     sums.append(expr("coalesce(sum(w), 0L) as w"))
     return build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)

@@ -48,6 +48,11 @@ class Catalyst:
         self._classes: dict[str, Any] = {}
         self._hidden: set[int] = set()
 
+    @property
+    def ansi(self) -> bool:
+        """Whether the session is in ANSI mode, in which an overflow is an error."""
+        return self.session.conf.get("spark.sql.ansi.enabled") == "true"
+
     # -- reading ---------------------------------------------------------------------------
 
     def analyzed(self, query: str) -> Plan:

@@ -111,14 +111,19 @@ def _count(_: Call) -> Accumulators:
 
 
 def _integers(call: Call) -> Accumulators:
-    average = call.function == "Average"
+    """Sums of BIGINT: modulo 2^64, from contributions in two words, whose sums don't overflow."""
+    if call.function == "Sum":
+        words = (
+            "named_struct('high', if({on}, shiftright(cast({v} as bigint), 32) * w, 0L),"
+            " 'low', if({on}, (cast({v} as bigint) & 4294967295L) * w, 0L))"
+        )
+        return Accumulators((Measure.INTEGER, Measure.SUM), (words, _COUNT), (_NULL_OR_FIRST,))
     value, zero = "{v} * w", "0L"
-    if average and call.argument == "bigint":
+    if call.argument == "bigint":
         value = "cast(cast({v} as decimal(20,0)) * cast(w as decimal(10,0)) as decimal(38,0))"
         zero = "cast(0 as decimal(38,0))"
-    buffers = ("{m0}", "{m1}") if average else (_NULL_OR_FIRST,)
     contributions = (f"if({{on}}, {value}, {zero})", _COUNT)
-    return Accumulators((Measure.SUM, Measure.SUM), contributions, buffers)
+    return Accumulators((Measure.SUM, Measure.SUM), contributions, ("{m0}", "{m1}"))
 
 
 def _decimals(call: Call) -> Accumulators:

@@ -26,6 +26,7 @@ class Measure(StrEnum):
     """How the measures of equal rows are combined."""
 
     SUM = "sum"
+    INTEGER = "integer"  # sums of integers modulo 2^64; contributions come as {high, low}
     XOR = "xor"
     MIN = "min"
     MAX = "max"
@@ -242,6 +243,7 @@ def combined(
 
 _COMBINE = {
     Measure.SUM: lambda column: column.sum(),
+    Measure.INTEGER: lambda column: column.sum(),
     Measure.XOR: lambda column: column.bitwise_xor().fill_null(0),
     Measure.MIN: lambda column: column.min(),
     Measure.MAX: lambda column: column.max(),
@@ -277,7 +279,7 @@ def add_exactly(lists: pl.Series) -> pl.Series:
         paired = index[left] + 1 < lengths[group[left]]
         new_hi, new_lo = hi[left], lo[left]
         one = left[paired]
-        new_hi[paired], new_lo[paired] = _add_pairs(hi[one], lo[one], hi[one + 1], lo[one + 1])
+        new_hi[paired], new_lo[paired] = add_pairs(hi[one], lo[one], hi[one + 1], lo[one + 1])
         hi, lo, group = new_hi, new_lo, group[left]
         lengths = (lengths + 1) // 2
     total_hi, total_lo = np.zeros(len(lists)), np.zeros(len(lists))
@@ -285,9 +287,10 @@ def add_exactly(lists: pl.Series) -> pl.Series:
     return pl.DataFrame({"hi": total_hi, "lo": total_lo}).to_struct(name)
 
 
-def _add_pairs(
+def add_pairs(
     a: np.ndarray, a_low: np.ndarray, b: np.ndarray, b_low: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Add unevaluated pairs of doubles ("accurate" double-double addition)."""
     high, error = two_sum(a, b)
     low, low_error = two_sum(a_low, b_low)
     high, error = _quick_two_sum(high, error + low)
@@ -329,7 +332,7 @@ def any_nonzero(measures: Sequence[tuple[str, Measure]], prefix: str = "") -> pl
         column = pl.col(prefix + name)
         if measure is Measure.EXACT:
             tests.append(column.struct.field("hi") != 0)
-        elif measure in (Measure.SUM, Measure.XOR):
+        elif measure in (Measure.SUM, Measure.INTEGER, Measure.XOR):
             tests.append(column != 0)
     return pl.any_horizontal(tests).fill_null(False)
 
