@@ -332,9 +332,9 @@ def test_an_arrangement_is_a_z_set_however_it_is_compacted(
                     "w": (pa.int64(), [w for _, _, w in delta]),
                 }
             )
+            model += [((h, v), w) for h, v, w in delta]
             runs, added = held.extend(f"run{number}", rows, fan_in)
             assert (added is None) == (not delta)
-            model += [((h, v), w) for h, v, w in delta]
             held = Arrangement(Files(folder), layout, runs)
         assert z_set(weighted(held.scan(), ["h", "c0"])) == z_set(model)
         found = held.lookup(np.array(sorted(wanted), np.int64))
@@ -482,6 +482,77 @@ def test_a_sum_over_all_rows_is_refused_too() -> None:
     rows = integer_delta([((None, LIMIT - 1), 1), ((None, 1), 1)]).drop_columns(["k0"])
     with pytest.raises(DataError, match=r"ARITHMETIC_OVERFLOW.*\(operator aggregate\)"):
         bucket.feed(rows)
+
+
+extremes = st.one_of(
+    st.sampled_from([1.7976931348623157e308, 1.5e308, -1.5e308, 2.0**64, 2.0**80, 1e300, 1e280]),
+    st.sampled_from([1.0, -4.5, 0.1, 5e-324, 2.0**64 * (1 - 2.0**-53), -(2.0**65), 1e25]),
+    st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, min_value=2.0**64),
+)
+
+
+def double_delta(changes: Sequence[Change]) -> pa.Table:
+    """The input of a sum of DOUBLE by k0, which is null for groups by no key."""
+    return table(
+        {
+            "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in changes]),
+            "k0": (pa.string(), [row[0] for row, _ in changes]),
+            "m0": (
+                pa.struct([("hi", pa.float64()), ("lo", pa.float64())]),
+                [{"hi": row[1], "lo": float(w)} for row, w in changes],
+            ),
+            "w": (pa.int64(), [w for _, w in changes]),
+        }
+    )
+
+
+def as_double(total: Fraction) -> float:
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
+
+
+@laws
+@given(epochs_of(st.tuples(words, extremes)))
+def test_sums_of_doubles_pass_the_range_and_forget_what_is_retracted(
+    epochs: list[list[Change]],
+) -> None:
+    bucket, output = Bucket(Reduce(1, (Measure.EXACT,))), list[Change]()
+    back = [[(row, -1) for row in integrated(epochs)]]
+    for number, epoch in enumerate(epochs + back, start=1):
+        for part in bucket.feed(double_delta(epoch)):
+            output += [((k, m["hi"]), w) for (k, m), w in weighted(part, ("k0", "m0"))]
+        held = integrated((epochs + back)[:number])
+        sums: dict[str | None, Fraction] = {}
+        for key, value in held:
+            sums[key] = sums.get(key, Fraction(0)) + Fraction(value)
+        found = Counter[Row]()
+        for row, weight in output:
+            found[row] += weight
+        shown = {row[0]: row[1] for row, weight in found.items() if weight}
+        assert {*found.values()} <= {0, 1}
+        assert shown.keys() == sums.keys()
+        for key, total in sums.items():
+            assert math.isclose(shown[key], as_double(total), rel_tol=1e-15, abs_tol=1e-12)
+    rows = bucket.tables["large"]  # these sums are exact
+    kept = bucket.operator.layouts["large"]
+    assert not rows or kept.consolidate(pa.concat_tables(rows)).num_rows == 0
+
+
+def test_infinite_contributions_are_counted() -> None:
+    """Squares of large values are infinite."""
+    bucket, output = Bucket(Reduce(1, (Measure.EXACT,))), list[Any]()
+    a, b, c = (("a", math.inf), 2), (("a", 1.5), 1), (("b", 1.0), 1)
+    for epoch in ([a], [b, c], [(a[0], -1)], [(a[0], -1)]):
+        for part in bucket.feed(double_delta(epoch)):
+            output.append([(k, m["hi"], w) for (k, m), w in weighted(part, ("k0", "m0"))])
+    assert output == [
+        [("a", math.inf, 1)],
+        [("b", 1.0, 1)],
+        [],
+        [("a", math.inf, -1), ("a", 1.5, 1)],
+    ]
 
 
 @laws

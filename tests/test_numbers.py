@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +105,55 @@ def test_a_sum_beyond_bigint_is_as_offline_and_right_again_without_the_rows(
     assert_equal_offline(engine)
     found = engine.sql("SELECT sb FROM v ORDER BY k").collect()
     assert [row.sb for row in found] == [MOST, LEAST + 2, 5]
+
+
+# -- doubles -----------------------------------------------------------------------------------
+
+MEASURED = (
+    "SELECT k, sum(x) AS s, avg(x) AS a, try_sum(x) AS t, sum(f) AS sf, avg(f) AS af, count(x) AS n,"
+    " sum(DISTINCT x) AS d, sum(x) FILTER (WHERE f > 0) AS fx FROM t GROUP BY k"
+)
+SPREAD = (
+    "SELECT k, var_pop(x) AS vp, var_samp(x) AS vs, stddev(x) AS sd, stddev_pop(x) AS sp FROM t"
+    " GROUP BY k"
+)
+HUGE, INFINITE, NAN = 1.5e308, math.inf, math.nan
+REMAINS = [1.0, 3.0, 4.5]
+LARGE = {
+    "huge": [HUGE],
+    "narrow": [0.6e154, 0.5e154, 0.6e154],
+    "overflow": [HUGE, HUGE],
+    "negative": [-HUGE, -HUGE, -1e308],
+    "infinite": [INFINITE],
+    "both": [INFINITE, -INFINITE],
+    "nan": [NAN, HUGE],
+    "ladder": [1e300, 1e280, 1e260, 1e200, 1e100, 1e50, 1e25],
+    "threshold": [2.0**64, 2.0**80, 2.0**80 * (1 - 2.0**-53), 2.0**1023, 2.0**64 + 2.0**12],
+    "most": [1.7976931348623157e308, 1e292],
+    "tiny": [5e-324, 1e-310],
+}
+
+
+@pytest.mark.parametrize("session", ["true"], indirect=True)
+def test_sums_of_doubles_pass_the_range_and_come_back(engine: el.Engine) -> None:
+    table = engine.table("t", "k STRING, part INT, x DOUBLE, f FLOAT")
+    engine.view("v", MEASURED)
+    engine.view("spread", SPREAD)
+    engine.view("total", "SELECT sum(x) AS s, var_pop(x) AS v FROM t WHERE k IN ('huge', 'tiny')")
+    remaining = [(key, 0, value, value) for key in LARGE for value in REMAINS]
+    large = [(k, n, v, REMAINS[n % 3]) for k, own in LARGE.items() for n, v in enumerate(own, 1)]
+    table.insert(remaining)
+    assert_equal_offline(engine)
+    table.insert(large)
+    assert_equal_offline(engine)
+    engine.execute("DELETE FROM t WHERE part = 1")
+    assert_equal_offline(engine)
+    table.insert([row for row in large if row[1] == 1])
+    engine.execute("DELETE FROM t WHERE part > 1")
+    assert_equal_offline(engine)
+    engine.execute("DELETE FROM t WHERE part > 0")
+    assert_equal_offline(engine)
+    sums = {tuple(row) for row in engine.sql("SELECT DISTINCT s, a, d FROM v").collect()}
+    assert sums == {(8.5, 8.5 / 3, 8.5)}
+    engine.execute("DELETE FROM t")
+    assert_equal_offline(engine)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
+from eddyline.operators import large
 from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
@@ -60,12 +61,14 @@ class Reduce:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Key and accumulators; and for each `x` the values, the one to emit first."""
+        """Key and accumulators; large doubles; for each `x` the values, the one to emit first."""
         keys = numbered("k", self.keys)
         named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
         layouts = {SLOT: Layout(keys, (*named, (WEIGHT, Measure.SUM)))}
         for name, largest in zip(numbered("x", len(self.largest)), self.largest, strict=True):
             layouts[name] = Layout((*keys, name), order=(SortKey(name, largest, True),))
+        if Measure.EXACT in self.measures:
+            layouts[large.SLOT] = large.layout(self.keys)
         return layouts
 
     @property
@@ -80,7 +83,7 @@ class Reduce:
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
-        delta = self._expanded(delta.select(layout.columns))
+        delta, beside = self._expanded(delta.select(layout.columns))
         hashes = distinct_hashes(delta)
         old = state[SLOT].lookup(hashes)
         held = 0 if old is None else old.num_rows
@@ -105,7 +108,12 @@ class Reduce:
             for name in self.integers:
                 self._check_range(name, given, both, groups)
 
-        changed = groups.filter(any_nonzero(layout.measures, "add_") | self._extreme_moved())
+        doubles = self._columns(Measure.EXACT)
+        held_beside = state[large.SLOT].lookup(hashes) if doubles else None
+        groups, touched = large.with_large(groups, held_beside, beside, doubles)
+        changed = groups.filter(
+            any_nonzero(layout.measures, "add_") | self._extreme_moved() | touched
+        )
         appends = with_measures(
             _rows(both, changed, [HASH, *layout.identity]),
             changed,
@@ -113,11 +121,12 @@ class Reduce:
             both.schema,
             "add_",
         )
+        kept = {SLOT: appends} if beside is None else {SLOT: appends, large.SLOT: beside}
         if not self.largest:
-            return Step([self._output(both, changed, [])], {SLOT: appends})
+            return Step([self._output(both, changed, [])], kept)
         # an extreme can move in a group whose accumulators didn't
         values, more = self._values(given, _rows(both, groups, [HASH, *layout.identity]), state)
-        return Step([self._output(both, groups, values)], {SLOT: appends, **more})
+        return Step([self._output(both, groups, values)], {**kept, **more})
 
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State
@@ -138,17 +147,29 @@ class Reduce:
             found.append(extremes)
         return found, appends
 
-    def _expanded(self, delta: pa.Table) -> pa.Table:
-        """Return a delta whose contributions have the form in which they are stored."""
+    def _expanded(self, delta: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+        """Return a delta whose contributions have the form in which they are stored.
+
+        Large doubles are taken out of it: the second table has what to add to their own sums.
+        """
+        beside = []
         for name in self._columns(Measure.EXACT):
             value, weight = _parts(delta[name])
+            is_large = large.is_large(value)
+            if is_large.any():
+                rows = delta.filter(pa.array(is_large))
+                beside.append(
+                    large.contributions(rows, self.keys, name, value[is_large], weight[is_large])
+                )
+                value = np.where(is_large, 0.0, value)
             hi, lo = two_product(value, weight)
             pair = pa.StructArray.from_arrays([pa.array(hi), pa.array(lo)], names=["hi", "lo"])
             delta = delta.set_column(delta.column_names.index(name), name, pair)
         for name in self.integers:
             total = pa.array(from_words(*_parts(delta[name])))
             delta = delta.set_column(delta.column_names.index(name), name, total)
-        return delta
+        kept = large.layout(self.keys)
+        return delta, kept.consolidate(pa.concat_tables(beside)) if beside else None
 
     def _check_range(
         self, name: str, given: pa.Table, both: pa.Table, groups: pl.DataFrame

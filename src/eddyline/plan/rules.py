@@ -163,24 +163,43 @@ def _variance(_: Call) -> Accumulators:
     """
     finite = "{on} and not isnan({v}) and abs({v}) <> double('Infinity')"
     weight = f"if({finite}, cast(w as double), 0D)"
+    error = f"if(abs({{v}}) < {_ROOT_MAX}, {_product_error('{v}', '{v}')}, 0D)"
     contributions = tuple(
         f"named_struct('hi', if({finite}, {value}, 0D), 'lo', {weight})"
-        for value in ("{v}", "{v} * {v}", _product_error("{v}", "{v}"))
+        for value in ("{v}", "{v} * {v}", error)
     )
-    sums, squares, errors, odd, count = (f"{{m{i}}}" for i in range(5))
+    sums, squares, odd, count = "{m0}", "{m1}", "{m3}", "{m4}"
     n = f"cast({count} as double)"
-    less = f"({squares}.lo + {errors}.hi)"
-    square = f"{sums}.hi * {sums}.hi"
-    square_error = f"({_product_error(f'{sums}.hi', f'{sums}.hi')} + 2D * {sums}.hi * {sums}.lo)"
-    scaled_error = f"({_product_error(n, f'{squares}.hi')} + {n} * {less})"
-    scaled = f"({n} * {squares}.hi - {square}) + ({scaled_error} - {square_error})"
-    moment = f"if({odd} > 0, double('NaN'), if({count} = 0, 0D, greatest(0D, ({scaled}) / {n})))"
+    moment = (
+        f"case when {odd} > 0 then double('NaN') when {count} = 0 then 0D"
+        f" when {squares}.hi = double('Infinity') then if({count} = 1, 0D, double('Infinity'))"
+        f" when {squares}.hi > 1E200D then {_moment(n, _DOWN)} / {_DOWN} / {_DOWN}"
+        f" else {_moment(n)} end"
+    )
     mean = f"if({odd} > 0, double('NaN'), if({count} = 0, 0D, {sums}.hi / {n}))"
     return Accumulators(
         (Measure.EXACT, Measure.EXACT, Measure.EXACT, Measure.SUM, Measure.SUM),
         (*contributions, f"if({{on}} and not ({finite}), w, 0L)", _COUNT),
         (n, mean, moment),
     )
+
+
+_ROOT_MAX = "1.3407807929942596E154D"  # of larger values the square is infinite
+_DOWN = "4.909093465297727E-91D"  # 2^-300
+
+
+def _moment(n: str, scale: str = "") -> str:
+    """Return SQL for m2, of values multiplied with `scale`, a power of two."""
+
+    def scaled(term: str, times: int) -> str:
+        return "(" + " * ".join([term, *[scale] * times]) + ")" if scale else term
+
+    total, rest = scaled("{m0}.hi", 1), scaled("{m0}.lo", 1)
+    squares, less = scaled("{m1}.hi", 2), scaled("({m1}.lo + {m2}.hi)", 2)
+    square_error = f"({_product_error(total, total)} + 2D * {total} * {rest})"
+    squares_error = f"({_product_error(n, squares)} + {n} * {less})"
+    difference = f"({n} * {squares} - {total} * {total}) + ({squares_error} - {square_error})"
+    return f"greatest(0D, ({difference}) / {n})"
 
 
 def _product_error(a: str, b: str) -> str:
