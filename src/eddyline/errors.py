@@ -64,7 +64,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
-    "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. Nothing of the epoch was committed. Delete or correct the rows, or sum a wider type."),
+    "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. The view is set aside. Delete or correct the rows, or sum a wider type."),
     "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
     "UNKNOWN_SOURCE": Condition(USER, False, "No registered format reads this data. Register the format of the stream before you open the storage."),
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),
@@ -84,6 +84,7 @@ CONDITIONS: dict[str, Condition] = {
     "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error. Mend the rows or the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),
     "WORKER_DIED": Condition(ENVIRONMENT, True, "A Python worker of a pipeline died. Its records are tried one by one to find the one that kills it."),
     # data queues
+    "ACCOUNT_WRONG": Condition(BUG, False, "A commit would count a record twice or not at all. Nothing was committed; report it."),
     "BATCH_PASSED": Condition(USER, False, "Batches of a queue have increasing numbers. Give a higher one than the last."),
     "KAFKA_FAILED": Condition(ENVIRONMENT, True, "Kafka's brokers can't be used. See that they run and can be reached."),
     "QUEUE_BEHIND": Condition(USER, False, "The queue is not the one that the pipeline has read so far. Give it that one, or drop and create the pipeline."),

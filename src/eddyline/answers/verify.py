@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
@@ -16,6 +16,7 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.intake.watermarks import Watermarks, rows_below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
+from eddyline.relay.account import Account
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
@@ -24,8 +25,25 @@ ALL_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineCheck:
+    """Whether a pipeline's records add up; true if they do.
+
+    Attributes:
+        account: the counts of its records.
+        letters: number of its dead letters; None if the pipeline isn't connected.
+    """
+
+    account: Account
+    letters: int | None = None
+
+    def __bool__(self) -> bool:
+        # a pipeline that was dropped leaves dead records in the account of its queue
+        return self.account.balanced and (self.letters or 0) <= self.account.dead
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """The result of `verify`; true if all views agree with offline SQL.
+    """The result of `verify`; true if all views agree with offline SQL, and all records add up.
 
     Attributes:
         epoch: the epoch of the compared results.
@@ -33,17 +51,20 @@ class Report:
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
         failing: the views that are set aside, and the error of each; they aren't compared.
+        pipelines: the account of each pipeline: `received = done + dead + retry + in_flight`.
     """
 
     epoch: Epoch
     views: dict[str, Difference]
     paused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
+    pipelines: dict[str, PipelineCheck] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
-        """Whether all compared views agree."""
-        return all(found.equal for found in self.views.values())
+        """Whether all compared views agree, and the records of all pipelines add up."""
+        views = all(found.equal for found in self.views.values())
+        return views and all(self.pipelines.values())
 
     def __bool__(self) -> bool:
         return self.equal
@@ -65,6 +86,12 @@ class Report:
                 "which is no longer retained"
             )
         lines += [f"{name:{width}}  not compared: {error}" for name, error in self.failing.items()]
+        for name, checked in self.pipelines.items():
+            account, letters = checked.account, checked.letters
+            terms = ", ".join(f"{term} {count:,}" for term, count in asdict(account).items())
+            shown = "" if letters is None else f", dead letters {letters:,}"
+            equal = "yes" if checked else "NO"
+            lines.append(f"records of pipeline {name}: {terms}{shown}; they add up: {equal}")
         return "\n".join(lines)
 
 

@@ -43,8 +43,11 @@ class Dml:
     waiting: Callable[[Entry], list[Segment]]
 
     def register(self, entry: Entry, content: DataFrame) -> None:
-        """Register the rows of a relation for queries; to a table, apply its unprocessed operations."""
-        if entry.kind == TABLE:
+        """Register the rows of a relation for queries.
+
+        To a table, and to dead letters, apply the operations that no epoch has processed yet.
+        """
+        if entry.kind == TABLE or entry.holds_letters:
             content = self._with_waiting(entry, content)
         content.createOrReplaceTempView(entry.name)
 

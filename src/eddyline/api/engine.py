@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -208,11 +209,7 @@ class Engine:
         self._definitions.drop(kind, name, if_exists=if_exists)
 
     def pause(self, name: str) -> list[str]:
-        """Pause a view: it keeps the result of the last committed epoch.
-
-        Returns:
-            The views that are paused with it, because they read it.
-        """
+        """Pause a view: it keeps the result of the last epoch; return the views paused with it."""
         return self._definitions.pause(name)
 
     def resume(self, name: str) -> list[str]:
@@ -323,8 +320,10 @@ class Engine:
         """Run the identical SQL offline on the same inputs, and compare as multisets.
 
         A paused view is compared as of its pause, or skipped if that epoch is no longer retained.
+        Without `view`, also checks that the records of each pipeline add up.
         """
-        return self._reading.verify(view)
+        report = self._reading.verify(view)
+        return report if view else replace(report, pipelines=self._streams.check_pipelines())
 
     # -- methods of handles and scripts, by name -----------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
@@ -15,10 +17,13 @@ from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, Entry
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineStream, Settings
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
+from eddyline.relay.account import Account
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
 from eddyline.source.dead_letters import no_replay
 from eddyline.spark.failures import query_errors
+
+COUNTS = {field.name for field in fields(Account)}
 
 
 class Streams:
@@ -141,6 +146,7 @@ class Streams:
             if replay and entry.role == REJECTS:
                 raise no_replay(name)
             dead_letters = workspace.sources.dead_letters(entry)
+            dead_letters.finish()
             with query_errors(where or ""):
                 letters = self._writing.dead_letters(name, where).toArrow()
             (dead_letters.replay if replay else dead_letters.discard)(letters)
@@ -156,6 +162,21 @@ class Streams:
             if entry.role == PIPELINE
         ]
         return [live.get(status["name"], status) for status in stored]
+
+    def check_pipelines(self) -> dict[str, PipelineCheck]:
+        """Return the account of each pipeline, and for connected ones the number of dead letters."""
+        workspace = self._workspace
+        with workspace.lock:
+            checked = {
+                status["name"]: PipelineCheck(Account(**{name: status[name] for name in COUNTS}))
+                for status in self.pipelines_status()
+                if status.keys() >= COUNTS
+            }
+            for pipeline in self._pipelines():
+                with pipeline.between_batches():
+                    letters = self._writing.dead_letters(pipeline.name).count()
+                    checked[pipeline.name] = PipelineCheck(pipeline.queue.account(), letters)
+            return checked
 
     def _pipelines(self) -> list[PipelineStream]:
         """Return the connected pipelines."""

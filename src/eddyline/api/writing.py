@@ -63,7 +63,10 @@ class Writing:
             self.write(entry.name, dml.update(entry, assignments, condition))
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
-        """Return the current dead letters of a pipeline or stream that meet a condition."""
+        """Return the current dead letters of a pipeline or stream that meet a condition.
+
+        Letters whose replay or removal is decided are not among them.
+        """
         workspace = self._workspace
         with workspace.lock:
             entry = workspace.catalog.get(name + DEAD, STREAM)
@@ -72,9 +75,11 @@ class Writing:
     def _dml(self, text: str) -> Dml:
         """Return a Dml over the relations that a text mentions."""
         workspace = self._workspace
-        session, manifest = workspace.session(), workspace.manifest
+        session, manifest = workspace.session(), workspace.current()
 
         def waiting(entry: Entry) -> list[Segment]:
+            if not workspace.writes:  # another engine may remove the entries at any time
+                return []
             end = workspace.sources.log(entry).end()
             return workspace.sources.between(entry, manifest, end)
 

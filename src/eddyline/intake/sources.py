@@ -44,7 +44,9 @@ class Sources:
         """Return the redo log of a table or stream."""
         log = self._logs.get(entry.source)
         if log is None:
-            log = self._logs[entry.source] = RedoLog(self.files, entry.source)
+            # the account of a queue counts its dead letters: always flush them with it
+            files = self.files.flushing() if entry.holds_letters else self.files
+            log = self._logs[entry.source] = RedoLog(files, entry.source)
         return log
 
     def columns(self, stream: str, format: str, options: Mapping[str, str]) -> StructType:
@@ -147,7 +149,7 @@ class Sources:
         """Remove the remains of crashes, and verify the unprocessed entries of the logs.
 
         Args:
-            skip: remove the unprocessed entries instead.
+            skip: remove the unprocessed entries instead, except those of dead letters.
 
         Raises:
             StateError: a log is damaged, or lacks entries that the manifest needs.
@@ -160,7 +162,7 @@ class Sources:
         for entry in catalog.entries:
             if entry.kind != VIEW and not entry.late_of:
                 log, position = self.log(entry), manifest.positions.get(entry.id, 0)
-                if skip:
+                if skip and not entry.holds_letters:
                     log.skip(position)
                 log.tidy()
                 log.verify(position)

@@ -13,8 +13,9 @@ that are joined by key, which must be in one batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -194,6 +195,18 @@ class PipelineStream:
         """Remove the entries before `position` from the log of the dead letters."""
         self.files.letters.forget(position)
 
+    def finish(self) -> None:
+        """Apply the outcomes that a failure has left unapplied."""
+        with self.between_batches():
+            pass
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Let no batch run in this context, at whose begin all committed outcomes are applied."""
+        with self._lock:
+            self._recover()
+            yield
+
     def discard(self, letters: pa.Table) -> None:
         """Remove dead letters."""
         self._remove(letters, no_records())
@@ -207,10 +220,18 @@ class PipelineStream:
             return
         with self._lock:
             self._recover()
+            account = self.queue.account()
+            removed, retried = letters.num_rows, retries.num_rows
+            replace(
+                account,
+                done=account.done + removed - retried,
+                dead=account.dead - removed,
+                retry=account.retry + retried,
+            ).check()
             number = self.queue.committed + 1
             removals = as_operations(letters, DELETE)
             self._tuples.forget_waiting()
-            self._commit(Batch(number, ()), [], retries, removals, -letters.num_rows)
+            self._commit(Batch(number, ()), [], retries, removals, -removed)
 
     def status(self) -> dict[str, Any]:
         """Return the counts of its records, and the state of its lanes."""
@@ -338,7 +359,7 @@ class PipelineStream:
         if letters.num_rows:
             files.letters.clear(number)
             name = f"{files.letters.folder}/{number:012d}-letters.arrow"
-            letter_files = (write_rows(files.storage, name, letters),)
+            letter_files = (write_rows(files.letters.files, name, letters),)
         back = None
         if retries.num_rows:
             back = write_rows(files.storage, files.name(number, BACK), retries)

@@ -45,10 +45,8 @@ class Outcome:
         return {**asdict(self), "batch": self.batch.as_dict()}
 
     def skipped(self) -> Outcome:
-        """Return the outcome without outputs and letters; letters to be retried stay dead."""
-        revived = self.dead < 0
-        back = None if revived else self.back
-        return replace(self, outputs=(), letters=(), back=back, dead=0 if revived else self.dead)
+        """Return the outcome without its outputs; dead letters and retries stay as decided."""
+        return replace(self, outputs=())
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Outcome:
@@ -116,15 +114,14 @@ class PipelineFiles:
         Call it when the storage is opened, before redo logs are cleaned up.
 
         Args:
-            skip: drop the outputs and dead letters of the outcomes; their records stay read.
+            skip: drop the outputs of the outcomes; their records stay read.
         """
         self.storage.remove_unfinished(self.folder)
         committed = self.outcomes()
         for outcome in committed:
             if skip:
                 self.commit(outcome.skipped())
-            else:
-                self.log(outcome)
+            self.log(outcome.skipped() if skip else outcome)
         kept = {_STATUS}
         kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (_OUTCOME, BACK)}
         for name in self.storage.names(self.folder):
@@ -148,7 +145,7 @@ def recover_pipelines(
         files: the files of the storage.
         catalog: the definitions; files of unknown pipelines are removed.
         log_of: returns the redo log of a stream.
-        skip: drop the outputs and dead letters of the outcomes; their records stay read.
+        skip: drop the outputs of the outcomes; their records stay read.
     """
     for name in files.names(FOLDER):
         if name not in catalog.ids:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+
+from eddyline.errors import QueueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +24,18 @@ class Account:
     dead: int
     retry: int
     in_flight: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the equation holds, and no count is negative."""
+        received, *parts = astuple(self)
+        return min(parts) >= 0 and bool(received == sum(parts))
+
+    def check(self) -> None:
+        """Raise QueueError unless the account is balanced."""
+        if not self.balanced:
+            raise QueueError(
+                f"the account of the queue doesn't add up: {self}",
+                condition="ACCOUNT_WRONG",
+                hint="nothing was committed; drop the pipeline and create it again",
+            )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from eddyline.errors import QueueError
+from eddyline.relay.account import Account
 
 EDEN, FROM, TO = "eden", "from", "to"
 QUEUES = (EDEN, FROM, TO)
@@ -52,6 +53,12 @@ class QueueState:
     dead: int = 0
     returned: int = 0
     again: int = 0
+
+    @property
+    def account(self) -> Account:
+        """The counts of all committed records."""
+        retry = self.returned - self.again
+        return Account(self.received, self.done, self.dead, retry, in_flight=0)
 
     @property
     def failure_queue(self) -> str:

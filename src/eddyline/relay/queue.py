@@ -233,11 +233,13 @@ class DataQueue:
         """Commit the settled batches up to the first open one; return the last committed number.
 
         Raises:
+            QueueError: the account wouldn't add up; nothing was committed.
             StorageError: nothing or everything was committed; the next commit finds out.
         """
         with self._committing:
             state, failed = self._attempt or self._next_commit()
             if state.number > self._state.number:
+                state.account.check()
                 self._attempt = state, failed
                 self.backend.commit(state, failed)
                 with self._lock:

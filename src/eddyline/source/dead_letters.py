@@ -27,6 +27,9 @@ DECODE = "decode"  # the bolt that letters name when a stream's records can't be
 class DeadLetters(Protocol):
     """Handles the dead letters of one source: drops them, or replays their records."""
 
+    def finish(self) -> None:
+        """Finish a removal that a failure has interrupted; call it before choosing letters."""
+
     def discard(self, letters: pa.Table) -> None:
         """Drop dead letters for good; `letters` has the schema `LETTERS`."""
 
@@ -76,6 +79,9 @@ class Rejects:
             )
         for segment in found:
             files.remove(segment.file)
+
+    def finish(self) -> None:
+        """Do nothing: a removal is one entry of the log."""
 
     def discard(self, letters: pa.Table) -> None:
         """Delete letters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -44,6 +45,12 @@ class Files:
             )
         self.root = os.path.abspath(parsed.path if parsed.scheme else root)
         self.unflushed: tuple[str, ...] = ()
+
+    def flushing(self) -> Files:
+        """Return the same files, of which each is flushed when it is written."""
+        files = copy.copy(self)
+        files.unflushed = ()
+        return files
 
     def step(self, what: str, name: str) -> None:
         """Do nothing; tests override this hook, which is called before each effect on the disk."""
