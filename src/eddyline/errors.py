@@ -47,6 +47,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNKNOWN_STAGE": Condition(USER, False, "EXPLAIN has no such stage. Use `dag`, `logical` or `physical`."),
     "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no view can keep. Cast it, or leave the column out."),
     # definitions
+    "INVALID_NAME": Condition(USER, False, "A name is empty, too long, not text, or contains a line break or another control character."),
     "NAME_TAKEN": Condition(USER, False, "The name belongs to another definition. Take another name, or drop that one first."),
     "NOT_CONNECTED": Condition(USER, False, "A stream or pipeline made in Python is not attached since the storage was opened. Build it first."),
     "NOT_FOUND": Condition(USER, False, "Nothing of this kind has this name. The hint lists the known names."),

@@ -156,7 +156,7 @@ def _load_offline(
                 place, bound = results.plan_of(entry).compiled.final or (0, Bound(()))
                 value = bound.least(catalyst, Watermarks.of_next_epoch(manifest, catalog).applied)
                 content = rows_below(content, content.columns[place], bound.field, value)
-        content.createOrReplaceTempView(entry.name)
+        content.createOrReplaceTempView(quoted(entry.name))
         relations[entry.name] = content
     return relations
 

@@ -16,6 +16,7 @@ from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
+from eddyline.sql.names import check_name
 
 
 class Definitions:
@@ -28,6 +29,7 @@ class Definitions:
     def view(self, name: str, query: str, *, replace: bool) -> Entry:
         """Define a view and fill it; see `Engine.view`."""
         workspace = self._workspace
+        check_name(name, VIEW)
         query, final = _live_query(name, query)
         query = workspace.plain_sql(query)
         with workspace.lock:

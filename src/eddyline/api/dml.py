@@ -49,7 +49,7 @@ class Dml:
         """
         if entry.kind == TABLE or entry.holds_letters:
             content = self._with_waiting(entry, content)
-        content.createOrReplaceTempView(entry.name)
+        content.createOrReplaceTempView(quoted(entry.name))
 
     def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> Operations:
         """Return the operations of INSERT INTO table (columns) query."""

@@ -17,12 +17,14 @@ from eddyline.errors import CatalogError, DataError
 from eddyline.intake.watermarks import declared_watermark, with_watermark
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.spark.failures import FAILURES
+from eddyline.sql.names import check_name
 
 Watermark = tuple[str, str] | None
 
 
 def table(name: str, schema: str | StructType, primary_key: Sequence[str]) -> Entry:
     """Return the entry of a table; see `Engine.table`."""
+    check_name(name, TABLE)
     columns = columns_of(schema)
     return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
 
@@ -69,6 +71,7 @@ def stream(
         columns: all columns of the source, with the column `op` if there is one.
         op: the column that holds the operation of each row; views don't see it.
     """
+    check_name(name, STREAM)
     shown = StructType([field for field in columns if field.name != op])
     entry = Entry(
         "", STREAM, name, shown.json(), key_of(shown, primary_key, name),

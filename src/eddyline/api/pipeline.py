@@ -19,6 +19,7 @@ from eddyline.pipelines.batches import Settings
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
 from eddyline.relay.queue import DataQueue
+from eddyline.sql.names import check_name
 
 FREE, BY_KEY = "free", "key"
 
@@ -60,6 +61,9 @@ class Pipeline:
     _writing: Writing = field(repr=False)
     _streams: Streams = field(repr=False)
     bolts: tuple[Bolt, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "pipeline")
 
     def bolt(
         self,

@@ -19,6 +19,7 @@ from eddyline.plan.explain import explain_text
 from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final
+from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, read_manifest
 
 
@@ -41,7 +42,7 @@ class Reading:
         query = workspace.plain_sql(query)
         session = workspace.session()
         for alias, (name, epoch) in earlier.items():
-            self.snapshot(name, epoch).createOrReplaceTempView(alias)
+            self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
         failing = None
         for name in workspace.compiler.mentioned(query, workspace.catalog):
             entry = workspace.catalog.get(name)
@@ -49,7 +50,7 @@ class Reading:
                 failing = failure  # its name may also be that of a column
                 continue
             content = workspace.results.content(entry, manifest, session)
-            content.createOrReplaceTempView(name)
+            content.createOrReplaceTempView(quoted(name))
         try:
             with query_errors(query):
                 return session.sql(query)
@@ -61,7 +62,9 @@ class Reading:
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
         workspace = self._workspace
-        entry = workspace.catalog.find(name_or_query.strip())
+        entry = workspace.catalog.find(name_or_query) or workspace.catalog.find(
+            name_or_query.strip()
+        )
         if entry is not None:
             compiled = workspace.plan(entry)
         else:

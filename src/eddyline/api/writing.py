@@ -14,6 +14,7 @@ from eddyline.source.redo_log import as_operations
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema
+from eddyline.sql.names import quoted
 
 
 class Writing:
@@ -49,7 +50,7 @@ class Writing:
         """DELETE FROM table WHERE condition."""
         with self._workspace.lock:
             entry = self._workspace.catalog.get(table, TABLE)
-            dml = self._dml(f"{entry.name} {condition or ''}")
+            dml = self._dml(f"{quoted(entry.name)} {condition or ''}")
             self.write(entry.name, dml.delete(entry, condition))
 
     def update_where(
@@ -59,7 +60,7 @@ class Writing:
         with self._workspace.lock:
             entry = self._workspace.catalog.get(table, TABLE)
             texts = " ".join(text for _, text in assignments)
-            dml = self._dml(f"{entry.name} {texts} {condition or ''}")
+            dml = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
             self.write(entry.name, dml.update(entry, assignments, condition))
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
@@ -70,7 +71,7 @@ class Writing:
         workspace = self._workspace
         with workspace.lock:
             entry = workspace.catalog.get(name + DEAD, STREAM)
-            return self._dml(f"{entry.name} {where or ''}").rows(entry, where)
+            return self._dml(f"{quoted(entry.name)} {where or ''}").rows(entry, where)
 
     def _dml(self, text: str) -> Dml:
         """Return a Dml over the relations that a text mentions."""

@@ -30,6 +30,7 @@ from eddyline.source.segments import Segment
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import epoch_session
+from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
 
@@ -87,13 +88,9 @@ class Compiler:
         self.readers = readers
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
-        """Return the names of the catalog that occur in a query as words, upstream first."""
-        words = {word.lower() for word in re.findall(r"\w+", query)}
-        return [
-            entry.name
-            for entry in catalog.entries
-            if entry.name.lower() in words or not re.fullmatch(r"\w+", entry.name)
-        ]
+        """Return the names of the catalog that a query may name, upstream first."""
+        words, folded = set(re.findall(r"\w+", query.lower())), query.lower()
+        return [entry.name for entry in catalog.entries if mentions(words, folded, entry.name)]
 
     def view(
         self,
@@ -130,7 +127,7 @@ class Compiler:
         for name in upstream:
             known = catalog.get(name)
             leaf = session.createDataFrame(session.sparkContext.emptyRDD(), known.columns)
-            leaf.createOrReplaceTempView(name)
+            leaf.createOrReplaceTempView(quoted(name))
             plan = catalyst.plan(leaf)
             relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
         build = self._build(catalyst, entry, {r.name: r.schema for r in relations.values()})

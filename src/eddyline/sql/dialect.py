@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from eddyline.sql.lexer import Cursor, split
+from eddyline.sql.names import quoted
 
 UNITS = {
     "MS": "milliseconds", "MILLISECOND": "milliseconds", "MILLISECONDS": "milliseconds",
@@ -79,7 +80,7 @@ def extract_versions(query: str) -> tuple[str, dict[str, tuple[str, int]]]:
         found[alias] = name, int(epoch)
         parts.append(query[done : cursor.tokens[start].start])
         shown = cursor.slice(start, start + 1)
-        parts.append(f"`{alias}`" if shown.startswith("`") else alias)
+        parts.append(quoted(alias) if shown.startswith("`") else alias)
         parts.append("" if has_alias else f" AS {shown}")
         done = cursor.tokens[end - 1].end + 1
     return "".join([*parts, query[done:]]), found
