@@ -21,7 +21,14 @@ from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
-from eddyline.spark.session import ZONE, cloned, epoch_session, local_session, storage_zone
+from eddyline.spark.session import (
+    ZONE,
+    check_workers,
+    cloned,
+    epoch_session,
+    local_session,
+    storage_zone,
+)
 from eddyline.spark.settings import storage_settings
 from eddyline.sql.dialect import expand_windowing
 from eddyline.state.manifest import Manifest, committed_epochs, last_committed, manifest_name
@@ -73,6 +80,7 @@ class Workspace:
             self.settings = storage_settings(self.spark, self.manifest.settings)
             self.sources = Sources(self.files, self.spark, self.zone, FORMATS)
             if self.writes:
+                check_workers(self.spark)
                 skip = options.delivery == "at_most_once"
                 recover_pipelines(self.files, self.catalog, self.sources.log, skip=skip)
                 self.sources.recover(self.catalog, self.manifest, skip=skip)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from eddyline.errors import EngineError
@@ -63,6 +65,32 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def check_workers(session: SparkSession) -> None:
+    """Raise EngineError if Spark's Python workers can't load this package.
+
+    Costs a small Spark job; nothing where the workers run the Python of this process.
+    """
+    context = session.sparkContext
+    if str(context.master).startswith("local") and context.pythonExec == sys.executable:
+        return
+    try:
+        context.parallelize([0], 1).map(_loads).collect()
+    except PySparkException as error:
+        cause = [line for line in str(error).splitlines() if "Error: " in line]
+        raise EngineError(
+            f"Python workers of Spark can't load eddyline: {cause[-1] if cause else error}",
+            condition="WORKERS_LACK_PACKAGE",
+            hint="set PYSPARK_PYTHON, or spark.pyspark.python, to a Python in which eddyline is "
+            "installed, before the session is made",
+            python=context.pythonExec,
+        ) from error
+
+
+def _loads(_: int) -> bool:
+    """Load what epochs need, in a worker."""
+    return all(map(importlib.import_module, ("pyarrow", "polars", "eddyline.operators")))
 
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:

@@ -1,0 +1,59 @@
+"""Python workers of Spark that lack the package are named when a storage is opened."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+OPEN = """
+import sys
+import eddyline as el
+try:
+    with el.Engine(sys.argv[1]) as engine:
+        engine.table("t", "a INT")
+        print("opened")
+except el.EngineError as error:
+    print(error)
+"""
+
+
+def opened(tmp_path: Path, python: Path) -> str:
+    """Open a storage in a process whose workers run a Python; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path / "storage")],
+        env={**os.environ, "PYSPARK_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def test_workers_without_the_package_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    source = str(Path(__file__).parents[1])
+    python = tmp_path / "python-without-packages"
+    python.write_text(
+        f"#!/bin/sh\n"
+        f"PYTHONPATH=$(echo \"$PYTHONPATH\" | tr : '\\n' | grep -v '^{source}/[sa]' | tr '\\n' :)\n"
+        f'export PYTHONPATH\nexec {sys.executable} -S "$@"\n'
+    )
+    python.chmod(0o755)
+    answer = opened(tmp_path, python)
+    assert "[WORKERS_LACK_PACKAGE]" in answer
+    assert "No module named" in answer
+    assert f"python {python}" in answer
+    assert "PYSPARK_PYTHON" in answer
+
+
+def test_another_python_with_the_package_is_fine(tmp_path: Path) -> None:
+    python = tmp_path / "other-python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert opened(tmp_path, python) == "opened"
