@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql.functions import udf
 
 import eddyline as el
+from eddyline.plan import determinism, refusals
 
 pytestmark = pytest.mark.spark
 
@@ -18,7 +20,11 @@ def engine(tmp_path_factory):
     with el.Engine(str(tmp_path_factory.mktemp("refusals")), spark=spark) as made:
         made.table("t", "id BIGINT, v INT, s STRING, ts TIMESTAMP")
         made.table("u", "id BIGINT, v INT")
+        spark.sql("CREATE TEMPORARY FUNCTION drawn(x BIGINT) RETURNS DOUBLE RETURN x + rand()")
+        spark.sql("CREATE TEMPORARY FUNCTION doubled(x BIGINT) RETURNS BIGINT RETURN x * 2")
         yield made
+        spark.sql("DROP TEMPORARY FUNCTION drawn")
+        spark.sql("DROP TEMPORARY FUNCTION doubled")
 
 
 REFUSED = {
@@ -55,6 +61,22 @@ REFUSED = {
         "NOT_LIVE",
         "rand",
     ),
+    "reflect": (
+        "SELECT id, reflect('java.util.UUID', 'randomUUID') AS r FROM t",
+        "NOT_LIVE",
+        "reflect",
+    ),
+    "java_method": (
+        "SELECT id FROM t WHERE java_method('java.lang.Math', 'abs', v) > 1",
+        "NOT_LIVE",
+        "java_method",
+    ),
+    "try_reflect": (
+        "SELECT try_reflect('java.util.UUID', 'randomUUID') AS r FROM t",
+        "NOT_LIVE",
+        "reflect",
+    ),
+    "a function in SQL": ("SELECT drawn(id) AS r FROM t", "NOT_LIVE", "rand"),
     "monotonic id": ("SELECT monotonically_increasing_id() AS i FROM t", "NOT_LIVE", "monoton"),
     "sample": ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "NOT_LIVE", "TABLESAMPLE"),
     "recursion": (
@@ -100,6 +122,41 @@ def test_a_function_not_marked_deterministic(engine):
     engine.execute("INSERT INTO u VALUES (1, 41)")
     engine.advance()
     assert [row.n for row in view.snapshot().collect()] == [42]
+    engine.drop("view", "accepted")
+
+
+def test_an_expression_that_nothing_is_known_of(engine, monkeypatch):
+    query = "SELECT upper(s) AS u FROM t"
+    engine.explain(query)
+    monkeypatch.setattr(determinism, "KNOWN", determinism.KNOWN - {"Upper"})
+    with pytest.raises(el.QueryError) as error:
+        engine.explain(query)
+    assert "upper(t.s): it isn't known to be deterministic" in str(error.value)
+
+
+def test_known_expressions_are_classes_of_this_spark(engine):
+    loader = engine.spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    expression = loader.loadClass(f"{determinism.PACKAGE}Expression")
+
+    def is_expression(name):
+        full = name if name.startswith("org.") else f"{determinism.PACKAGE}{name}"
+        for form in (full, f"{full}$"):  # of an object there is a class with this sign
+            try:
+                if expression.isAssignableFrom(loader.loadClass(form)):
+                    return True
+            except Py4JJavaError:
+                continue
+        return False
+
+    assert [name for name in determinism.KNOWN if not is_expression(name)] == []
+    assert determinism.KNOWN.isdisjoint(refusals.EXPRESSIONS)
+
+
+def test_a_function_in_sql_is_what_it_consists_of(engine):
+    view = engine.view("accepted", "SELECT doubled(id) AS d FROM u")
+    engine.execute("INSERT INTO u VALUES (4, 41)")
+    engine.advance()
+    assert 8 in [row.d for row in view.snapshot().collect()]
     engine.drop("view", "accepted")
 
 

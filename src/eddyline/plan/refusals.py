@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from eddyline.errors import QueryError
 from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.determinism import USER_FUNCTIONS, is_unknown, varies
 from eddyline.plan.logical import Expression, Plan, items, kind
 from eddyline.plan.render import node_text, text
 
@@ -93,7 +94,11 @@ NOT_DETERMINISTIC = Refusal(
     "{what} is not marked deterministic",
     "mark it so if it is, or compute it before the row enters the stream",
 )
-_USER_FUNCTIONS = ("PythonUDF", "ScalaUDF", "PythonUDAF")
+UNKNOWN_EXPRESSION = Refusal(
+    "{what}: it isn't known to be deterministic",
+    "use a function that the list of functions has as live, or register one of your own in Python, "
+    "Scala or Java",
+)
 
 # Texts that Spark converts to a date or timestamp relative to the current time.
 _MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
@@ -184,6 +189,9 @@ def _expression_refusal(catalyst: Catalyst, expression: Expression) -> Refusal |
     moment = catalyst.moment(expression)
     if _MOVING_MOMENTS.fullmatch(moment):
         return _CLOCK.about(what=f"{moment.strip()!r} as a moment")
-    if name in _USER_FUNCTIONS and not expression.udfDeterministic():
-        return NOT_DETERMINISTIC.about(what=expression.sql())
+    if is_unknown(expression):
+        return UNKNOWN_EXPRESSION.about(what=expression.sql())
+    if varies(expression):
+        refusal = NOT_DETERMINISTIC if name in USER_FUNCTIONS else _RANDOM
+        return refusal.about(what=expression.sql())
     return None
