@@ -167,6 +167,14 @@ SHOWN = {
         "SELECT k, x, rank() OVER (PARTITION BY x ORDER BY id DESC) AS r FROM t",
         ["RANK() OVER (PARTITION BY t.x ORDER BY t.id DESC NULLS LAST"],
     ),
+    "ranked in an expression": (
+        "SELECT k, 1 + rank() OVER (PARTITION BY x ORDER BY id) AS r FROM t",
+        ["Project [class 1, stateless; rule: stateless] t.k, (RANK() OVER (PARTITION BY t.x ORDER"],
+    ),
+    "grouped by sets": (
+        "SELECT k, id, count(*) AS n, grouping(k) AS g FROM t GROUP BY CUBE (k, id)",
+        ["keys: t.k, t.id, grouping_id()"],
+    ),
     "best": ("SELECT * FROM t ORDER BY x DESC, id LIMIT 3", ["3 rows by t.x DESC NULLS LAST"]),
     "unnamed": (
         "SELECT k, n FROM (SELECT k, count(*) AS n FROM t WHERE k <> 'a #1' GROUP BY ROLLUP (k))"
@@ -181,7 +189,8 @@ SHOWN = {
 }
 # ids, and functions that only the optimiser writes
 INTERNAL = re.compile(
-    r"\w#\d|auto_generated|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero",
+    r"\w#\d|auto_generated|knownnullable|knownnotnull|knownfloatingpoint|normalizenanandzero"
+    r"|\b_we\d|spark_grouping",
     re.IGNORECASE,
 )
 

@@ -17,6 +17,9 @@ _WRAPPERS = frozenset(
     ("KnownFloatingPointNormalized", "KnownNotNull", "KnownNullable", "NormalizeNaNAndZero")
 )
 _WRAPPED = re.compile("|".join(f"{name.lower()}\\(" for name in sorted(_WRAPPERS)))
+# A call of a window function within an expression: the optimiser computes it below, under this name.
+_EXTRACTED = re.compile(r"\b_we\d+\b")
+_GROUPING_ID = "spark_grouping_id"
 # A quoted text, or what no query contains: an id, the name of a subquery without one.
 _INTERNAL = re.compile(r"('(?:[^'\\]|\\.)*')|#\d+L?|__auto_generated_subquery_name\.")
 
@@ -40,7 +43,11 @@ def node_text(node: Plan) -> str:
     """Return what a plan node computes, cut to `TEXT_MAX` characters."""
     listed = _LISTED.get(kind(node))
     if listed is not None:
-        return _shortened(", ".join(map(_sql, listed(node))))
+        shown = ", ".join(map(_sql, listed(node)))
+        if _EXTRACTED.search(shown):
+            calls = dict(_extracted(node))
+            shown = _EXTRACTED.sub(lambda name: calls.get(name[0], name[0]), shown)
+        return _shortened(shown)
     if kind(node) == "Expand":
         return f"each row {node.projections().size()} times"
     return _shortened(node.simpleString(TEXT_MAX))
@@ -57,12 +64,17 @@ def _condition(node: Filter) -> list[Expression]:
     return [node.condition()]
 
 
+def _unnamed(named: Expression) -> Expression:
+    """Return a window function without the name under which the optimiser extracted it."""
+    return named.child() if _EXTRACTED.fullmatch(named.name()) else named
+
+
 # The expressions that say what a node computes; other nodes are shown as Spark shows them.
 _LISTED: dict[str, Callable[..., list[Expression]]] = {
     "Project": lambda node: items(node.projectList()),
     "Filter": _condition,
     "Generate": lambda node: [node.generator()],
-    "Window": lambda node: items(node.windowExpressions()),
+    "Window": lambda node: [_unnamed(one) for one in items(node.windowExpressions())],
     "ArrowEvalPython": lambda node: items(node.udfs()),
     "BatchEvalPython": lambda node: items(node.udfs()),
     "LocalRelation": lambda node: items(node.output()),
@@ -75,7 +87,16 @@ def _sql(expression: Expression) -> str:
     if _WRAPPED.search(shown):
         for wrapper in _wrappers(expression):
             shown = shown.replace(wrapper.sql(), _sql(items(wrapper.children())[0]))
-    return shown
+    return shown.replace(_GROUPING_ID, "grouping_id()")
+
+
+def _extracted(node: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the names of extracted window functions below a node, and their calls; nearest last."""
+    for child in items(node.children()):
+        yield from _extracted(child)
+        if kind(child) == "Window":
+            for named in items(child.windowExpressions()):
+                yield named.name(), _sql(named.child())
 
 
 def _wrappers(expression: Expression) -> Iterator[Expression]:
