@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
+from eddyline.answers.reader import SnapshotReader
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError, StateError
 from eddyline.operators.aggregate import Reduce
@@ -51,6 +52,7 @@ from eddyline.state.kernels import (
     two_product,
     two_sum,
 )
+from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
 laws = settings(deadline=None, max_examples=25)
@@ -333,7 +335,12 @@ def test_an_arrangement_is_a_z_set_however_it_is_compacted(
                 }
             )
             model += [((h, v), w) for h, v, w in delta]
-            runs, added = held.extend(f"run{number}", rows, fan_in)
+            refusable = min(z_set(model).values(), default=0) < 0
+            try:
+                runs, added = held.extend(f"run{number}", rows, fan_in)
+            except StateError:  # a merge of all runs refuses negative weights
+                assert refusable
+                return
             assert (added is None) == (not delta)
             held = Arrangement(Files(folder), layout, runs)
         assert z_set(weighted(held.scan(), ["h", "c0"])) == z_set(model)
@@ -972,6 +979,55 @@ def test_what_is_not_there_can_not_be_retracted() -> None:
         with pytest.raises(StateError) as refused:
             Bucket(operator).feed(delta)
         assert refused.value.condition == "NEGATIVE_WEIGHT"
+
+
+def side_delta(side: int, weight: int) -> pa.Table:
+    """One row of one side of a join by k0, whose other side is null."""
+    return table(
+        {
+            "h": (pa.int64(), [1]),
+            "side": (pa.int8(), [side]),
+            "matchable": (pa.bool_(), [True]),
+            "k0": (pa.string(), ["a"]),
+            "l0": (pa.int64(), [None if side else 7]),
+            "r0": (pa.int64(), [7 if side else None]),
+            "w": (pa.int64(), [weight]),
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", JoinKind)
+def test_a_join_refuses_rows_that_are_held_less_than_zero_times(kind: JoinKind) -> None:
+    """At once where it looks the row up, else when the row is to be paired."""
+    with pytest.raises(StateError) as refused:  # noqa: PT012  # one of the two
+        bucket = Bucket(Join(kind, 1, 1, 1))
+        bucket.feed(side_delta(0, -1))
+        bucket.feed(side_delta(1, 1))
+    assert refused.value.condition == "NEGATIVE_WEIGHT"
+    assert "operator join" in str(refused.value)
+
+
+def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_compacted() -> None:
+    schema = pa.schema([("c0", pa.int64())])
+    with tempfile.TemporaryDirectory() as root:
+        files = Files(root)
+        layout = Materialize(1).layouts["rows"]
+        runs: tuple[Run, ...] = ()
+        for number, (value, weight) in enumerate([(5, 2), (6, 1), (5, -3)]):
+            rows = rows_delta([((value,), weight)], 1, ("int",))
+            bucket = Arrangement(files, layout, runs)
+            runs, _ = bucket.extend(f"run{number}", rows, 9)
+        reader = SnapshotReader(files, "v", (runs,), 1, schema)
+        with pytest.raises(StateError) as refused:
+            [*reader([pa.record_batch({"number": [0]})])]
+        assert refused.value.condition == "NEGATIVE_WEIGHT"
+        assert refused.value.context["view"] == "v"
+        assert refused.value.context["row"] == {"c0": 5, "w": -1}
+        with pytest.raises(StateError, match="an arrangement holds a row less than zero times"):
+            Arrangement(files, layout, runs).extend("last", rows.slice(0, 1), 2)
+        made_good = rows_delta([((5,), 1)], 1, ("int",))
+        runs, _ = Arrangement(files, layout, runs).extend("good", made_good, 2)
+        assert sum(run.rows for run in runs) == 1
 
 
 # -- changelogs -----------------------------------------------------------------------------------

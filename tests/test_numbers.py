@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.answers.quick import quick_answer
+from eddyline.changes import Epoch
 from eddyline.spark.session import cloned, local_session
+from eddyline.state.manifest import last_committed, write_manifest
+from eddyline.state.runs import read_run, write_run
+from eddyline.storage.files import Files
 
 pytestmark = pytest.mark.spark
 
@@ -157,3 +171,167 @@ def test_sums_of_doubles_pass_the_range_and_come_back(engine: el.Engine) -> None
     assert sums == {(8.5, 8.5 / 3, 8.5)}
     engine.execute("DELETE FROM t")
     assert_equal_offline(engine)
+
+
+# -- decimals ----------------------------------------------------------------------------------
+
+
+def test_sums_of_decimals_that_overflow_are_as_offline_and_right_again(
+    engine: el.Engine, session: SparkSession
+) -> None:
+    table = engine.table("t", "k STRING, d DECIMAL(38,0), e DECIMAL(27,9)")
+    engine.view("v", "SELECT k, sum(d) AS s, avg(e) AS a, sum(e) AS se FROM t GROUP BY k")
+    engine.view(
+        "tried", "SELECT k, try_sum(d) AS s, try_avg(d) AS a, count(d) AS n FROM t GROUP BY k"
+    )
+    most, least = Decimal("9" * 38), Decimal("1E-9")
+    table.insert([("a", most, least), ("b", -most, -(Decimal(10) ** 17)), ("c", None, None)])
+    assert_equal_offline(engine)
+    table.insert([("a", Decimal(1), least), ("b", Decimal(-1), Decimal(10) ** 17)])
+    if is_ansi(session):
+        engine.advance()
+        with pytest.raises(el.EngineError, match=r"NUMERIC_VALUE_OUT_OF_RANGE|OVERFLOW") as caught:
+            engine.snapshot("v")
+        assert caught.value.condition == "VIEW_FAILING"
+    else:
+        assert_equal_offline(engine)
+    engine.execute("DELETE FROM t WHERE abs(d) = 1")
+    assert_equal_offline(engine)
+
+
+# -- random changes ----------------------------------------------------------------------------
+
+COLUMNS = "id INT, k INT, b BIGINT, i INT, s SMALLINT, x DOUBLE, f FLOAT, y DOUBLE, d DECIMAL(27,3)"
+EVERY_SUM = {
+    "integers": "SELECT k, sum(b) AS b, sum(i) AS i, avg(i) AS ai, sum(s) AS s, avg(s) AS sa,"
+    " sum(DISTINCT b) AS db, count(*) AS n, count(b) AS nb, bit_xor(b) AS xb FROM t GROUP BY k",
+    "doubles": "SELECT k, sum(x) AS x, avg(x) AS ax, sum(f) AS f, avg(f) AS af, sum(DISTINCT x) AS dx,"
+    " sum(x) FILTER (WHERE id % 2 = 0) AS fx FROM t GROUP BY k",
+    "spread": "SELECT k, var_pop(y) AS vp, var_samp(y) AS vs, stddev_pop(y) AS sp, stddev(y) AS sd"
+    " FROM t GROUP BY k",
+    "decimals": "SELECT k, sum(d) AS d, avg(d) AS ad FROM t GROUP BY k",
+    "totals": "SELECT sum(b) AS b, sum(i) AS i, sum(d) AS d, count(*) AS n FROM t",
+}
+POSITIVE = [
+    5e-324,
+    1e-300,
+    0.1,
+    1.0,
+    3e7,
+    2.0**64,
+    1e25,
+    1e200,
+    1e300,
+    1.5e308,
+    INFINITE,
+    NAN,
+    None,
+]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[list[tuple[Any, ...]], list[int]]]:
+    """Epochs of many groups: the rows to insert, the ids of the rows to delete.
+
+    Doubles of one group have one sign, because offline the order decides what an Infinity and a
+    -Infinity on the way give. Large values of `y` differ: offline their variance is infinite.
+    """
+    held: list[int] = []
+    epochs, number = [], 0
+    for _ in range(draw(st.integers(2, 4))):
+        rows = []
+        for _ in range(draw(st.integers(1, 40))):
+            number, k = number + 1, draw(st.integers(0, 12))
+            double = draw(st.sampled_from(POSITIVE))
+            spread = draw(st.sampled_from([0.5, 3.0, -70.25, 1e6, NAN, None, 1e160 * number, 1e10]))
+            sign = -1 if k % 2 else 1
+            rows.append((
+                number, k, draw(st.sampled_from([MOST, LEAST, 0, -1, 2**32, None])),
+                draw(st.sampled_from([2**31 - 1, -(2**31), 7, None])),
+                draw(st.sampled_from([2**15 - 1, -(2**15), None])),
+                None if double is None else sign * double,
+                sign * draw(st.sampled_from([3.4028234663852886e38, 1e-45, 0.5, INFINITE])), spread,
+                draw(st.sampled_from([None, Decimal(10) ** 24 - 1, Decimal("-0.001"), Decimal(7)])),
+            ))  # fmt: skip
+        gone = draw(st.lists(st.sampled_from(held), unique=True)) if held else []
+        held = [one for one in held if one not in gone] + [row[0] for row in rows]
+        epochs.append((rows, gone))
+    return [*epochs, ([], held[:-1]), ([], held[-1:])]
+
+
+RANDOM = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+)
+
+
+def compare(spark: SparkSession, epochs: list[tuple[list[tuple[Any, ...]], list[int]]]) -> None:
+    session = cloned(spark, **{ANSI: "false"})
+    with tempfile.TemporaryDirectory() as folder, el.Engine(f"{folder}/s", session) as engine:
+        table = engine.table("t", COLUMNS)
+        for name, query in EVERY_SUM.items():
+            engine.view(name, query)
+        for rows, gone in epochs:
+            if rows:
+                table.insert(rows)
+            if gone:
+                engine.execute(f"DELETE FROM t WHERE id IN ({', '.join(map(str, gone))})")
+            assert_equal_offline(engine)
+
+
+@settings(RANDOM, max_examples=1)
+@given(epochs=histories())
+def test_sums_of_extreme_values_equal_offline(
+    spark: SparkSession, epochs: list[tuple[list[tuple[Any, ...]], list[int]]]
+) -> None:
+    compare(spark, epochs)
+
+
+@pytest.mark.slow
+@settings(RANDOM, max_examples=40)
+@given(epochs=histories())
+def test_sums_of_many_extreme_values_equal_offline(
+    spark: SparkSession, epochs: list[tuple[list[tuple[Any, ...]], list[int]]]
+) -> None:
+    compare(spark, epochs)
+
+
+# -- negative weights --------------------------------------------------------------------------
+
+
+def damage(storage: str) -> None:
+    """Commit an epoch after which the result of `v` holds one of its rows less than zero times."""
+    files = Files(storage)
+    last = last_committed(files)
+    folder = f"epochs/{last.epoch + 1:012d}-damaged"
+    files.make_folder(folder)
+    [name] = [name for name in last.arrangements if name.startswith("v") and name.endswith("/rows")]
+    bucket, runs = next((bucket, runs) for bucket, runs in last.arrangements[name].items() if runs)
+    rows = read_run(files, runs[-1]).slice(0, 1)
+    place = rows.column_names.index("w")
+    rows = rows.set_column(place, "w", pc.multiply(rows["w"], pa.scalar(-2)))
+    run = write_run(files, f"{folder}/run.arrow", rows)
+    changed = {**last.arrangements[name], bucket: (*runs, run)}
+    arrangements = {**last.arrangements, name: changed}
+    write_manifest(files, replace(last, epoch=Epoch(last.epoch + 1), arrangements=arrangements))
+
+
+def test_no_reader_hides_a_row_that_is_held_less_than_zero_times(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    storage = str(tmp_path / "storage")
+    with el.Engine(storage, spark) as engine:
+        engine.table("t", "k STRING, n INT").insert([("a", 1), ("b", 2)])
+        engine.view("v", "SELECT k, n FROM t")
+        engine.advance()
+    damage(storage)
+    with el.Engine(storage, spark) as engine:
+        expected = (
+            r"(?s)\[NEGATIVE_WEIGHT\] a result holds a row less than zero times \(view v, row \{"
+        )
+        for read in (
+            lambda: engine.snapshot("v").collect(),
+            lambda: engine.sql("SELECT count(*) FROM v").collect(),
+            lambda: quick_answer(Files(storage), engine.catalog, "SELECT * FROM v"),
+        ):
+            with pytest.raises((PySparkException, el.StateError), match=expected):
+                read()

@@ -25,6 +25,7 @@ from eddyline.state.manifest import (
 )
 from eddyline.state.recover import flush
 from eddyline.state.runs import read_run
+from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 
@@ -86,9 +87,9 @@ class CommittedChangelog:
     def rows(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)
         result = manifest.result(self.entry.id, ROWS)
-        return self._table(manifest.arrangements.get(result, {}), manifest.zone)
+        return self._table(manifest.arrangements.get(result, {}), manifest.zone, held=True)
 
-    def _table(self, buckets: Buckets, zone: str) -> pa.Table:
+    def _table(self, buckets: Buckets, zone: str, *, held: bool = False) -> pa.Table:
         columns = self.entry.columns
         names = numbered("c", len(columns))
         schema = arrow_schema(plain_schema(columns), zone).append(pa.field(WEIGHT, pa.int64()))
@@ -96,6 +97,8 @@ class CommittedChangelog:
         tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
         rows = net_changes(pa.concat_tables(tables), names) if tables else schema.empty_table()
         rows = cast_to(rows, schema).sort_by(WEIGHT)  # deletes first
+        if held:
+            check_held("a result", rows, view=self.entry.name)
         appended = rows[WEIGHT].to_numpy() > 0
         operations = pa.array(np.where(appended, APPEND, DELETE), pa.string())
         rows = rows.add_column(len(columns), OPERATION, operations)

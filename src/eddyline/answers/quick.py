@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from eddyline.answers.failing import check_live
 from eddyline.catalog.entries import Catalog, Entry
 from eddyline.changes import WEIGHT, Epoch
-from eddyline.errors import StateError
 from eddyline.state.manifest import last_committed, read_manifest
 from eddyline.state.runs import Run, read_run
+from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 _NAME = r"(?:\w*[^\W\d]\w*|`[^`]+`)"
@@ -112,7 +112,7 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     check_live(entry, manifest)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     buckets = manifest.arrangements.get(result, {})
-    rows = _content(files, buckets.values(), names)
+    rows = _content(files, entry.name, buckets.values(), names)
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
     if asked["order"]:
@@ -155,20 +155,24 @@ def _place(names: Sequence[str], name: str) -> int:
     return folded.index(name.lower())
 
 
-def _content(files: Files, buckets: Iterable[Sequence[Run]], names: Sequence[str]) -> pa.Table:
+def _content(
+    files: Files, relation: str, buckets: Iterable[Sequence[Run]], names: Sequence[str]
+) -> pa.Table:
     """Return the rows of a table or view as `c0..`, repeated by weight."""
     columns = [f"c{place}" for place in range(len(names))]
     tables = []
     for runs in buckets:
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
-        tables.append(_consolidated(pa.concat_tables(parts), columns))
+        rows = _consolidated(pa.concat_tables(parts), columns)
+        check_held("a result", rows, view=relation)
+        tables.append(_repeated(rows, columns))
     if not tables:
         raise _NeedsSpark  # without rows the types of the columns are unknown
     return pa.concat_tables(tables)
 
 
 def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Add up the weights of equal rows, and repeat each row by its weight."""
+    """Add up the weights of equal rows."""
     if pc.min(rows[WEIGHT]).as_py() < 1:  # something was retracted: equal rows must be merged
         codes = np.zeros(rows.num_rows, np.int64)
         for column in columns:
@@ -179,15 +183,12 @@ def _consolidated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
         np.add.at(weights, group, _whole_numbers(rows[WEIGHT].combine_chunks()))
         rows = rows.take(_numbers(first[weights != 0]))
         rows = rows.set_column(len(columns), WEIGHT, _numbers(weights[weights != 0]))
-        if rows.num_rows == 0:
-            return rows.select(list(columns))
-        if pc.min(rows[WEIGHT]).as_py() < 0:
-            raise StateError(
-                "a result holds a row less than no times",
-                condition="NEGATIVE_WEIGHT",
-                hint="the state doesn't belong to the input; drop and create again the view",
-            )
-    if pc.min_max(rows[WEIGHT]).as_py() != {"min": 1, "max": 1}:
+    return rows
+
+
+def _repeated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Repeat each row by its weight."""
+    if rows.num_rows and pc.min_max(rows[WEIGHT]).as_py() != {"min": 1, "max": 1}:
         counts = _whole_numbers(rows[WEIGHT].combine_chunks())
         rows = rows.take(_numbers(np.repeat(np.arange(len(counts)), counts)))
     return rows.select(list(columns))

@@ -19,6 +19,7 @@ from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import repeat
 from eddyline.state.runs import Run, read_run
+from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 
@@ -27,6 +28,7 @@ class SnapshotReader:
     """Reads the rows of an arrangement's buckets in Spark's workers, repeated by weight."""
 
     files: Files
+    relation: str
     buckets: tuple[tuple[Run, ...], ...]
     columns: int
     schema: pa.Schema
@@ -38,6 +40,7 @@ class SnapshotReader:
             for bucket in batch.column(0).to_pylist():
                 rows = Arrangement(self.files, layout, self.buckets[bucket]).scan()
                 if rows is not None:
+                    check_held("a result", rows, view=self.relation)
                     rows = repeat(rows, rows[WEIGHT].to_numpy())
                     yield from batches_of(rows.select(numbered("c", self.columns)), self.schema)
 
@@ -79,12 +82,16 @@ class ChangesReader:
 
 
 def snapshot_frame(
-    session: SparkSession, files: Files, buckets: Sequence[tuple[Run, ...]], schema: StructType
+    session: SparkSession,
+    files: Files,
+    relation: str,
+    buckets: Sequence[tuple[Run, ...]],
+    schema: StructType,
 ) -> DataFrame:
-    """Return the rows of an arrangement's buckets under the names of `schema`."""
+    """Return the rows of a table's or view's buckets under the names of `schema`."""
     plain = plain_schema(schema)
     zone = zone_of(session)
-    reader = SnapshotReader(files, tuple(buckets), len(schema), arrow_schema(plain, zone))
+    reader = SnapshotReader(files, relation, tuple(buckets), len(schema), arrow_schema(plain, zone))
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
 

@@ -70,7 +70,9 @@ class Results:
         if holder == view:
             return self.content(entry, then, session)
         buckets = then.arrangements.get(then.result(holder, ROWS), {})
-        return snapshot_frame(session, self.files, list(buckets.values()), entry.columns)
+        return snapshot_frame(
+            session, self.files, entry.name, list(buckets.values()), entry.columns
+        )
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
         """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY.
@@ -94,7 +96,7 @@ class Results:
         compiled = self.plan_of(entry)
         buckets = manifest.arrangements.get(compiled.plan.result, {})
         stored = compiled.stored_schema
-        frame = snapshot_frame(session, self.files, list(buckets.values()), stored)
+        frame = snapshot_frame(session, self.files, entry.name, list(buckets.values()), stored)
         keys = zip(stored.names[len(columns) :], compiled.order, strict=True)
         sorts = [_sort_column(name, order) for name, order in keys]
         if sorts:

@@ -12,7 +12,14 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import QueryError
-from eddyline.operators.base import State, Step, empty_like, numbered
+from eddyline.operators.base import (
+    State,
+    Step,
+    checked_weights,
+    empty_like,
+    negative_weight,
+    numbered,
+)
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import comparable_frame, distinct_hashes, ranges, with_weights
 
@@ -215,6 +222,9 @@ def _had_and_has(
     """Return for each key code whether the side has a row of it, before and after."""
     before = _counts(old, in_old, size)
     after = before + _counts(add, in_add, size)
+    missing = after[in_add] < 0
+    if missing.any():
+        raise negative_weight("join", add.slice(int(missing.argmax()), 1).to_pylist()[0])
     return before > 0, after > 0
 
 
@@ -256,4 +266,4 @@ def _lookup(arrangement: Arrangement, hashes: np.ndarray, like: pa.Table) -> pa.
     found = arrangement.lookup(hashes)
     if found is None:
         return empty_like(like, like.column_names)
-    return arrangement.layout.consolidate(found)
+    return checked_weights("join", arrangement.layout.consolidate(found))

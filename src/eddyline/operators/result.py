@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
-from eddyline.operators.base import State, Step, empty_like, numbered
+from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import cast_to, comparable_frame, distinct_hashes, with_weights
 
@@ -71,7 +71,7 @@ class Apply:
         operations = operations.sort_by(SEQUENCE)
         if stored is None:
             stored = empty_like(operations, layout.columns)
-        old = layout.consolidate(stored)
+        old = checked_weights("table", layout.consolidate(stored))
         change = self._by_key(operations, old) if self.key else self._by_row(operations, old)
         return layout.consolidate(change)
 

@@ -13,6 +13,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.kernels import Measure, SortKey, consolidate, indices_of, sorted_rows
 from eddyline.state.runs import Run, read_run, write_run
+from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
@@ -120,6 +121,8 @@ class Arrangement:
         if first is not None:
             tables = [read_run(self.files, run) for run in runs[first:]]
             merged = self.layout.consolidate(pa.concat_tables(tables))
+            if first == 0 and WEIGHT in merged.column_names:  # then these are all rows
+                check_held("an arrangement", merged, file=name)
             merged = without_expired(merged, expired, whole=first == 0)
             runs = runs[:first]
             if merged.num_rows:

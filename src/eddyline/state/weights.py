@@ -1,0 +1,33 @@
+"""The check that no row is held less than zero times: nothing may hide a negative weight."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.errors import StateError
+
+
+def check_held(holder: str, rows: pa.Table, **context: object) -> None:
+    """Check the weights of rows that are held, not those of changes.
+
+    Args:
+        holder: what holds the rows, for the message.
+        rows: consolidated rows with their weights.
+        context: the objects concerned, for the message.
+
+    Raises:
+        StateError: NEGATIVE_WEIGHT: a weight is below zero; the message names the row.
+    """
+    negative = pc.less(rows[WEIGHT], 0)
+    if not pc.any(negative).as_py():
+        return
+    row = rows.filter(negative).slice(0, 1).to_pylist()[0]
+    raise StateError(
+        f"{holder} holds a row less than zero times",
+        condition="NEGATIVE_WEIGHT",
+        **context,
+        row={name: value for name, value in row.items() if name != HASH},
+        hint="the state doesn't belong to the input; drop and create again the view",
+    )
