@@ -26,7 +26,8 @@ from eddyline.source.base import PlannedSource
 from eddyline.source.dead_letters import LETTERS, Rejects
 from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
-from eddyline.source.json import LINES_BYTES, decode_documents, read_json
+from eddyline.source.json import decode_documents
+from eddyline.source.lines import LINES_BYTES, read_json
 from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON, PARQUET, Segment, distribute

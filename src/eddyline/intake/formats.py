@@ -17,7 +17,7 @@ from eddyline.source.base import Source
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
-from eddyline.source.json import readable
+from eddyline.source.lines import readable
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON

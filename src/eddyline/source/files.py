@@ -9,7 +9,7 @@ from glob import glob
 import pyarrow as pa
 
 from eddyline.source.base import PlannedSource
-from eddyline.source.json import read_json
+from eddyline.source.lines import read_json
 from eddyline.source.parquet import read_parquet
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, Wanted

@@ -1,15 +1,13 @@
-"""JSON objects as columns, by the rules of Spark's reader: lines of files, documents of records.
+"""JSON documents of records as columns.
 
-Polars decodes a block of lines at once. If it can't, or its result would differ from that of Spark's
-reader, smaller blocks are tried, and then single lines. In a file, a line that is no JSON object
-becomes nulls, and so does a value that can't be converted to its column's type, as in Spark's mode
-PERMISSIVE. For a document of a record both are errors of that record.
+Polars decodes many documents at once. If it can't, or its result would depend on the documents beside
+one, fewer are tried, and then single ones. A document that is no JSON object, or has a value that can't
+be converted to its column's type, is an error of its record.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +22,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BLOCK_BYTES = 8 << 20
 LINES_BYTES = 32 << 10  # blocks of this size are decoded line by line if polars can't decode them
 PARTS = 16  # of a larger block
 
-_BY_POLARS = {
+BY_POLARS = {
     pa.string(): pl.String,
     pa.bool_(): pl.Boolean,
     pa.int8(): pl.Int64,
@@ -50,29 +47,6 @@ _DECODER = json.JSONDecoder()
 Convert: TypeAlias = Callable[[Any], Any]
 
 
-def readable(schema: pa.Schema) -> bool:
-    """Return whether files with these columns are decoded here, rather than by Spark."""
-    return all(f.type in _BY_POLARS or pa.types.is_timestamp(f.type) for f in schema)
-
-
-def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> Iterator[pa.Table]:
-    """Decode the lines of a file that begin within `length` bytes from `start` on; 0: up to its end.
-
-    Values that can't be converted are null.
-    """
-    decoder = _Decoder(schema)
-    end = start + length if length else os.path.getsize(path)
-    with open(path, "rb") as stream:
-        if start:
-            stream.seek(start - 1)
-            stream.readline()  # the line that begins before `start` belongs to the part before
-        while (at := stream.tell()) < end:
-            block = stream.read(min(BLOCK_BYTES, end - at))
-            if not block.endswith(b"\n"):
-                block += stream.readline()
-            yield from decoder.tables(block)
-
-
 def decode_documents(
     documents: pa.ChunkedArray, schema: pa.Schema, zone: str
 ) -> tuple[pa.Table, dict[int, Exception]]:
@@ -85,9 +59,9 @@ def decode_documents(
     Returns:
         The table, and the error of each document that couldn't be decoded, by its index.
     """
-    decoder = _Decoder(schema, zone, errors={})
+    decoder = _Decoder(schema, zone)
     tables = [schema.empty_table(), *decoder.tables(_lines(documents))]
-    return pa.concat_tables(tables), decoder.errors or {}
+    return pa.concat_tables(tables), decoder.errors
 
 
 @dataclass(slots=True)
@@ -97,14 +71,13 @@ class _Decoder:
     Attributes:
         schema: columns and types.
         zone: time zone of timestamps without an offset.
-        errors: by line number, why a line couldn't be decoded; such lines are omitted. If None,
-            bad lines become nulls, and blank lines are skipped.
+        errors: by line number, why a line couldn't be decoded; such lines are omitted.
         line: number of the first line of the next block.
     """
 
     schema: pa.Schema
-    zone: str = "UTC"
-    errors: dict[int, Exception] | None = None
+    zone: str
+    errors: dict[int, Exception] = field(default_factory=dict)
     line: int = 0
     converters: Mapping[str, Convert] = field(init=False)
     decoder: json.JSONDecoder = field(init=False)
@@ -114,7 +87,7 @@ class _Decoder:
         exact = any("decimal" in str(kind) for kind in self.schema.types)
         self.decoder = json.JSONDecoder(
             parse_float=Decimal if exact else None,
-            object_pairs_hook=None if self.errors is None else _first_members,
+            object_pairs_hook=_first_members,
         )
 
     def tables(self, block: bytes) -> Iterator[pa.Table]:
@@ -137,12 +110,12 @@ class _Decoder:
 
     def _at_once(self, block: bytes) -> pa.Table | None:
         """Decode a block by polars; None if the result would differ from that of `_by_line`."""
-        wanted = {field.name: _BY_POLARS.get(field.type, pl.String) for field in self.schema}
+        wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in self.schema}
         if not wanted or not all(_flat(field.type) for field in self.schema):
             return None
         try:
             frame = pl.read_ndjson(block, schema=wanted)
-            if self.errors is not None and frame.height != block.count(b"\n"):
+            if frame.height != block.count(b"\n"):
                 return None  # blank lines are skipped
             columns = [self._column(frame[field.name], field, block) for field in self.schema]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError):
@@ -153,8 +126,8 @@ class _Decoder:
         """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it."""
         column, kind = values.to_arrow(), wanted.type
         if kind == pa.string() and _starts(column, "{", "["):
-            raise ValueError  # polars rewrites nested values, Spark keeps their text
-        if kind == pa.string() and self.errors is not None:
+            raise ValueError  # polars rewrites nested values
+        if kind == pa.string():
             # a record that is read again has other neighbours, and must not become another row
             if pc.any(pc.match_substring(column, "\0")).as_py():
                 raise ValueError  # half of a surrogate pair
@@ -169,45 +142,34 @@ class _Decoder:
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         rows = 0
         for line in block.removesuffix(b"\n").split(b"\n"):
-            if self.errors is not None or line.strip():
-                try:
-                    found = self._values(line)
-                except (ValueError, RecursionError) as error:
-                    if self.errors is None:
-                        raise
-                    self.errors[self.line] = error
-                else:
-                    rows += 1
-                    for name, value in found.items():
-                        columns[name].append(value)
-                self.line += 1
+            try:
+                found = self._values(line)
+            except (ValueError, RecursionError) as error:
+                self.errors[self.line] = error
+            else:
+                rows += 1
+                for name, value in found.items():
+                    columns[name].append(value)
+            self.line += 1
         if not columns:  # only the number of rows matters
             return pa.table({"rows": pa.nulls(rows)}).select([])
         arrays = [_array(columns[field.name], field.type) for field in self.schema]
         return pa.table(arrays, schema=self.schema)
 
     def _values(self, line: bytes) -> dict[str, Any]:
-        """Decode a line; raise ValueError for a bad one if errors are collected."""
-        strict = self.errors is not None
-        text, members = "", {}
-        try:
-            text = line.decode()
-            members = _members(self.decoder, text, strict=strict)
-        except (ValueError, RecursionError):
-            if strict:
-                raise
+        """Decode a line; raise ValueError for a bad one."""
+        text = line.decode()
+        members = _members(self.decoder, text)
         found = {}
         for column in self.schema:
             value = members.get(column.name)
             if value is not None and column.type == pa.string() and not isinstance(value, str):
-                value = _texts(text, first=strict)[column.name]
+                value = _texts(text)[column.name]
             try:
                 found[column.name] = self.converters[column.name](value)
             except (ArithmeticError, TypeError, ValueError):
-                if strict:
-                    shown = json.dumps(value, default=str)
-                    raise ValueError(f"{column.name} is {shown}, no {column.type}") from None
-                found[column.name] = None
+                shown = json.dumps(value, default=str)
+                raise ValueError(f"{column.name} is {shown}, no {column.type}") from None
         return found
 
 
@@ -235,7 +197,7 @@ def _first_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _flat(kind: pa.DataType) -> bool:
-    return kind in _BY_POLARS or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    return kind in BY_POLARS or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
 
 
 def _starts(texts: pa.Array, *prefixes: str) -> bool:
@@ -258,26 +220,25 @@ def _moments(texts: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     return pc.coalesce(pc.if_else(zoned, texts, None).cast(kind), moments)
 
 
-def _members(decoder: json.JSONDecoder, text: str, *, strict: bool) -> dict[str, Any]:
-    """Return the members of the object that a text begins with; ValueError if there is none."""
+def _members(decoder: json.JSONDecoder, text: str) -> dict[str, Any]:
+    """Return the members of the object that a text is; ValueError if it is none."""
     value, end = decoder.raw_decode(text, _skip(text, 0))
     if not isinstance(value, dict):
         raise ValueError(f"a JSON object is wanted, not {text.strip()[:20]}")
-    if strict and _skip(text, end) < len(text):
+    if _skip(text, end) < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value
 
 
-def _texts(text: str, *, first: bool) -> dict[str, str]:
-    """Return the members of a JSON object as they are written; of repeated ones the first or last."""
+def _texts(text: str) -> dict[str, str]:
+    """Return the members of a JSON object as they are written; of repeated ones the first."""
     found: dict[str, str] = {}
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
         name, at = _DECODER.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
         _, end = _DECODER.raw_decode(text, start)
-        if not first or name not in found:
-            found[name] = text[start:end]
+        found.setdefault(name, text[start:end])
         at = _skip(text, end)
         if text[at] == ",":
             at = _skip(text, at + 1)
