@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench coverage docs docs-picture setup postgresql kafka clean
+.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture setup postgresql kafka clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -33,6 +33,9 @@ lint: setup ## lint, types and import contracts alone
 
 bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 	$(BIN)/eddyline bench $(NAME) $(ARGS)
+
+soak: setup ## random changes and faults for MINUTES (120), then live must equal offline; writes docs/soak.md
+	$(BIN)/python tests/soak.py --minutes $(or $(MINUTES),120) --write docs/soak.md
 
 coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
 	$(BIN)/python tests/functions.py
