@@ -10,7 +10,12 @@ import pytest
 import eddyline as el
 from eddyline.errors import ScriptError
 from eddyline.spark.session import local_session
-from eddyline.sql.dialect import expand_windowing, extract_versions, remove_emit_final
+from eddyline.sql.dialect import (
+    expand_windowing,
+    extract_versions,
+    remove_emit_final,
+    window_notes,
+)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +187,62 @@ def test_windows_are_live(tmp_path: Path, views: dict[str, str]) -> None:
 def test_emit_final_is_a_clause_at_the_end(query):
     assert remove_emit_final(query) == (query, False)
     assert remove_emit_final(query + "\n Emit /* */ FINAL") == (query, True) or "--" in query
+
+
+WRONG_WINDOWS = {
+    "60s": "WINDOWING 60s lacks a space before its unit",
+    "5min": "write 5 min",
+    "1000ROWS": "write 1000 ROWS",
+    "-5 s": "WINDOWING takes a whole number above zero and a unit: WINDOWING -5 s",
+    "'60 s'": "WINDOWING takes a whole number above zero and a unit: WINDOWING '60 s'",
+    "INTERVAL 60 SECONDS": "a whole number above zero and a unit: WINDOWING INTERVAL 60",
+    "0 s": "WINDOWING takes a whole number above zero: WINDOWING 0 s",
+    "1.5 s": "WINDOWING takes a whole number above zero: WINDOWING 1.5 s",
+    "99999999999999999999 s": "takes at most 100 years",
+    "1 month": "WINDOWING has no months: they differ in length",
+    "2 YEARS": "group by date_trunc('YEAR', the time column)",
+    "60 sek": "a unit of time or ROWS is expected at sek",
+    "60": "a unit of time or ROWS is expected at the end",
+    "60 s SLIDE": "takes a whole number above zero: WINDOWING 60 s SLIDE",
+    "60 s SLIDE 10s": "write 10 s",
+    "60 s SLIDE -10 s": "takes a whole number above zero: WINDOWING 60 s SLIDE -10",
+    "60 s SLIDE 90 s": "slides by at most the length of the window: WINDOWING 60 s SLIDE 90 s",
+    "60 s SLIDE 1 quarter": "WINDOWING has no quarters",
+    "LANDMARK '2026-01-01' SLIDE 10 s": "has SLIDE only after a length of time: WINDOWING LANDMARK",
+    "1000 ROWS SLIDE 10 ROWS": "has SLIDE only after a length of time: WINDOWING 1000 ROWS SLIDE",
+    "60 s LANDMARK '2026-01-01'": "has one window: WINDOWING 60 s LANDMARK",
+    "60 s 10 s": "has one window: WINDOWING 60 s 10",
+}
+
+
+@pytest.mark.parametrize("clause", WRONG_WINDOWS)
+def test_a_wrong_window_is_quoted_as_written(clause: str) -> None:
+    with pytest.raises(ScriptError) as caught:
+        expand_windowing(f"SELECT ts, count(*) FROM s GROUP BY ts WINDOWING {clause}", {"ts"})
+    assert WRONG_WINDOWS[clause] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT windowing - 5 s FROM t",
+        "SELECT a, windowing -5 FROM t GROUP BY windowing -5, a",
+        "SELECT * FROM t AS windowing WHERE windowing.a = - 5",
+        "SELECT * FROM t WHERE a = windowing - 5 AND windowing -1 > 2",
+        "SELECT 'x' || windowing || 'WINDOWING 60s' FROM t",
+    ],
+)
+def test_a_column_may_be_called_windowing(query: str) -> None:
+    assert expand_windowing(query, {"ts"}) == query
+
+
+def test_notes_on_windows() -> None:
+    def notes(clause: str) -> list[str]:
+        query = f"SELECT ts, count(*) FROM s GROUP BY ts WINDOWING {clause}"
+        return window_notes(expand_windowing(query, {"ts"}), "Asia/Tokyo")
+
+    assert notes("1 day") == ["days begin at midnight of Asia/Tokyo"]
+    since = "counted from 1970-01-01 00:00 UTC, a Thursday"
+    assert notes("24 h") == [f"windows of 24 hours are {since}"]
+    assert notes("1 w SLIDE 1 day") == [f"windows of 1 weeks are {since}"]
+    assert notes("60 s") == notes("1 h") == notes("1000 ROWS") == []

@@ -18,7 +18,7 @@ from eddyline.errors import QueryError, StateError
 from eddyline.plan.explain import explain_text
 from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
-from eddyline.sql.dialect import extract_versions, remove_emit_final
+from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, read_manifest
 
@@ -66,6 +66,7 @@ class Reading:
             name_or_query.strip()
         )
         if entry is not None:
+            query = entry.query
             compiled = workspace.plan(entry)
         else:
             query, final = remove_emit_final(name_or_query)
@@ -73,7 +74,8 @@ class Reading:
             upstream = workspace.compiler.mentioned(query, workspace.catalog)
             draft = Entry("explained", VIEW, "explained", "", query=query, final=final)
             compiled = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream)
-        return explain_text(compiled.compiled, stage)
+        notes = window_notes(query, workspace.zone) if stage == "dag" else []
+        return "\n".join([explain_text(compiled.compiled, stage), *notes])
 
     def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
         """Return a table or view as of an epoch; see `View.snapshot`."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from eddyline.sql.lexer import Cursor, split
 from eddyline.sql.names import quoted
@@ -27,6 +28,35 @@ UNITS = {
     "D": "days", "DAY": "days", "DAYS": "days",
     "W": "weeks", "WEEK": "weeks", "WEEKS": "weeks",
 }  # fmt: skip
+_MILLISECONDS = {
+    "milliseconds": 1, "seconds": 1000, "minutes": 60_000, "hours": 3_600_000,
+    "days": 86_400_000, "weeks": 604_800_000,
+}  # fmt: skip
+_CALENDAR = re.compile(r"(MONTH|QUARTER|YEAR)S?")
+_SIZE_MAX_MS = 86_400_000 * 36_500
+_FORMS = "write for example 60 s, 5 min, 1 day, 60 s SLIDE 10 s, 1000 ROWS, LANDMARK '2026-01-01'"
+_BEFORE_VALUES = frozenset(
+    [
+        "SELECT",
+        "DISTINCT",
+        "ALL",
+        "BY",
+        "WHERE",
+        "HAVING",
+        "ON",
+        "AND",
+        "OR",
+        "NOT",
+        "WHEN",
+        "THEN",
+        "ELSE",
+        "CASE",
+        "BETWEEN",
+        "IN",
+        "LIKE",
+    ]
+)  # after these words `windowing` is a column
+_LONG_WINDOW = re.compile(r"window\([^']*'(\d+) (hours|days|weeks)'")
 _MOMENT = re.compile(r"[\w :.+/-]+")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _JOINS = frozenset({"JOIN", ",", "LATERAL"})
@@ -127,6 +157,28 @@ def expand_windowing(query: str, time_columns: Collection[str]) -> str:
     return query
 
 
+def window_notes(query: str, zone: str) -> list[str]:
+    """Return where the days and longer windows of an expanded query begin, for `explain`.
+
+    Args:
+        query: the query, without WINDOWING.
+        zone: time zone of the storage.
+
+    Example:
+        >>> window_notes("SELECT window(ts, '1 weeks').start FROM s", "Europe/Berlin")
+        ['windows of 1 weeks are counted from 1970-01-01 00:00 UTC, a Thursday']
+    """
+    sizes = {(int(count), unit) for count, unit in _LONG_WINDOW.findall(query)}
+    notes = [
+        f"windows of {count} {unit} are counted from 1970-01-01 00:00 UTC, a Thursday"
+        for count, unit in sorted(sizes)
+        if count * _MILLISECONDS[unit] >= _MILLISECONDS["days"]
+    ]
+    if "date_trunc('DAY', " in query:
+        notes.append(f"days begin at midnight of {zone}")
+    return notes
+
+
 def _one_statement(query: str, word: str) -> Cursor | None:
     """Return a cursor over a text that is one statement and holds a word in small letters, or None.
 
@@ -144,6 +196,11 @@ def _clause(cursor: Cursor) -> int:
             following = cursor.word(1)
             if following == "LANDMARK" or following[:1].isdigit():
                 return at
+            before = cursor.word(-1)
+            ends_item = bool(re.fullmatch(r"\w+|`.*`|\)", before)) and before not in _BEFORE_VALUES
+            if ends_item and (following in ("-", "+", "INTERVAL") or following[:1] in ("'", '"')):
+                cursor.at += 1
+                _wrong(cursor, "takes a whole number above zero and a unit")
     return -1
 
 
@@ -156,6 +213,10 @@ def _expand(cursor: Cursor, clause: int, times: Collection[str]) -> str:
         count = _count(cursor)
         rows = count if cursor.accept("ROWS") or cursor.accept("ROW") else 0
         start = "" if rows else _start(cursor, count)
+    if cursor.word() == "SLIDE":
+        _wrong(cursor, "has SLIDE only after a length of time")
+    if cursor.word() == "LANDMARK" or cursor.word()[:1].isdigit():
+        _wrong(cursor, "has one window")
     select = _select(cursor, clause)
     column, name = _time(cursor, select, times)
     if rows:
@@ -171,28 +232,51 @@ def _moment(cursor: Cursor) -> str:
 
 
 def _count(cursor: Cursor) -> int:
-    count = cursor.literal()
-    if not count.isdigit() or int(count) == 0:
-        cursor.fail(f"WINDOWING takes a whole number above zero, not {count}")
+    count = cursor.word()
+    joined = re.fullmatch(r"(\d+)([A-Z]+)", count)
+    if joined and (joined[2] in UNITS or joined[2] == "ROWS"):
+        written = cursor.slice(cursor.at, cursor.at + 1)
+        spaced = f"{written[: len(joined[1])]} {written[len(joined[1]) :]}"
+        cursor.fail(f"WINDOWING {written} lacks a space before its unit", f"write {spaced}")
+    if not count.isdecimal() or int(count) == 0:
+        _wrong(cursor, "takes a whole number above zero")
+    cursor.at += 1
     return int(count)
+
+
+def _wrong(cursor: Cursor, problem: str) -> NoReturn:
+    """Raise ScriptError for a WINDOWING clause, quoting it up to a few words behind the problem."""
+    end = min(cursor.at + 2 + (cursor.word() in ("-", "+")), len(cursor.tokens))
+    start = min(cursor.at, end - 1)
+    while start > 0 and cursor.slice(start, start + 1).upper() != "WINDOWING":
+        start -= 1
+    cursor.fail(f"WINDOWING {problem}: {cursor.slice(start, end)}", _FORMS)
 
 
 def _start(cursor: Cursor, count: int) -> str:
     """Return SQL of the start of a row's window, with {} for the time column."""
-    size = f"{count} {_unit(cursor)}"
+    unit = _unit(cursor)
+    size, length = f"{count} {unit}", count * _MILLISECONDS[unit]
+    if length > _SIZE_MAX_MS:
+        _wrong(cursor, "takes at most 100 years")
     if cursor.accept("SLIDE"):
         step = _count(cursor)
-        return f"window({{}}, '{size}', '{step} {_unit(cursor)}').start"
+        step_unit = _unit(cursor)
+        if step * _MILLISECONDS[step_unit] > length:
+            _wrong(cursor, "slides by at most the length of the window")
+        return f"window({{}}, '{size}', '{step} {step_unit}').start"
     return "date_trunc('DAY', {})" if size == "1 days" else f"window({{}}, '{size}').start"
 
 
 def _unit(cursor: Cursor) -> str:
     unit = UNITS.get(cursor.word())
-    if unit is None:
+    if calendar := _CALENDAR.fullmatch(cursor.word()):
         cursor.fail(
-            f"a unit of time or ROWS is expected {cursor.place()}",
-            "write for example 60 s, 5 min, 1 day",
+            f"WINDOWING has no {calendar[1].lower()}s: they differ in length",
+            f"group by date_trunc('{calendar[1]}', the time column) instead",
         )
+    if unit is None:
+        cursor.fail(f"a unit of time or ROWS is expected {cursor.place()}", _FORMS)
     cursor.at += 1
     return unit
 
