@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from eddyline.arguments import check_choice, check_number
 from eddyline.errors import EngineError
 
 ENVIRONMENT_PREFIX = "EDDYLINE_"
-
-
-def check_number(
-    what: str, value: object, least: float, most: float = math.inf, *, whole: bool = True
-) -> None:
-    """Raise EngineError BAD_OPTION if a value isn't a number within limits.
-
-    Args:
-        what: name of the value, for the message.
-        least, most: limits, both included.
-        whole: whether the value must be an integer.
-    """
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
-        limits = f"from {least} " + ("on" if most == math.inf else f"to {most}")
-        raise EngineError(
-            f"{what} is {value!r}",
-            condition="BAD_OPTION",
-            hint=f"give a {'whole ' * whole}number {limits}",
-        )
 
 
 def _setting(default: int, help: str, least: int, most: int) -> int:
@@ -99,7 +79,9 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        if self.catalog and not self.catalog.startswith(("postgresql://", "postgres://")):
+        given: object = self.catalog
+        text = given if isinstance(given, str) else "not text"
+        if text and not text.startswith(("postgresql://", "postgres://")):
             raise EngineError(
                 "option catalog is not the URL of a PostgreSQL database",
                 condition="BAD_OPTION",
@@ -110,12 +92,7 @@ class Options:
                 continue
             value, limits = getattr(self, item.name), item.metadata
             if "choices" in limits:
-                if value not in limits["choices"]:
-                    raise EngineError(
-                        f"option {item.name} is {value!r}",
-                        condition="BAD_OPTION",
-                        hint=f"choose of {', '.join(limits['choices'])}",
-                    )
+                check_choice(f"option {item.name}", value, limits["choices"])
                 continue
             check_number(f"option {item.name}", value, limits["least"], limits["most"])
 

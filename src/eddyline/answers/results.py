@@ -11,6 +11,7 @@ from pyspark.sql.functions import col
 from eddyline.answers.failing import check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
+from eddyline.arguments import check_number
 from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
@@ -157,6 +158,8 @@ class Results:
                 condition="UNKNOWN_FORM",
                 hint="use retract or update",
             )
+        if after is not None:
+            check_number("after", after, 0)
         compiled = self.plan_of(entry)
         epochs = self.changed_runs(entry, manifest, after)
         return changes_frame(

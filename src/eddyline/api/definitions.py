@@ -11,12 +11,15 @@ from pyspark.sql import DataFrame
 from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.arguments import check_choice
+from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
+
+KINDS = (TABLE, STREAM, VIEW)
 
 
 class Definitions:
@@ -46,7 +49,7 @@ class Definitions:
             compiled = workspace.compiler.view(draft, catalog, workspace.plan, upstream)
             if growth := compiled.compiled.build.growth_warning:
                 # reported at the caller of Engine.view
-                warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=3)
+                warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=4)
             entry = dataclasses.replace(
                 draft,
                 schema=compiled.compiled.schema.json(),
@@ -61,6 +64,7 @@ class Definitions:
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
         """Remove a table, stream or view that no view reads; see `Engine.drop`."""
+        check_choice("kind", kind, KINDS)
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
@@ -103,6 +107,7 @@ class Definitions:
 
     def show(self, kind: str) -> DataFrame:
         """List the entries of a kind; see `Engine.show`."""
+        check_choice("kind", kind, KINDS)
         rows = [
             (
                 entry.name,

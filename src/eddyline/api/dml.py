@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.types import StructField
 
+from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.errors import DataError
@@ -73,13 +74,15 @@ class Dml:
 
     def rows(self, entry: Entry, condition: str | None) -> DataFrame:
         """Return the current rows that meet a condition."""
-        where = f" WHERE {condition}" if condition else ""
+        where = _where(condition)
         return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
 
     def update(
         self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
     ) -> Operations:
         """Return the operations of UPDATE table SET column = expression, ... WHERE condition."""
+        if not assignments:
+            raise wrong_argument("assignments", assignments, "set at least one column")
         given = {
             field.name: text
             for field, (_, text) in zip(
@@ -93,7 +96,7 @@ class Dml:
             else quoted(field.name)
             for field in entry.columns
         )
-        where = f" WHERE {condition}" if condition else ""
+        where = _where(condition)
         # one evaluation for both versions of each row
         query = (
             f"SELECT struct({old}) AS old, struct({new}) AS new FROM {quoted(entry.name)}{where}"
@@ -136,6 +139,15 @@ class Dml:
         settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
         return self.session.createDataFrame(kept.rename_columns(columns.names), columns)
+
+
+def _where(condition: str | None) -> str:
+    """Return a WHERE clause; a blank condition is an error, because without one all rows are meant."""
+    if condition is None:
+        return ""
+    if not condition.strip():
+        raise wrong_argument("the condition", condition, "give a condition, or None for all rows")
+    return f" WHERE {condition}"
 
 
 def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:

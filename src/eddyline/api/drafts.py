@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, STREAM, TABLE, Entry
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
@@ -20,9 +21,10 @@ from eddyline.spark.failures import FAILURES
 from eddyline.sql.names import check_name
 
 Watermark = tuple[str, str] | None
+Key = str | Sequence[str]  # names of columns, or a text with commas
 
 
-def table(name: str, schema: str | StructType, primary_key: Sequence[str]) -> Entry:
+def table(name: str, schema: str | StructType, primary_key: Key) -> Entry:
     """Return the entry of a table; see `Engine.table`."""
     check_name(name, TABLE)
     columns = columns_of(schema)
@@ -33,7 +35,7 @@ def stream_of_frame(
     name: str,
     frame: DataFrame,
     op: str | None,
-    primary_key: Sequence[str],
+    primary_key: Key,
     watermark: Watermark,
     spark: SparkSession,
 ) -> Entry:
@@ -57,7 +59,7 @@ def stream_of_frame(
 def stream(
     name: str,
     columns: StructType,
-    primary_key: Sequence[str],
+    primary_key: Key,
     watermark: Watermark,
     spark: SparkSession,
     *,
@@ -72,6 +74,8 @@ def stream(
         op: the column that holds the operation of each row; views don't see it.
     """
     check_name(name, STREAM)
+    if op is not None and not op.strip():
+        raise wrong_argument("op", op, "give the name of a column, or None")
     shown = StructType([field for field in columns if field.name != op])
     entry = Entry(
         "", STREAM, name, shown.json(), key_of(shown, primary_key, name),
@@ -109,16 +113,19 @@ def columns_of(schema: str | StructType) -> StructType:
         try:
             parsed = parse_ddl(schema)
         except FAILURES as error:
-            raise _no_columns(schema) from error
+            raise _bad_schema(schema) from error
         if not isinstance(parsed, StructType):
-            raise _no_columns(schema)
+            raise _bad_schema(schema)
         schema = parsed
+    names = [name.lower() for name in schema.names]
+    if not names or len(set(names)) < len(names):
+        raise _bad_schema(schema.simpleString())
     return nullable(schema)
 
 
-def _no_columns(schema: str) -> DataError:
+def _bad_schema(text: str) -> DataError:
     return DataError(
-        f"{schema!r} is not a list of columns",
+        f"{text!r} is not a list of columns with different names",
         condition="BAD_SCHEMA",
         hint='write it like "id BIGINT, name STRING"',
     )
@@ -131,7 +138,7 @@ def nullable(schema: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
 
 
-def key_of(columns: StructType, names: Sequence[str], relation: str) -> tuple[str, ...]:
+def key_of(columns: StructType, names: Key, relation: str) -> tuple[str, ...]:
     """Return the columns of a primary key in the spelling of the schema.
 
     Raises:

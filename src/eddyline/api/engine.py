@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +22,7 @@ from eddyline.api.script import run_script
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
+from eddyline.arguments import checked
 from eddyline.catalog.entries import Catalog
 from eddyline.options import Options
 from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, Settings
@@ -30,6 +32,7 @@ from eddyline.source.rows import Rows
 from eddyline.storage.files import Files
 
 
+@checked
 class Engine:
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
@@ -58,7 +61,7 @@ class Engine:
 
     def __init__(
         self,
-        storage: str | Files,
+        storage: str | PathLike[str] | Files,
         spark: SparkSession | None = None,
         options: Options | None = None,
     ) -> None:
@@ -93,14 +96,13 @@ class Engine:
 
     # -- definitions -----------------------------------------------------------------------
 
-    def table(self, name: str, schema: str | StructType, primary_key: Sequence[str] = ()) -> Table:
+    def table(self, name: str, schema: str | StructType, primary_key: drafts.Key = ()) -> Table:
         """Create a table, or return the existing one if its definition is the same.
 
         Args:
             name: name in SQL.
             schema: DDL such as `"id BIGINT, v INT"`, or a StructType.
-            primary_key: columns; with one, a later row of a key replaces the earlier. Without one
-                the table is a multiset.
+            primary_key: columns; a later row of a key replaces the earlier. Without: a multiset.
 
         Raises:
             CatalogError: the name has another definition.
@@ -113,7 +115,7 @@ class Engine:
         name: str,
         dataframe: DataFrame,
         op: str | None = None,
-        primary_key: Sequence[str] = (),
+        primary_key: drafts.Key = (),
         watermark: tuple[str, str] | None = None,
     ) -> Stream:
         """Create a stream over any streaming DataFrame. Call it again after reopening.
@@ -128,8 +130,7 @@ class Engine:
                 `dataframe.withWatermark`.
 
         Raises:
-            DataError: the DataFrame isn't streaming, or has no column `op`, or the watermark is
-                wrong.
+            DataError: the DataFrame isn't streaming, has no column `op`, or the watermark is wrong.
         """
         entry = self._streams.stream(name, dataframe, op, primary_key, watermark)
         return Stream(entry.name, self._reading, self._writing, self._streams)
@@ -141,7 +142,7 @@ class Engine:
         format: str,
         options: Mapping[str, str] | None = None,
         op: str | None = None,
-        primary_key: Sequence[str] = (),
+        primary_key: drafts.Key = (),
         watermark: tuple[str, str] | None = None,
     ) -> Stream:
         """Create a stream by format and options, as CREATE STREAM does; the catalog remembers it.
@@ -213,12 +214,9 @@ class Engine:
         return self._definitions.pause(name)
 
     def resume(self, name: str) -> list[str]:
-        """Resume a paused view, and those that were paused with it, in a separate epoch.
+        """Resume a paused view, and those paused with it, in a separate epoch; return their names.
 
         They are computed again from their inputs; their changelogs get the difference.
-
-        Returns:
-            The resumed views; none if it was not paused.
         """
         return self._definitions.resume(name)
 
@@ -229,10 +227,9 @@ class Engine:
     # -- running ---------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Process all available input; return the last committed epoch.
+        """Process all available input, in one epoch or several; return the last committed epoch.
 
-        An epoch is one consistent cut over all sources; sources with a limit need several. A view that
-        fails on its rows is set aside; each call tries it again.
+        A view that fails on its rows is set aside; each call tries it again.
         """
         return self._running.advance()
 

@@ -10,12 +10,14 @@ from pyspark.sql.types import StructType
 from eddyline.api.reading import Reading
 from eddyline.api.streams import Streams
 from eddyline.api.writing import Writing
+from eddyline.arguments import checked
 from eddyline.catalog.entries import STREAM, TABLE, VIEW
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError
 from eddyline.source.rows import Rows
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table, written by DML. Rows are durable when the call returns.
@@ -63,6 +65,7 @@ class Table:
         return self._reading.entry(self.name, TABLE).columns
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A stream that views can read. Get one from `Engine.stream` or `Engine.create_stream`."""
@@ -93,6 +96,7 @@ class Stream:
         return self._streams.remove_dead_letters(self.name, where, replay=False)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class View:
     """A live view. Get one from `Engine.view`."""

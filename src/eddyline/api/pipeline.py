@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.api.drafts import columns_of, stream
+from eddyline.api.drafts import Key, columns_of, stream
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
+from eddyline.arguments import check_choice, checked
 from eddyline.catalog.entries import PIPELINE
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import Settings
@@ -24,6 +25,7 @@ from eddyline.sql.names import check_name
 FREE, BY_KEY = "free", "key"
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Reads records from a queue, calls bolts on them, and writes the results into a stream.
@@ -107,10 +109,9 @@ class Pipeline:
         Raises:
             EngineError: the function or a setting can't be used.
         """
-        if order not in (FREE, BY_KEY):
-            raise EngineError(
-                f"order is {order!r}", condition="BAD_OPTION", hint="choose of free, key"
-            )
+        if name is not None:
+            check_name(name, "bolt")
+        check_choice("order", order, (FREE, BY_KEY))
         if by_key and order != BY_KEY:
             raise EngineError(
                 "a bolt of rows by key needs all records of a key in one place",
@@ -132,7 +133,7 @@ class Pipeline:
         self,
         target: str | Callable[[Any], Any] | None = None,
         schema: str | StructType | None = None,
-        primary_key: Sequence[str] = (),
+        primary_key: Key = (),
         watermark: tuple[str, str] | None = None,
     ) -> Pipeline:
         """Start the pipeline; it runs whenever the engine runs. Call it again after reopening.

@@ -13,6 +13,7 @@ from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs, named
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
+from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
 from eddyline.errors import StateError
@@ -80,6 +81,8 @@ class Running:
 
     def start(self, interval: float | None) -> None:
         """Run in the background; see `Engine.start`."""
+        if interval is not None:
+            check_number("interval", interval, 0, whole=False)
         self._workspace.check_writable()
         if self._background is not None and self._background.is_alive():
             return
@@ -94,6 +97,8 @@ class Running:
 
     def await_termination(self, timeout: float | None) -> bool:
         """Wait for the end of the background run; see `Engine.await_termination`."""
+        if timeout is not None:
+            check_number("timeout", timeout, 0, whole=False)
         if self._background is None:
             return True
         self._background.join(timeout)

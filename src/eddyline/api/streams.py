@@ -45,7 +45,7 @@ class Streams:
         name: str,
         dataframe: DataFrame,
         op: str | None,
-        primary_key: Sequence[str],
+        primary_key: drafts.Key,
         watermark: tuple[str, str] | None,
     ) -> Entry:
         """Define and connect a stream over a DataFrame; see `Engine.stream`."""
@@ -63,7 +63,7 @@ class Streams:
         format: str,
         options: Mapping[str, str],
         op: str | None,
-        primary_key: Sequence[str],
+        primary_key: drafts.Key,
         watermark: tuple[str, str] | None,
     ) -> Entry:
         """Define and connect a stream by format and options; see `Engine.create_stream`."""

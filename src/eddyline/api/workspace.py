@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from os import PathLike
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
@@ -62,9 +63,11 @@ class Workspace:
         stopping: set when the background run is to end.
     """
 
-    def __init__(self, storage: str | Files, spark: SparkSession | None, options: Options) -> None:
+    def __init__(
+        self, storage: str | PathLike[str] | Files, spark: SparkSession | None, options: Options
+    ) -> None:
         self.options = options
-        self.files = storage if isinstance(storage, Files) else Files(str(storage))
+        self.files = storage if isinstance(storage, Files) else Files(storage)
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self._plans: dict[str, CompiledPlan] = {}

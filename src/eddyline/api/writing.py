@@ -9,7 +9,9 @@ from pyspark.sql import DataFrame
 
 from eddyline.api.dml import Dml
 from eddyline.api.workspace import Workspace
+from eddyline.arguments import check_choice
 from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
+from eddyline.changes import APPEND, DELETE
 from eddyline.source.redo_log import as_operations
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
@@ -30,8 +32,11 @@ class Writing:
         schema = arrow_schema(entry.columns, workspace.zone)
         parts = []
         for operation, rows in operations:
+            check_choice("operation", operation, (APPEND, DELETE))
             given = as_arrow(rows, schema, relation=table, zone=workspace.zone, required=entry.key)
             parts.append(as_operations(given, operation))
+        if not parts:
+            return
         logged = pa.concat_tables(parts)
         with workspace.lock:
             workspace.check_writable()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +34,7 @@ PATH, FILES_PER_ENTRY, MODE = "path", "maxFilesPerTrigger", "mode"
 DROP_MALFORMED = "DROPMALFORMED"
 _CORRUPT = "columnnameofcorruptrecord"
 _WITH_MALFORMED = ("csv", "json", "xml")  # formats whose readers recognise malformed records
+_URL = re.compile(r"\w{2,}:")
 _OWN_SCHEMA = ("rate", "rate-micro-batch", "kafka")  # formats that take no schema
 
 
@@ -199,6 +203,7 @@ class FileFormat:
         """Raise DataError if an option is wrong, or Spark has to read the files and can't."""
         if self._vectorised(stream, context):
             _files_per_entry(stream)
+            _check_path(stream)
         else:
             self._spark.check(stream, context)
 
@@ -230,7 +235,7 @@ class FileFormat:
         corrupt = context.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
         if corrupt in stream.columns.names:  # which Spark's reader fills
             return False
-        if not set(stream.options) <= {PATH, FILES_PER_ENTRY}:
+        if not set(stream.options) <= {PATH, FILES_PER_ENTRY} or _URL.match(stream.options[PATH]):
             return False
         return self.kind != NDJSON or (
             readable(arrow_schema(stream.columns, "UTC"))
@@ -278,6 +283,18 @@ class GeneratorFormat:
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the source that logs the generator's steps."""
         return GeneratedStream(stream.name, Generator.of(stream.options), context.log_of(stream))
+
+
+def _check_path(stream: Entry) -> None:
+    """Raise DataError unless the path of a stream exists or has wildcards."""
+    path = stream.options[PATH]
+    if not path.strip() or not (glob.has_magic(path) or os.path.exists(path)):
+        raise DataError(
+            f"the path {path!r} of stream {stream.name} doesn't exist",
+            condition="BAD_STREAM",
+            stream=stream.name,
+            hint="give an existing folder, or create it first",
+        )
 
 
 def _files_per_entry(stream: Entry) -> int:

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from eddyline.arguments import check_number
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import QueueError
-from eddyline.options import check_number
 from eddyline.pipelines.failures import retries_and_letters, untried_records
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
 from eddyline.pipelines.tuples import TupleBuilder

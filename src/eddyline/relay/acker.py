@@ -34,6 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eddyline.arguments import check_number
+
 Ids = npt.NDArray[np.uint64]
 Tasks = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
@@ -65,12 +67,19 @@ def as_ids(values: Any) -> Ids:
     """
     if isinstance(values, pa.ChunkedArray | pa.Array):
         values = values.to_numpy()
+    if not isinstance(values, np.ndarray):
+        values = list(values)
+        other = {type(value) for value in values if type(value) is not int}
+        if wrong := [kind for kind in other if not issubclass(kind, np.integer)]:
+            raise TypeError(
+                f"roots, values and tasks are integers of 64 bits, not {wrong[0].__name__}"
+            )
     # numpy converts a list of both small and large integers to doubles
     found: npt.NDArray[Any] = (
         values if isinstance(values, np.ndarray) else np.array(values, np.uint64)
     )
     if found.dtype.kind not in "iu":
-        raise TypeError(f"ids are integers of 64 bits, not {found.dtype}")
+        raise TypeError(f"roots, values and tasks are integers of 64 bits, not {found.dtype}")
     ids: Ids = found.view(np.uint64) if found.dtype == np.int64 else found.astype(np.uint64)
     return ids
 
@@ -249,6 +258,7 @@ class Ackers:
     """Several ackers behind one interface; `acker_of` assigns each root to one of them."""
 
     def __init__(self, count: int) -> None:
+        check_number("count", count, 1)
         self.ackers = [Acker() for _ in range(count)]
 
     def fold(
@@ -258,7 +268,8 @@ class Ackers:
         fail: Any = None,
     ) -> EndedRoots:
         """Fold a batch of messages; see `Acker.fold`."""
-        parts = (self._split(*(init or ())), self._split(*(ack or ())), self._split(fail))
+        failed = () if fail is None else (fail,)
+        parts = (self._split(*(init or ())), self._split(*(ack or ())), self._split(*failed))
         return EndedRoots.concat(
             acker.fold(of_init or None, of_ack or None, *of_fail)
             for acker, of_init, of_ack, of_fail in zip(self.ackers, *parts, strict=True)
@@ -268,12 +279,13 @@ class Ackers:
         """Time out roots; see `Acker.rotate`."""
         return EndedRoots.concat(acker.rotate() for acker in self.ackers)
 
-    def _split(self, roots: Any = None, *columns: Any) -> list[tuple[Any, ...]]:
+    def _split(self, *columns: Any) -> list[tuple[Any, ...]]:
+        """Split columns, of which the first holds the roots, by acker."""
         count = len(self.ackers)
-        if roots is None:
+        if not columns:
             return [()] * count
-        owners = acker_of(roots, count)
-        arrays = [as_ids(roots), *(as_ids(column) for column in columns)]
+        arrays = [as_ids(column) for column in columns]
+        owners = acker_of(arrays[0], count)
         return [tuple(array[owners == owner] for array in arrays) for owner in range(count)]
 
 
@@ -430,6 +442,10 @@ def _combine(
     ack_roots, ack_values = ack or (empty, empty)
     starts, first = np.unique(as_ids(init_roots), return_index=True)
     repeated = len(init_roots) - len(starts)
+    if not len(init_roots) == len(init_values) == len(init_tasks):
+        raise ValueError("roots, values and tasks of an init have different lengths")
+    if len(ack_roots) != len(ack_values):
+        raise ValueError("roots and values of an ack have different lengths")
     parts = [starts, as_ids(ack_roots), as_ids(empty if fail is None else fail)]
     sizes = [len(part) for part in parts]
     roots = np.concatenate(parts)

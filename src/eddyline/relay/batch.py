@@ -106,6 +106,12 @@ class OpenBatch:
         """
         assert self.outcomes is not None
         assert self.records is not None
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self.outcomes):
+            raise QueueError(
+                f"the batch has {len(self.outcomes)} records, and none at {rows.min()} to {rows.max()}",
+                condition="BAD_RECORDS",
+                hint="give the indices of rows of the batch, from 0 on",
+            )
         unreported = np.unique(rows[self.outcomes[rows] == RecordOutcome.IN_FLIGHT])
         self.outcomes[unreported] = outcome
         if reason is not None:

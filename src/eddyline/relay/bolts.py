@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from eddyline.arguments import check_number
 from eddyline.errors import EngineError
-from eddyline.options import check_number
 from eddyline.relay.acker import Indices
 from eddyline.relay.calls import (
     CallTimeoutError,

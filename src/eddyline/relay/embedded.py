@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from os import PathLike
 
 import numpy as np
 import pyarrow as pa
 
+from eddyline.arguments import check_number, checked
 from eddyline.errors import QueueError
 from eddyline.relay.backend import (
     EDEN,
@@ -28,6 +30,7 @@ FORMAT_VERSION = 2
 STATE = "state.json"
 
 
+@checked
 class LogBackend:
     """The queue of one folder. Any number of processes may put; one process reads.
 
@@ -42,12 +45,13 @@ class LogBackend:
 
     def __init__(
         self,
-        folder: str | Files,
+        folder: str | PathLike[str] | Files,
         *,
         fsync: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        check_number("segment_bytes", segment_bytes, 1)
         self.files = folder if isinstance(folder, Files) else Files(folder)
         self.fsync = fsync
         self.clock = clock

@@ -39,6 +39,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from eddyline.arguments import check_number
+
 WINDOW_MAX = 1024
 WEIGHT = 0.2  # of the newest round trip in the moving average of a lane
 
@@ -143,6 +145,11 @@ class FlowControl:
         window_max: int = WINDOW_MAX,
         window: int = 1,
     ) -> None:
+        check_number("lanes", lanes, 1)
+        check_number("window_max", window_max, 1)
+        check_number("window", window, 1, window_max)
+        check_number("slow_ms", slow_ms, 0, whole=False)
+        check_number("ttl_ms", ttl_ms, 0, whole=False)
         self.lanes = [Lane(window) for _ in range(lanes)]
         self.slow_ms = slow_ms
         self.ttl_ms = ttl_ms

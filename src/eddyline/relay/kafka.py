@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import EddylineError
 from eddyline.relay.backend import (
     EDEN,
@@ -50,11 +52,13 @@ from eddyline.relay.keys import key_slots
 from eddyline.relay.records import KEY, encode, no_records
 
 STATE = "state"
+_APP = re.compile(r"[A-Za-z0-9._-]{1,200}")  # what Kafka allows as the name of a topic
 VISIBLE_EVERY_S = 0.002
 UNREAD_EVERY_S = 0.5  # a producer asks for the backlog no more often
 _DURABLE: dict[str, Any] = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
 
 
+@checked
 class KafkaBackend:
     """The queue of one application on a Kafka cluster.
 
@@ -78,6 +82,13 @@ class KafkaBackend:
         settings: dict[str, str] | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        if not servers.strip():
+            raise wrong_argument("servers", servers, "give addresses such as host:9092")
+        if not _APP.fullmatch(app):
+            hint = "use at most 200 letters, digits, dots, underscores and hyphens"
+            raise wrong_argument("app", app, hint)
+        check_number("partitions", partitions, 1)
+        check_number("replication", replication, 1)
         self.app = app
         self.clock = clock
         self._settings: dict[str, Any] = {

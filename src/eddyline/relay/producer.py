@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eddyline.arguments import check_number, checked
 from eddyline.errors import QueueFullError
 from eddyline.relay.backend import Backend
 from eddyline.relay.records import new_records
@@ -11,6 +12,7 @@ from eddyline.relay.records import new_records
 UNREAD_ROWS_MAX = 10_000_000
 
 
+@checked
 class Producer:
     """Puts records into a queue, from any process.
 
@@ -20,6 +22,7 @@ class Producer:
     """
 
     def __init__(self, backend: Backend, *, unread_rows_max: int = UNREAD_ROWS_MAX) -> None:
+        check_number("unread_rows_max", unread_rows_max, 1)
         self.backend = backend
         self.unread_rows_max = unread_rows_max
 

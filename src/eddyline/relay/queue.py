@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import QueueError
 from eddyline.relay.account import Account
 from eddyline.relay.backend import EDEN, FROM, TO, Backend, Position, QueueState, Span
@@ -37,6 +38,7 @@ __all__ = ["DataQueue", "Producer"]
 TTL_MS = 60_000
 
 
+@checked
 class DataQueue:
     """The only reader of an application's queue.
 
@@ -84,6 +86,8 @@ class DataQueue:
         unread_rows_max: int = UNREAD_ROWS_MAX,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        check_number("ttl_ms", ttl_ms, 1)
+        check_number("retry_delay_ms", retry_delay_ms, 0)
         self.backend = backend
         self.ttl_ms = ttl_ms
         self.retry_delay_ms = retry_delay_ms
@@ -128,6 +132,7 @@ class DataQueue:
         Raises:
             QueueError: the number is not higher than that of the batch before.
         """
+        check_number("rows_max", rows_max, 1)
         with self._planning:
             before = self._planned
             number = before.number + 1 if number is None else number
@@ -326,7 +331,10 @@ class DataQueue:
     def _report(
         self, number: int, places: Any, outcome: RecordOutcome, reason: str | None = None
     ) -> None:
-        rows = np.asarray(places, np.int64)
+        rows = np.asarray(places)
+        if rows.dtype.kind not in "iu" and rows.size:
+            raise wrong_argument("places", places, "give the indices of rows of the batch")
+        rows = rows.astype(np.int64).reshape(-1)
         with self._lock:
             opened = self._open.get(number)
             if opened is None or opened.outcomes is None or opened.settled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,8 @@ def decode(body: bytes | memoryview, schema: pa.Schema) -> pa.Table:
 def _column(values: Any) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"{type(values).__name__} is one value, not a list of them")
     items = list(values)
     text = any(isinstance(item, str) for item in items[:1])
     return pa.array(items, pa.string() if text else pa.binary())

@@ -70,6 +70,8 @@ def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
 
 
 def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.Table:
+    if isinstance(rows, str | bytes | Mapping):
+        raise _no_row(rows, relation)
     rows = list(rows)
     if rows and isinstance(rows[0], Mapping):
         _check_names({name for row in rows for name in row}, schema, relation)
@@ -101,12 +103,7 @@ def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.A
 
 def _check_width(row: Any, width: int, relation: str) -> None:
     if isinstance(row, str | bytes) or not hasattr(row, "__len__"):
-        raise DataError(
-            f"a row is a dict or a tuple, not {type(row).__name__}: {row!r}",
-            condition="WRONG_ROW",
-            table=relation,
-            hint="give one value a column, or dicts by column name",
-        )
+        raise _no_row(row, relation)
     if len(row) != width:
         raise DataError(
             f"a row has {len(row)} values, the table has {width} columns: {row!r}",
@@ -114,6 +111,15 @@ def _check_width(row: Any, width: int, relation: str) -> None:
             table=relation,
             hint="give one value a column, or dicts by column name",
         )
+
+
+def _no_row(row: object, relation: str) -> DataError:
+    return DataError(
+        f"a row is a dict or a tuple in a list, not {type(row).__name__}: {row!r:.100}",
+        condition="WRONG_ROW",
+        table=relation,
+        hint="give one value a column, or dicts by column name",
+    )
 
 
 def _check_names(names: Iterable[str], schema: pa.Schema, relation: str) -> None:

@@ -35,7 +35,8 @@ class Files:
             a crash of the process, but perhaps not of the machine.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        root = os.fspath(root)
         parsed = urlparse(root)
         if parsed.scheme not in ("", "file"):
             raise StorageError(
@@ -43,7 +44,14 @@ class Files:
                 condition="UNSUPPORTED_STORAGE",
                 hint="give a local or mounted path; all workers must see it under that path",
             )
-        self.root = os.path.abspath(parsed.path if parsed.scheme else root)
+        path = parsed.path if parsed.scheme else root
+        if not path.strip() or "\0" in path:
+            raise StorageError(
+                f"{root!r} is not the path of a folder",
+                condition="UNSUPPORTED_STORAGE",
+                hint="give a local or mounted path",
+            )
+        self.root = os.path.abspath(path)
         self.unflushed: tuple[str, ...] = ()
 
     def flushing(self) -> Files:

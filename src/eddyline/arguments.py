@@ -1,0 +1,138 @@
+"""Checks of the arguments of public calls: types by their hints, numbers and choices by limits."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
+
+from eddyline.errors import EngineError
+
+Class = TypeVar("Class")
+
+_TEXTS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+    Callable: "a function",
+    Iterable: "a list or another iterable",
+    Sequence: "a list or tuple",
+    Mapping: "a dict",
+}
+
+
+def check_number(
+    what: str, value: object, least: float, most: float = math.inf, *, whole: bool = True
+) -> None:
+    """Raise EngineError BAD_OPTION if a value isn't a number within limits.
+
+    Args:
+        what: name of the value, for the message.
+        least, most: limits, both included.
+        whole: whether the value must be an integer.
+    """
+    if not _fits(value, int if whole else float) or not least <= typing.cast(float, value) <= most:
+        limits = f"from {least} " + ("on" if most == math.inf else f"to {most}")
+        raise wrong_argument(what, value, f"give a {'whole ' * whole}number {limits}")
+
+
+def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+    """Raise EngineError BAD_OPTION if a value is not one of the allowed ones."""
+    if value not in choices:
+        raise wrong_argument(what, value, f"choose of {', '.join(choices)}")
+
+
+def checked(cls: type[Class]) -> type[Class]:
+    """Make the public methods of a class check their arguments against their type hints.
+
+    A wrong argument raises EngineError BAD_OPTION, which names the method and the argument.
+
+    Example:
+        >>> @checked
+        ... class Greeter:
+        ...     def greet(self, name: str) -> str:
+        ...         return f"hello {name}"
+        >>> Greeter().greet(5)
+        Traceback (most recent call last):
+        eddyline.errors.EngineError: [BAD_OPTION] name of Greeter.greet is 5 Way out: give text
+    """
+    for name, function in list(vars(cls).items()):
+        own_init = name == "__init__" and not is_dataclass(cls)
+        if inspect.isfunction(function) and (own_init or not name.startswith("_")):
+            shown = cls.__name__ if own_init else f"{cls.__name__}.{name}"
+            setattr(cls, name, _checking(function, shown))
+    return cls
+
+
+def wrong_argument(what: str, value: object, hint: str) -> EngineError:
+    """Return the error for an argument or setting that can't be used."""
+    return EngineError(f"{what} is {reprlib.repr(value)}", condition="BAD_OPTION", hint=hint)
+
+
+def _checking(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    hints = functools.cache(lambda: typing.get_type_hints(function))  # may name later classes
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            given = signature.bind(*args, **named).arguments
+        except TypeError:
+            return function(*args, **named)  # Python's own error names the argument
+        for name, value in given.items():
+            if not _fits(value, hint := hints().get(name, Any)):
+                raise wrong_argument(f"{name} of {shown}", value, f"give {_text(hint)}")
+        return function(*args, **named)
+
+    return call
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Return whether a value has a type; of the items of a list or dict, check their types too."""
+    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if kind is Any or isinstance(kind, TypeVar):
+        return True
+    if kind is int or kind is float:
+        number = numbers.Integral if kind is int else numbers.Real
+        isnt_nan = value == value
+        return not isinstance(value, bool) and isinstance(value, number) and isnt_nan
+    if getattr(kind, "_is_protocol", False) and kind.__module__.startswith("eddyline."):
+        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    if not isinstance(value, tuple | list if kind is tuple else kind):
+        return False
+    if kind is Sequence and isinstance(value, str | bytes):
+        return False
+    if kind is Sequence and isinstance(value, list | tuple):
+        return all(_fits(item, arguments[0]) for item in value)
+    if kind is tuple:
+        items = typing.cast(Sequence[object], value)
+        if arguments[-1] is Ellipsis:
+            return all(_fits(item, arguments[0]) for item in items)
+        return len(items) == len(arguments) and all(map(_fits, items, arguments))
+    if kind in (Mapping, dict):
+        entries = typing.cast(Mapping[object, object], value).items()
+        return all(_fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in entries)
+    return True
+
+
+def _text(hint: Any) -> str:
+    """Return a type in words."""
+    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(map(_text, arguments))
+    if kind is tuple:
+        return f"a tuple of {', '.join(_text(one) for one in arguments if one is not ...)}"
+    if kind in (Mapping, dict, Sequence):
+        return f"{_TEXTS.get(kind, 'a dict')} of {' and '.join(map(_text, arguments))}"
+    return _TEXTS.get(kind) or str(getattr(kind, "__name__", kind))
