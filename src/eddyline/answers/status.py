@@ -14,6 +14,7 @@ from eddyline.changes import ViewId
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
+from eddyline.source.files import SET_ASIDE
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.storage.files import Files
@@ -64,6 +65,9 @@ def _source(
         clock = manifest.clocks.get(entry.id)
         status["watermark"] = _timestamp(watermarks.of(entry))
         status["late_rows"] = clock.late if clock else 0
+    aside = f"logs/{entry.id}/{SET_ASIDE}"
+    if files.exists(aside) and (faults := files.read_json(aside)):
+        status["set_aside"] = {path: known["fault"] for path, known in faults.items()}
     letters = catalog.letters_of(entry)
     if letters is not None:
         tables = stored_rows(files, manifest, letters)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,10 +18,12 @@ from pyspark.sql.types import StructType
 from eddyline.catalog.entries import REJECTS, Entry
 from eddyline.errors import DataError
 from eddyline.source.base import Source
+from eddyline.source.compression import compression_fault
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.lines import readable
+from eddyline.source.parquet import parquet_fault
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON
@@ -34,7 +37,7 @@ PATH, FILES_PER_ENTRY, MODE = "path", "maxFilesPerTrigger", "mode"
 DROP_MALFORMED = "DROPMALFORMED"
 _CORRUPT = "columnnameofcorruptrecord"
 _WITH_MALFORMED = ("csv", "json", "xml")  # formats whose readers recognise malformed records
-_URL = re.compile(r"\w{2,}:")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # of a URI
 _OWN_SCHEMA = ("rate", "rate-micro-batch", "kafka")  # formats that take no schema
 
 
@@ -117,9 +120,13 @@ class SparkFormat:
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the source that copies Spark's micro-batches."""
+        frame = self._frame(stream, context) if self.frame is None else self.frame
+        marked = self.frame is None and self._drops_malformed(stream)
+        if marked and letters is None:  # the stream was created before dead letters existed
+            frame, marked = frame.where(f"{quoted(RECORD)} IS NULL"), False
         return SparkStream(
             stream.name,
-            self._frame(stream, context) if self.frame is None else self.frame,
+            frame,
             stream.operation or None,
             bool(stream.key),
             stream.columns.names,
@@ -127,7 +134,7 @@ class SparkFormat:
             context.log_of(stream),
             f"checkpoints/{stream.id}",
             None if letters is None else Rejects(stream.name, context.log_of(letters)),
-            decoded=self.frame is None and self._drops_malformed(stream),
+            decoded=marked,
         )
 
     def _drops_malformed(self, stream: Entry) -> bool:
@@ -222,7 +229,14 @@ class FileFormat:
             _files_per_entry(stream),
             context.log_of(stream),
             steps=FILES_PER_ENTRY in stream.options,
+            fault=self._fault(stream),
         )
+
+    def _fault(self, stream: Entry) -> Callable[[str], str]:
+        """Return the function that tells why a file can't be read."""
+        if self.kind == NDJSON:
+            return compression_fault
+        return partial(parquet_fault, schema=arrow_schema(stream.columns, "UTC"))
 
     @property
     def _spark(self) -> SparkFormat:
@@ -232,15 +246,27 @@ class FileFormat:
         """Whether vectorised code returns the same rows as Spark's reader."""
         if stream.arranged or PATH not in stream.options:
             return False
+        if self._read_by_spark(stream, context):
+            return False
         corrupt = context.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
         if corrupt in stream.columns.names:  # which Spark's reader fills
             return False
-        if not set(stream.options) <= {PATH, FILES_PER_ENTRY} or _URL.match(stream.options[PATH]):
+        if not set(stream.options) <= {PATH, FILES_PER_ENTRY}:
             return False
         return self.kind != NDJSON or (
             readable(arrow_schema(stream.columns, "UTC"))
             and context.zone in ("UTC", "Etc/UTC", "GMT")
         )
+
+    def _read_by_spark(self, stream: Entry, context: Context) -> bool:
+        """Whether Spark reads the files: it has begun to, or the path means something only to Spark."""
+        if context.files.exists(f"checkpoints/{stream.id}/offsets"):
+            return True
+        if any(name[0].isdigit() for name in context.files.names(f"logs/{stream.id}")):
+            return False
+        path = stream.options[PATH]
+        foreign = _SCHEME.match(path) is not None or any(mark in path for mark in "{\\")
+        return foreign or any(map(os.path.isdir, glob.glob(f"{path}/*=*")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,19 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
         ) from error
 
 
+def compression_fault(path: str) -> str:
+    """Return why a file can't be decompressed; an empty text if it can, or isn't compressed."""
+    if not is_compressed(path):
+        return ""
+    try:
+        with open_file(path) as stream:
+            while stream.read(1 << 20):
+                pass
+    except DataError as error:
+        return str(error.__cause__)
+    return ""
+
+
 def _ending(path: str) -> str:
     return os.path.splitext(path)[1]
 

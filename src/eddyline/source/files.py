@@ -1,10 +1,16 @@
-"""Streams of files: JSON or Parquet in a folder, each file read once, by the tasks of an epoch."""
+"""Streams of files: JSON or Parquet in a folder, each file read once, by the tasks of an epoch.
+
+A file that can't be read isn't logged: it is set aside with the reason, and tried again when it changes.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from glob import escape as glob_escape
 from glob import glob
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +22,10 @@ from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, Wanted
 from eddyline.storage.files import Files, damaged
 
 PART_BYTES = 32 << 20
+SET_ASIDE = "set-aside.json"
+"""File in the folder of the log: by path, the size, modification time and fault of unreadable files."""
+
+_LOG = logging.getLogger("eddyline.sources")
 
 
 class FileStream(PlannedSource):
@@ -31,6 +41,7 @@ class FileStream(PlannedSource):
         files_per_entry: maximum number of files in an entry.
         log: redo log of the stream.
         steps: whether an epoch processes one entry, rather than all that wait.
+        fault: returns why a file can't be read; an empty text if it can.
     """
 
     def __init__(
@@ -42,11 +53,14 @@ class FileStream(PlannedSource):
         log: RedoLog,
         *,
         steps: bool = False,
+        fault: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__(name, log, steps=steps)
         self.kind = kind
         self.path = path
         self.files_per_entry = files_per_entry
+        self._fault = fault
+        self._aside: dict[str, dict[str, Any]] | None = None  # None: not read yet
         self._logged: set[str] = set()  # files that are in the entries before `_next`
         self._next: int | None = None
 
@@ -65,13 +79,43 @@ class FileStream(PlannedSource):
     def _found(self) -> list[tuple[str, int]]:
         """Paths and sizes of the files that are in no entry."""
         found = []
-        pattern = os.path.join(self.path, "*") if os.path.isdir(self.path) else self.path
-        for path in glob(pattern):
-            hidden = os.path.basename(path).startswith((".", "_"))
-            if path not in self._logged and not hidden and os.path.isfile(path):
+        for path in self._paths():
+            if path not in self._logged:
                 status = os.stat(path)
                 found.append((status.st_mtime_ns, path, status.st_size))
-        return [(path, size) for _, path, size in sorted(found)]
+        bad = self._faulty(found)
+        return [(path, size) for _, path, size in sorted(found) if path not in bad]
+
+    def _paths(self) -> Iterator[str]:
+        """Yield the files of the folder, or those that a glob matches, also as a folder of files."""
+        roots = [self.path] if os.path.isdir(self.path) else glob(self.path)
+        for root in roots:
+            for path in (
+                glob(os.path.join(glob_escape(root), "*")) if os.path.isdir(root) else [root]
+            ):
+                if not os.path.basename(path).startswith((".", "_")) and os.path.isfile(path):
+                    yield path
+
+    def _faulty(self, found: list[tuple[int, str, int]]) -> dict[str, dict[str, Any]]:
+        """Return the files that can't be read; log and store new faults."""
+        if self._fault is None:
+            return {}
+        name = f"{self.log.folder}/{SET_ASIDE}"
+        if self._aside is None:
+            known = self.log.files.exists(name)
+            self._aside = self.log.files.read_json(name) if known else {}
+        bad = {}
+        for modified, path, size in found:
+            old = self._aside.get(path)
+            if old is not None and (old["size"], old["modified"]) == (size, modified):
+                bad[path] = old
+            elif fault := self._fault(path):
+                bad[path] = {"size": size, "modified": modified, "fault": fault}
+                _LOG.warning("stream %s: file %s is set aside: %s", self.name, path, fault)
+        if bad != self._aside:
+            self.log.files.write_json(name, bad)
+            self._aside = bad
+        return bad
 
     def _segments(self, path: str, size: int) -> Iterator[Segment]:
         if self.kind == PARQUET:

@@ -11,6 +11,20 @@ import pyarrow.parquet as pq
 from eddyline.errors import DataError
 
 
+def parquet_fault(path: str, schema: pa.Schema) -> str:
+    """Return why these columns of a file can't be read; an empty text if they can."""
+    try:
+        with pq.ParquetFile(path) as file:
+            found = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    present = _present(schema, list(found))
+    for field in schema:
+        if field.name in present and not _readable(found[present[field.name]], field.type):
+            return f"column {field.name} is {found[present[field.name]]}, not {field.type}"
+    return ""
+
+
 def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Table]:
     """Read the columns of `schema`, matched by name; one that the file lacks is null.
 
@@ -19,10 +33,11 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
     """
     try:
         with pq.ParquetFile(path) as file:
-            present = [name for name in schema.names if name in file.schema_arrow.names]
-            for batch in file.iter_batches(rows_max, columns=present, use_threads=False):
+            present = _present(schema, file.schema_arrow.names)
+            wanted = list(present.values())
+            for batch in file.iter_batches(rows_max, columns=wanted, use_threads=False):
                 columns = [
-                    _converted(batch.column(field.name), field.type)
+                    _converted(batch.column(present[field.name]), field.type)
                     if field.name in present
                     else pa.nulls(batch.num_rows, field.type)
                     for field in schema
@@ -40,10 +55,46 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
         ) from error
 
 
+def _present(schema: pa.Schema, names: list[str]) -> dict[str, str]:
+    """Return the name in the file of each column that it has; the case of letters doesn't matter."""
+    folded = {name.lower(): name for name in reversed(names)}
+    found = {name: name if name in names else folded.get(name.lower()) for name in schema.names}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def _readable(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether every value of one type is one of another."""
+    if pa.types.is_dictionary(found):
+        return _readable(found.value_type, wanted)
+    if pa.types.is_integer(found) and pa.types.is_integer(wanted):
+        unsigned = pa.types.is_unsigned_integer(found) and pa.types.is_signed_integer(wanted)
+        return bool(found.bit_width + unsigned <= wanted.bit_width)
+    if pa.types.is_integer(found) and pa.types.is_floating(wanted):
+        return bool(found.bit_width < 64 and wanted.bit_width == 64)
+    if pa.types.is_floating(found) and pa.types.is_floating(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
+        whole = wanted.precision - wanted.scale >= found.precision - found.scale
+        return bool(whole and wanted.scale >= found.scale)
+    if pa.types.is_nested(found) or pa.types.is_nested(wanted):
+        return bool(found.id == wanted.id)
+    return found == wanted or any(
+        is_kind(found) and is_kind(wanted)
+        for is_kind in (_is_text, pa.types.is_temporal, pa.types.is_boolean, pa.types.is_null)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    texts = (pa.string(), pa.large_string(), pa.string_view())
+    return kind in (*texts, pa.binary(), pa.large_binary(), pa.binary_view())
+
+
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     instants = pa.types.is_timestamp(kind) and kind.tz and pa.types.is_timestamp(column.type)
     if instants and column.type.tz is None:  # Parquet's INT96 is in UTC
         column = pc.assume_timezone(column.cast(pa.timestamp("us"), safe=False), "UTC")
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
+        return column.cast(kind, safe=False)  # nanoseconds are cut
     return column.cast(kind)

@@ -1,0 +1,250 @@
+"""Streams of files: a view holds what Spark reads; a file that can't be read stops nothing."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from eddyline import Engine
+from eddyline.intake.formats import SparkFormat
+from eddyline.source.files import FileStream
+from eddyline.source.parquet import parquet_fault, read_parquet
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.segments import PARQUET
+from eddyline.spark.session import local_session
+from eddyline.testing import FaultyFiles
+
+LINES = b'{"id":1,"v":0.5}\n{"id":"x","v":1.5}\n{"id":2\n\n{"id":3,"w":0}\n[{"id":4},{"id":5}]\n'
+CSV = b"1,0.5\nx,1.5\n2\n\n3,0.5,7\n4,\n"
+SCHEMA = "id INT, v DOUBLE"
+ARROW = pa.schema([("id", pa.int32()), ("v", pa.float64())])
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, spark: SparkSession) -> Iterator[Engine]:
+    with Engine(str(tmp_path / "storage"), spark) as engine:
+        yield engine
+
+
+def rows(frame: Any) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+# -- what Spark reads --------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_views_hold_what_spark_reads_in_every_mode(
+    engine: Engine, tmp_path: Path, spark: SparkSession
+) -> None:
+    contents = {"json": LINES, "csv": CSV, "text": CSV}
+    cases: list[tuple[str, str, dict[str, str]]] = []
+    for kind, schema in (("json", SCHEMA), ("csv", SCHEMA), ("text", "value STRING")):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "plain").write_bytes(contents[kind])
+        (folder / "zipped.gz").write_bytes(gzip.compress(contents[kind]))
+        (folder / "b.bz2").write_bytes(bz2.compress(contents[kind]))
+        (folder / "d.deflate").write_bytes(zlib.compress(contents[kind]))
+        (folder / "_hidden").write_bytes(contents[kind])
+        (folder / "sub").mkdir()
+        (folder / "sub" / "inner").write_bytes(contents[kind])
+        modes = ("PERMISSIVE", "DROPMALFORMED") if kind != "text" else ("PERMISSIVE",)
+        cases += [(kind, schema, {"path": str(folder), "mode": mode}) for mode in modes]
+        cases.append((kind, schema, {"path": str(folder)}))
+        cases.append((kind, schema, {"path": f"{tmp_path}/{kind[:2]}*"}))
+        if kind == "json":
+            corrupt = f"{SCHEMA}, _corrupt_record STRING"
+            cases.append((kind, corrupt, {"path": str(folder)}))
+            for more in ("lineSep", "allowSingleQuotes", "timeZone", "dateFormat", "encoding"):
+                value = {"lineSep": "\n", "timeZone": "UTC", "encoding": "UTF-8"}.get(more, "false")
+                cases.append((kind, SCHEMA, {"path": str(folder), more: value}))
+    views = []
+    for number, (kind, schema, options) in enumerate(cases):
+        engine.create_stream(f"s{number}", schema, kind, options)
+        views.append(engine.view(f"v{number}", f"SELECT * FROM s{number}"))
+    engine.advance()
+    for view, (kind, schema, options) in zip(views, cases, strict=True):
+        offline = spark.read.schema(schema).format(kind).options(**options).load()
+        assert rows(view.snapshot()) == rows(offline), (kind, options)
+
+
+@pytest.mark.spark
+def test_folders_of_partitions_are_read_as_spark_reads_them(
+    engine: Engine, tmp_path: Path, spark: SparkSession
+) -> None:
+    for kind in ("json", "parquet"):
+        for day in ("2026-01-01", "2026-01-02"):
+            folder = tmp_path / kind / f"day={day}"
+            folder.mkdir(parents=True)
+            if kind == "json":
+                (folder / "a").write_bytes(LINES)
+            else:
+                pq.write_table(
+                    pa.table({"id": [1, 2], "v": [0.5, None]}, schema=ARROW), folder / "a"
+                )
+        engine.create_stream(kind, f"{SCHEMA}, day DATE", kind, {"path": str(tmp_path / kind)})
+        engine.view(f"rows_{kind}", f"SELECT * FROM {kind}")
+    engine.advance()
+    for kind in ("json", "parquet"):
+        offline = spark.read.schema(f"{SCHEMA}, day DATE").format(kind).load(str(tmp_path / kind))
+        assert len(found := rows(engine.sql(f"SELECT * FROM rows_{kind}"))) > 3
+        assert found == rows(offline)
+
+
+@pytest.mark.spark
+def test_columns_of_parquet_are_found_as_spark_finds_them(
+    engine: Engine, tmp_path: Path, spark: SparkSession
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    moment = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    pq.write_table(
+        pa.table({"ID": pa.array([1, 2], pa.int32()), "Name": ["a", None]}), folder / "a"
+    )
+    pq.write_table(pa.table({"id": pa.array([3], pa.int16()), "at": [moment]}), folder / "b")
+    pq.write_table(pa.table({"other": [1]}), folder / "c")
+    schema = "id BIGINT, name STRING, at TIMESTAMP"
+    engine.create_stream("s", schema, "parquet", {"path": str(folder)})
+    view = engine.view("v", "SELECT * FROM s")
+    engine.advance()
+    assert rows(view.snapshot()) == rows(spark.read.schema(schema).parquet(str(folder)))
+
+
+@pytest.mark.spark
+def test_a_stream_without_dead_letters_drops_malformed_records(
+    engine: Engine, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkFormat, "letters", lambda self, stream: "")  # as in older versions
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a").write_bytes(LINES)
+    options = {"path": str(folder), "mode": "DROPMALFORMED"}
+    engine.create_stream("s", SCHEMA, "json", options)
+    view = engine.view("v", "SELECT * FROM s")
+    engine.advance()
+    offline = spark.read.schema(SCHEMA).format("json").options(**options).load()
+    assert rows(view.snapshot()) == rows(offline)
+
+
+# -- files that can't be read ------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_unreadable_files_are_set_aside_until_they_are_mended(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parquet, json = tmp_path / "parquet", tmp_path / "json"
+    parquet.mkdir()
+    json.mkdir()
+    good = pa.table({"id": [1], "v": [0.5]}, schema=ARROW)
+    pq.write_table(good, parquet / "good")
+    (parquet / "half").write_bytes((parquet / "good").read_bytes()[:-20])
+    (parquet / "foreign").write_bytes(b"no Parquet file")
+    (parquet / "empty").write_bytes(b"")
+    pq.write_table(pa.table({"id": ["one"], "v": [0.5]}), parquet / "texts")
+    (json / "good").write_bytes(b'{"id": 1}')
+    (json / "cut.gz").write_bytes(gzip.compress(LINES * 1000)[:-30])
+    (json / "foreign.gz").write_bytes(LINES)
+    (json / "a.snappy").write_bytes(LINES)
+    for kind in ("parquet", "json"):
+        engine.create_stream(kind, SCHEMA, kind, {"path": str(tmp_path / kind)})
+        engine.view(f"from_{kind}", f"SELECT * FROM {kind}")
+    assert engine.advance() == engine.advance()
+    assert rows(engine.sql("SELECT * FROM from_parquet")) == [(1, 0.5)]
+    assert rows(engine.sql("SELECT id FROM from_json")) == [(1,)]
+    aside = {
+        source["name"]: {os.path.basename(path): why for path, why in source["set_aside"].items()}
+        for source in engine.status()["sources"]
+    }
+    assert set(aside["parquet"]) == {"half", "foreign", "empty", "texts"}
+    assert aside["parquet"]["texts"] == "column id is string, not int32"
+    assert set(aside["json"]) == {"cut.gz", "foreign.gz", "a.snappy"}
+    assert "only Hadoop writes .snappy" in aside["json"]["a.snappy"]
+    assert sum("is set aside" in record.message for record in caplog.records) == 7
+    pq.write_table(good, parquet / "half")
+    (json / "cut.gz").write_bytes(gzip.compress(b'{"id": 2}'))
+    engine.advance()
+    assert rows(engine.sql("SELECT * FROM from_parquet")) == [(1, 0.5)] * 2
+    assert rows(engine.sql("SELECT id FROM from_json")) == [(1,), (2,)]
+    assert engine.verify()
+
+
+def test_faults_are_remembered_and_tried_again_when_the_file_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"")
+    files = FaultyFiles(str(tmp_path / "storage"))
+    tried: list[str] = []
+
+    def opened() -> FileStream:
+        return FileStream("s", PARQUET, str(folder), 10, RedoLog(files, "s1"), fault=fault)
+
+    def fault(path: str) -> str:
+        tried.append(path)
+        return "too short" if os.path.getsize(path) < 3 else ""
+
+    first = opened()
+    first.pull()
+    first.pull()
+    opened().pull()
+    assert len(tried) == 1
+    assert first.log.end() == 0
+    (folder / "a").write_bytes(b"abc")
+    first.pull()
+    assert len(tried) == 2
+    assert [segment.bytes for segment in first.log.segments(0, 1)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "readable"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.uint32(), pa.int32(), False),
+        (pa.uint8(), pa.int16(), True),
+        (pa.int32(), pa.float64(), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.decimal128(8, 2), pa.decimal128(10, 2), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), False),
+        (pa.string(), pa.int64(), False),
+        (pa.int64(), pa.string(), False),
+        (pa.large_string(), pa.string(), True),
+        (pa.timestamp("ns"), pa.timestamp("us", "UTC"), True),
+        (pa.list_(pa.int64()), pa.int64(), False),
+    ],
+)
+def test_types_of_parquet_columns_must_fit(
+    tmp_path: Path, found: pa.DataType, wanted: pa.DataType, readable: bool
+) -> None:
+    path = str(tmp_path / "a")
+    pq.write_table(pa.table({"c": pa.array([], found)}), path)
+    schema = pa.schema([("c", wanted)])
+    assert (parquet_fault(path, schema) == "") is readable
+    if readable:
+        (table,) = [schema.empty_table(), *read_parquet(path, schema, 10)][-1:]
+        assert table.schema == schema
+
+
+def test_nanoseconds_of_parquet_are_cut(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    pq.write_table(pa.table({"t": pa.array([1_000_000_001], pa.timestamp("ns", "UTC"))}), path)
+    (table,) = read_parquet(path, pa.schema([("t", pa.timestamp("us", "UTC"))]), 10)
+    assert table["t"].cast(pa.int64()).to_pylist() == [1_000_000]
