@@ -1,20 +1,26 @@
 """Streams of files: JSON or Parquet in a folder, each file read once, by the tasks of an epoch.
 
 A file that can't be read isn't logged: it is set aside with the reason, and tried again when it changes.
+A JSON file that grows is read on from where it ended; a last line without a line end is taken once the
+file has stood still for a moment.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from glob import escape as glob_escape
 from glob import glob
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from eddyline.source.base import PlannedSource
+from eddyline.source.compression import is_compressed
 from eddyline.source.lines import read_json
 from eddyline.source.parquet import read_parquet
 from eddyline.source.redo_log import RedoLog
@@ -25,14 +31,19 @@ PART_BYTES = 32 << 20
 SET_ASIDE = "set-aside.json"
 """File in the folder of the log: by path, the size, modification time and fault of unreadable files."""
 
+SETTLE_S = 0.2
+"""For so long a file must not grow before its last line is taken without a line end."""
+
+TAIL_BYTES = 64 << 10
+
 _LOG = logging.getLogger("eddyline.sources")
 
 
 class FileStream(PlannedSource):
     """Files of a folder or glob, in the order of their modification times.
 
-    The files themselves are the redo log: entries only name them. They must not be changed or
-    removed once they are in an entry.
+    The files themselves are the redo log: entries only name them. What is in an entry must not be
+    changed or removed; JSON files may grow.
 
     Args:
         name: name of the stream.
@@ -61,40 +72,91 @@ class FileStream(PlannedSource):
         self.files_per_entry = files_per_entry
         self._fault = fault
         self._aside: dict[str, dict[str, Any]] | None = None  # None: not read yet
-        self._logged: set[str] = set()  # files that are in the entries before `_next`
+        self._logged: dict[str, int] = {}  # the bytes of each file in the entries before `_next`
         self._next: int | None = None
+        self._tails: dict[str, tuple[int, float]] = {}  # of unfinished lines: size, and since when
 
     def plan(self, first: int) -> Iterator[list[Segment]]:
-        """Yield the segments of new files, oldest file first."""
+        """Yield the segments of new files and of new lines, oldest file first."""
         if self._next != first:  # opened just now, or an append failed after its entry was written
-            self._logged = {segment.file for segment in self.log.segments(0, first)}
+            self._logged = {}
+            for segment in self.log.segments(0, first):
+                self._count(segment)
             self._next = first
         found = self._found()
         for start in range(0, len(found), self.files_per_entry):
             chosen = found[start : start + self.files_per_entry]
-            yield [segment for path, size in chosen for segment in self._segments(path, size)]
-            self._logged.update(path for path, _ in chosen)
+            segments = [one for path, end in chosen for one in self._segments(path, end)]
+            yield segments
+            for segment in segments:
+                self._count(segment)
             self._next += 1
 
+    def pull(self) -> None:
+        """Log all that is there now, also last lines without a line end, once they stand still."""
+        super().pull()
+        if self._tails:
+            time.sleep(SETTLE_S)
+            super().pull()
+
+    def follow(self, interval_s: float) -> None:
+        """Log what is whole by now; the rest is looked at again after the interval."""
+        super().pull()
+
+    def _count(self, segment: Segment) -> None:
+        end = segment.start + segment.bytes
+        self._logged[segment.file] = max(end, self._logged.get(segment.file, 0))
+
     def _found(self) -> list[tuple[str, int]]:
-        """Paths and sizes of the files that are in no entry."""
+        """Return the files with bytes that are in no entry, and up to where to read each."""
         found = []
-        for path in self._paths():
-            if path not in self._logged:
-                status = os.stat(path)
+        for path, status in self._files():
+            before = self._logged.get(path)
+            if before is None or before != status.st_size:
                 found.append((status.st_mtime_ns, path, status.st_size))
         bad = self._faulty(found)
-        return [(path, size) for _, path, size in sorted(found) if path not in bad]
+        self._tails = {path: tail for path, tail in self._tails.items() if path not in bad}
+        ends = [
+            (path, self._whole_lines(path, size))
+            for _, path, size in sorted(found)
+            if path not in bad
+        ]
+        return [(path, end) for path, end in ends if end is not None]
 
-    def _paths(self) -> Iterator[str]:
+    def _whole_lines(self, path: str, size: int) -> int | None:
+        """Return up to where a file can be read: after its last line end, or, if it stands still, its size.
+
+        None if there is nothing to read yet.
+        """
+        before = self._logged.get(path)
+        if self.kind == PARQUET or is_compressed(path):
+            return size if before is None else None
+        with open(path, "rb") as stream:
+            end = _last_line_end(stream, before or 0, size)
+        if end < size:
+            now = time.monotonic()
+            seen, since = self._tails.get(path, (-1, now))
+            if seen == size and now - since >= SETTLE_S:
+                end = size
+            elif seen != size:
+                self._tails[path] = size, now
+        if end == size:
+            self._tails.pop(path, None)
+        return end if end > (before or 0) else None
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files of the folder, or those that a glob matches, also as a folder of files."""
         roots = [self.path] if os.path.isdir(self.path) else glob(self.path)
         for root in roots:
             for path in (
                 glob(os.path.join(glob_escape(root), "*")) if os.path.isdir(root) else [root]
             ):
-                if not os.path.basename(path).startswith((".", "_")) and os.path.isfile(path):
-                    yield path
+                if os.path.basename(path).startswith((".", "_")):
+                    continue
+                with suppress(FileNotFoundError):  # it was moved away in this moment
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode):
+                        yield path, status
 
     def _faulty(self, found: list[tuple[int, str, int]]) -> dict[str, dict[str, Any]]:
         """Return the files that can't be read; log and store new faults."""
@@ -109,7 +171,7 @@ class FileStream(PlannedSource):
             old = self._aside.get(path)
             if old is not None and (old["size"], old["modified"]) == (size, modified):
                 bad[path] = old
-            elif fault := self._fault(path):
+            elif fault := self._changed(path, size) or self._fault(path):
                 bad[path] = {"size": size, "modified": modified, "fault": fault}
                 _LOG.warning("stream %s: file %s is set aside: %s", self.name, path, fault)
         if bad != self._aside:
@@ -117,12 +179,43 @@ class FileStream(PlannedSource):
             self._aside = bad
         return bad
 
-    def _segments(self, path: str, size: int) -> Iterator[Segment]:
+    def _changed(self, path: str, size: int) -> str:
+        """Return why new bytes of a file that has been read can't be read; empty if they can."""
+        before = self._logged.get(path)
+        if before is None:
+            return ""
+        if self.kind == PARQUET or is_compressed(path):
+            return f"it had {before:,} bytes when it was read, and has {size:,} now"
+        if size < before:
+            return f"it has shrunk from {before:,} bytes, of which rows are in use, to {size:,}"
+        with open(path, "rb") as stream:
+            stream.seek(max(before - 1, 0))
+            border = stream.read(2)
+        whole = not before or b"\n" in border
+        return (
+            "" if whole else "it went on in the middle of a line that had been read as the last one"
+        )
+
+    def _segments(self, path: str, end: int) -> Iterator[Segment]:
         if self.kind == PARQUET:
-            yield Segment(PARQUET, path, 0, 0, 0, size)
+            yield Segment(PARQUET, path, 0, 0, 0, end)
             return
-        for start in range(0, max(size, 1), PART_BYTES):
-            yield Segment(NDJSON, path, 0, start, 0, min(PART_BYTES, size - start))
+        first = self._logged.get(path, 0)
+        for start in range(first, max(end, 1), PART_BYTES):
+            yield Segment(NDJSON, path, 0, start, 0, min(PART_BYTES, end - start))
+
+
+def _last_line_end(stream: BinaryIO, first: int, size: int) -> int:
+    """Return the position after the last line end within a part of a file; `first` if there is none."""
+    end = size
+    while end > first:
+        start = max(first, end - TAIL_BYTES)
+        stream.seek(start)
+        at = stream.read(end - start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return first
 
 
 def read_json_part(

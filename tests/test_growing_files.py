@@ -1,0 +1,143 @@
+"""JSON files that grow are read on; what can't be read on is reported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+from eddyline.source import files as source
+from eddyline.spark.session import local_session
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+class Case:
+    """A stream over a folder, and a view of its rows."""
+
+    def __init__(self, tmp_path: Path, spark: SparkSession, kind: str = "json") -> None:
+        self.folder = tmp_path / "in"
+        self.folder.mkdir()
+        self.path = str(tmp_path / "storage")
+        self.spark = spark
+        self.engine = el.Engine(self.path, spark)
+        self.engine.create_stream("s", "a BIGINT", kind, {"path": str(self.folder)})
+        self.engine.view("v", "SELECT a FROM s")
+
+    def write(self, name: str, text: str) -> None:
+        with open(self.folder / name, "a") as stream:
+            stream.write(text)
+
+    def rows(self) -> list[int | None]:
+        self.engine.advance()
+        assert self.engine.verify()
+        return sorted((a for (a,) in self.engine.snapshot("v").collect()), key=str)
+
+    def reopen(self) -> None:
+        self.engine.stop()
+        self.engine = el.Engine(self.path, self.spark)
+
+    def faults(self) -> str:
+        return json.dumps(self.engine.status()["sources"])
+
+
+@pytest.fixture
+def case(tmp_path: Path, spark: SparkSession) -> Iterator[Case]:
+    made = Case(tmp_path, spark)
+    yield made
+    made.engine.stop()
+
+
+def line(number: int) -> str:
+    return f'{{"a":{number}}}\n'
+
+
+def test_lines_that_are_appended_are_read_once(case: Case) -> None:
+    case.write("f.json", line(1))
+    assert case.rows() == [1]
+    case.write("f.json", line(2) + line(3))
+    case.write("g.json", line(10))
+    assert case.rows() == [1, 10, 2, 3]
+    case.reopen()
+    case.write("f.json", line(4))
+    assert case.rows() == [1, 10, 2, 3, 4]
+    case.engine.view("later", "SELECT a FROM s")  # sees the same rows
+    assert sorted(a for (a,) in case.engine.snapshot("later").collect()) == [1, 2, 3, 4, 10]
+
+
+def test_a_last_line_without_an_end_is_taken_when_the_file_stands_still(case: Case) -> None:
+    case.write("f.json", line(1) + '{"a":2}')
+    assert case.rows() == [1, 2]
+    case.write("f.json", "\n" + line(3))
+    assert case.rows() == [1, 2, 3]
+    case.write("empty.json", "")
+    assert case.rows() == [1, 2, 3]
+    case.write("empty.json", line(4))
+    assert case.rows() == [1, 2, 3, 4]
+
+
+def test_in_the_background_an_unfinished_line_waits_for_its_end(case: Case) -> None:
+    case.write("f.json", line(1) + '{"a"')
+    stream = case.engine._workspace.sources
+    stream.follow(0.01)
+    case.write("f.json", ":2")
+    stream.follow(0.01)
+    case.write("f.json", "}\n")
+    stream.follow(0.01)
+    assert case.rows() == [1, 2]
+
+
+def test_a_file_that_goes_on_within_a_line_that_was_read_is_reported(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    case.write("f.json", '{"a":1')
+    assert case.rows() == [None]
+    case.write("f.json", "23}\n" + line(4))
+    case.engine.advance()
+    assert "in the middle of a line" in case.faults()
+    assert "in the middle of a line" in caplog.text
+    case.write("g.json", line(5))
+    case.engine.advance()
+    assert 5 in [a for (a,) in case.engine.snapshot("v").collect()]
+
+
+def test_a_compressed_file_that_grows_is_reported(case: Case) -> None:
+    import gzip
+
+    packed = case.folder / "f.json.gz"
+    packed.write_bytes(gzip.compress(line(1).encode()))
+    assert case.rows() == [1]
+    packed.write_bytes(gzip.compress((line(1) + line(2)).encode()))
+    case.engine.advance()
+    assert "when it was read" in case.faults()
+
+
+def test_a_large_file_that_grows_is_read_by_parts(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PART_BYTES", 100)
+    monkeypatch.setattr(source, "TAIL_BYTES", 7)
+    wanted: list[int] = []
+    for start in (0, 30, 61):
+        new = list(range(start, start + 30))
+        wanted += new
+        case.write("f.json", "".join(map(line, new)))
+        assert sorted(a for a in case.rows() if a is not None) == sorted(wanted)
+
+
+def test_a_file_that_is_moved_into_the_folder_is_whole(case: Case, tmp_path: Path) -> None:
+    hidden = case.folder / "_f.json"
+    hidden.write_text(line(1) + line(2))
+    assert case.rows() == []
+    os.rename(hidden, case.folder / "f.json")
+    assert case.rows() == [1, 2]
