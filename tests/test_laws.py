@@ -1030,6 +1030,22 @@ def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_co
         assert sum(run.rows for run in runs) == 1
 
 
+def test_a_group_without_rows_leaves_the_state_although_its_sum_was_rounded() -> None:
+    operator = Reduce(1, (Measure.EXACT,))
+    layouts = operator.layouts
+    values = (0.1, 5e-324, 1.0)
+    with tempfile.TemporaryDirectory() as root:
+        runs: dict[str, tuple[Run, ...]] = dict.fromkeys(layouts, ())
+        for number, weight in enumerate([1, -1]):
+            for place, value in enumerate(values):
+                state = {s: Arrangement(Files(root), layouts[s], runs[s]) for s in layouts}
+                step = operator.step(double_delta([(("a", value), weight)]), state)
+                assert len([*step.output]) == 1
+                for slot, rows in step.appends.items():
+                    runs[slot], _ = state[slot].extend(f"{slot}{number}{place}", rows, 2)
+    assert runs == {"groups": (), "large": ()}
+
+
 # -- changelogs -----------------------------------------------------------------------------------
 
 

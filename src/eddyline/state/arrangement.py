@@ -123,6 +123,9 @@ class Arrangement:
             merged = self.layout.consolidate(pa.concat_tables(tables))
             if first == 0 and WEIGHT in merged.column_names:  # then these are all rows
                 check_held("an arrangement", merged, file=name)
+                gone = pc.equal(merged[WEIGHT], 0)
+                if pc.any(gone).as_py():  # groups without rows, whose sums were rounded
+                    merged = merged.filter(pc.invert(gone))
             merged = without_expired(merged, expired, whole=first == 0)
             runs = runs[:first]
             if merged.num_rows:
