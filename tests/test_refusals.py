@@ -160,6 +160,11 @@ def test_a_function_in_sql_is_what_it_consists_of(engine):
     engine.drop("view", "accepted")
 
 
+def test_a_stored_sketch_can_be_read(engine):
+    for function in ("get_n", "to_string"):
+        engine.explain(f"SELECT kll_sketch_{function}_bigint(CAST(s AS BINARY)) AS n FROM t")
+
+
 def test_names(engine):
     with pytest.raises(el.CatalogError) as error:
         engine.view("t", "SELECT 1 AS one")
