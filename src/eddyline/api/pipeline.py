@@ -139,9 +139,9 @@ class Pipeline:
         """Start the pipeline; it runs whenever the engine runs. Call it again after reopening.
 
         Args:
-            target: name of the stream that the rows of the last bolt go to; a row that doesn't fit
-                its columns fails as in any bolt. Or a function of one row, which becomes the last
-                bolt. None: the last bolt keeps the results itself.
+            target: name of the stream that the rows of the last bolt go to; a record whose row
+                doesn't fit its columns becomes a dead letter at once. Or a function of one row,
+                which becomes the last bolt. None: the last bolt keeps the results itself.
             schema: columns of the stream.
             primary_key: the last record of a key replaces the row. A retried record comes late,
                 unless the pipeline has `order="key"`.

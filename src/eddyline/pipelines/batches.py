@@ -33,7 +33,7 @@ from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
 from eddyline.relay.backend import EDEN
 from eddyline.relay.batch import Batch
-from eddyline.relay.bolts import FIT, Bolt, BoltChain
+from eddyline.relay.bolts import FIT, TIME_MAX_S, Bolt, BoltChain
 from eddyline.relay.flow import FlowControl
 from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
@@ -115,10 +115,9 @@ class PipelineStream:
         if columns is not None:
             schema = arrow_schema(columns, zone)
             fit = Fit(schema, name, zone)
-            last = bolts[-1]
-            into = Bolt(
-                fit, "into", FIT, max_attempts=last.max_attempts, retry_delay=last.retry_delay
-            )
+            # the same row never fits: no second attempt, and no time limit that could fail it
+            delay_s = bolts[-1].retry_delay
+            into = Bolt(fit, "into", FIT, TIME_MAX_S, max_attempts=1, retry_delay=delay_s)
             bolts = [*bolts, into]
         chain = BoltChain(bolts, acks=settings.acks)
         delays = [bolt.retry_delay for bolt in chain.bolts]
