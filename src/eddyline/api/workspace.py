@@ -22,6 +22,7 @@ from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
+from eddyline.spark.query_errors import quiet_query_errors
 from eddyline.spark.session import (
     ZONE,
     check_workers,
@@ -66,6 +67,7 @@ class Workspace:
     def __init__(
         self, storage: str | PathLike[str] | Files, spark: SparkSession | None, options: Options
     ) -> None:
+        quiet_query_errors()
         self.options = options
         self.files = storage if isinstance(storage, Files) else Files(storage)
         self.lock = threading.RLock()
