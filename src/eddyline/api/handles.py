@@ -137,7 +137,8 @@ class View:
             after: an epoch; None for all changes: replayed from an empty table they give the snapshot.
             form: `retract`: the columns, `op` (append or delete) and `epoch`, rows repeated by
                 multiplicity; `update`: structs `before` and `after` (null for a new or removed
-                row) and `epoch`, paired by the grouping key of the view if it has one.
+                row) and `epoch`, paired by the key of the view if it has one: the grouping columns
+                of an aggregate, the primary keys of the tables of a selection, top-N or join.
             reader: a name that you choose. The storage remembers the reader's position, and keeps the
                 epochs after it, up to the options `held_epochs` and `held_bytes`. Without `after`
                 it reads on from its position, at first from the beginning; call `commit` when the

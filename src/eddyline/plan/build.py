@@ -37,6 +37,7 @@ class Relation:
         bounds: bounds of its columns, by position.
         time: position of the event-time column of a stream with a watermark; else None.
         late: these are the late rows of a stream.
+        key: positions of columns of which no two rows have the same values; None if not known.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Relation:
     bounds: Mapping[int, Bound] = field(default_factory=dict)
     time: int | None = None
     late: bool = False
+    key: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from eddyline.plan.refusals import (
     refused_part,
 )
 from eddyline.plan.render import node_text, texts
+from eddyline.plan.rowkey import row_key
 from eddyline.plan.subqueries import without_scalar_subqueries
 from eddyline.plan.window import window
 
@@ -110,7 +111,7 @@ def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
         delta.append_only,
         build,
         tuple(type_of(key) for key in keys),
-        _row_key(optimized),
+        row_key(build, optimized),
         optimized.toString(),
         delta.endless,
         {} if final else bounds,
@@ -182,22 +183,6 @@ def _held(
         shuffle=True, children=(delta.node,),
     )  # fmt: skip
     return held, replace(delta, node=shown, append_only=True, in_place=True, single=False)
-
-
-def _row_key(plan: Plan) -> tuple[int, ...] | None:
-    """Return the places of an aggregate's grouping columns in the output; None if it is no aggregate."""
-    output = [id_of(attribute) for attribute in items(plan.output())]
-    below = plan
-    while kind(below) in ("Project", "Filter", "Sort"):
-        below = below.child()
-    if kind(below) != "Aggregate":
-        return None
-    keys = [
-        id_of(key)
-        for key in items(below.groupingExpressions())
-        if kind(key) == "AttributeReference"
-    ]
-    return tuple(output.index(key) for key in keys) if set(keys) <= set(output) else None
 
 
 def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Compiled:

@@ -139,13 +139,20 @@ class Compiler:
         if entry.kind == VIEW:
             view = plan_of(entry).compiled
             return Relation(
-                entry.name, entry.columns, view.append_only, view.endless, dict(view.bounds)
+                entry.name,
+                entry.columns,
+                view.append_only,
+                view.endless,
+                dict(view.bounds),
+                key=view.key,
             )
         stream = entry.kind == STREAM and not entry.arranged
         late = bool(entry.late_of)
         place = entry.time_place
         bounds = {} if place is None or late else {place: stream_bound(entry.name)}
-        return Relation(entry.name, entry.columns, stream, stream, bounds, place, late)
+        names = entry.columns.names
+        key = tuple(names.index(name) for name in entry.key) if entry.key else None
+        return Relation(entry.name, entry.columns, stream, stream, bounds, place, late, key)
 
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
