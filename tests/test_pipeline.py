@@ -26,6 +26,7 @@ from eddyline.api.pipeline import Pipeline
 from eddyline.cli import main
 from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
 from eddyline.options import Options
+from eddyline.pipelines.batches import PipelineStream
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import Emitted
 from eddyline.relay.embedded import LogBackend
@@ -170,7 +171,7 @@ def test_replayed_records_cost_no_wave_of_their_own(
                 raise ValueError("not now")
             return number(record)
 
-        made = engine.pipeline("p", queue, lanes=2, tuple_rows=4)
+        made = engine.pipeline("p", queue, lanes=2, tuple_rows=4, ackers=3)
         return made.bolt(flaky, retry_delay=0.0, max_attempts=3).into("s", "n BIGINT")
 
     load = opened(build)
@@ -178,6 +179,11 @@ def test_replayed_records_cost_no_wave_of_their_own(
     load.run_out()
     assert load.pipeline.account() == Account(500, 499, 1, 0, 0)
     assert len(load.calls()) == load.queue.committed  # a wave is a stage, for each batch one
+    sources = load.engine._workspace.sources
+    (running,) = (source for source in sources.all if isinstance(source, PipelineStream))
+    counts = [acker.counts for acker in running.waves.acker.ackers]
+    assert len(counts) == 3
+    assert all(0 < one.started == one.done for one in counts)  # each has a share of the tuples
 
 
 def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load]) -> None:

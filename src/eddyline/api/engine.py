@@ -176,6 +176,7 @@ class Engine:
         tuple_rows: int = TUPLE_ROWS,
         slow: float = SLOW_S,
         acks: bool = True,
+        ackers: int = 1,
     ) -> Pipeline:
         """Begin a pipeline of bolts over a queue; see `Pipeline`. Build it again after reopening.
 
@@ -186,8 +187,9 @@ class Engine:
             tuple_rows: number of records that are sent to a lane, and acknowledged, together.
             slow: the send window of a lane shrinks if it takes longer than this, in seconds.
             acks: whether failed records are retried; if not, they are dropped.
+            ackers: number of ackers that track the tuples.
         """
-        settings = Settings(lanes, tuple_rows, slow, acks=acks)
+        settings = Settings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
         return Pipeline(name, source, settings, self._workspace, self._writing, self._streams)
 
     def view(self, name: str, query: str, *, replace: bool = False) -> View:

@@ -61,6 +61,7 @@ class Settings:
         slow_s: the window of a lane shrinks if it takes longer than this, in seconds.
         ordered: whether to process the records of a key in order.
         acks: whether failed records are kept and retried.
+        ackers: number of ackers of the tuples; a tuple belongs to that of its id modulo the number.
     """
 
     lanes: int = 0
@@ -68,10 +69,12 @@ class Settings:
     slow_s: float = SLOW_S
     ordered: bool = False
     acks: bool = True
+    ackers: int = 1
 
     def __post_init__(self) -> None:
         check_number("lanes", self.lanes, 0)
         check_number("tuple_rows", self.tuple_rows, 1)
+        check_number("ackers", self.ackers, 1, 1024)
         check_number("slow", self.slow_s, 0.001, whole=False)
 
 
@@ -134,6 +137,7 @@ class PipelineStream:
             spark,
             ordered=settings.ordered,
             keyed=keyed,
+            ackers=settings.ackers,
         )
         self._tuples = TupleBuilder(
             settings.tuple_rows, lanes, ordered=settings.ordered, joins=chain.joins

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from eddyline.errors import EngineError
 from eddyline.operators.base import numbered
 from eddyline.pipelines.outcomes import PipelineFiles
-from eddyline.relay.acker import Acker
+from eddyline.relay.acker import Ackers
 from eddyline.relay.bolts import BoltChain
 from eddyline.relay.flow import FlowControl, Sending
 from eddyline.relay.keys import key_codes
@@ -55,6 +55,7 @@ class Waves:
         spark: the session that runs the lanes as tasks.
         ordered: whether to process the records of a key in order.
         keyed: whether the order of outputs matters.
+        ackers: number of ackers of the tuples.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Waves:
         *,
         ordered: bool,
         keyed: bool = False,
+        ackers: int = 1,
     ) -> None:
         self.name = pipeline
         self.files = files
@@ -77,7 +79,7 @@ class Waves:
         self.spark = spark
         self.ordered = ordered
         self.keyed = keyed
-        self.acker = Acker()
+        self.acker = Ackers(ackers)
         self._folder = "" if files.outputs is None else files.outputs.folder
         self._frame: DataFrame | None = None  # one query, planned once, for all waves
 
@@ -106,7 +108,7 @@ class Waves:
             reports += self._one_by_one(number, name, records, suspects.values())
         except BaseException as error:
             self.flow.reset()
-            self.acker = Acker()
+            self.acker = Ackers(len(self.acker.ackers))
             if not _is_worker_death(error):
                 raise
             processed = {n for part in reports for n in part["tuple"].to_pylist()}
