@@ -158,7 +158,7 @@ def test_an_app_that_kafka_can_not_name() -> None:
         assert raises_clearly(lambda app=app: el.KafkaBackend("127.0.0.1:1", app), "app")
     for servers in ("", " ", None, 5, []):
         assert raises_clearly(lambda servers=servers: el.KafkaBackend(servers, "app"), "servers")
-    for setting in ("partitions", "settings"):
+    for setting in ("partitions", "replication", "settings"):
         for value in (0, -1, 1.5, "", [], object()):
             wrong = {setting: value}
             assert raises_clearly(lambda w=wrong: el.KafkaBackend("127.0.0.1:1", "a", **w), setting)
@@ -246,7 +246,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
             "name": "new", "schema": "a INT", "format": "json", "options": {"path": str(tmp_path)},
             "op": None, "primary_key": (), "watermark": None,
         },
-        "pipeline": {"name": "q", "source": None, "lanes": 1, "tuple_rows": 1, "slow": 1.0, "acks": True},
+        "pipeline": {"name": "q", "source": None, "lanes": 1, "tuple_rows": 1, "slow": 1.0, "acks": True, "ackers": 1},
         "view": {"name": "new", "query": "SELECT 1 AS one", "replace": False},
         "drop": {"kind": "view", "name": "missing", "if_exists": True},
         "pause": {"name": "v"},

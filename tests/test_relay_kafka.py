@@ -14,7 +14,7 @@ from eddyline.relay.queue import DataQueue
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from eddyline.relay.kafka import KafkaBackend
 from eddyline.relay.kafka_messages import BUNDLE_BYTES
@@ -43,6 +43,22 @@ def test_the_topics_are_created_on_the_first_run(broker: Broker, app: str) -> No
     topics = AdminClient({"bootstrap.servers": broker.address}).list_topics(timeout=10).topics
     mine = {name: len(topic.partitions) for name, topic in topics.items() if name.startswith(app)}
     assert mine == {f"{app}.eden": 2, f"{app}.from": 2, f"{app}.to": 2, f"{app}.state": 1}
+
+
+def test_topics_have_the_replication_of_the_brokers(
+    broker: Broker, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def topic(name: str, partitions: int, replication: int, **more: object) -> object:
+        asked.append(replication)
+        return NewTopic(name, partitions, replication, **more)
+
+    monkeypatch.setattr("eddyline.relay.kafka.NewTopic", topic)
+    KafkaBackend(broker.address, app).close()
+    assert asked == [-1] * 4  # Kafka's word for the brokers' default
+    KafkaBackend(broker.address, app + "b", replication=1).close()
+    assert asked[4:] == [1] * 4
 
 
 def test_messages_of_other_programs_are_records(broker: Broker, app: str) -> None:

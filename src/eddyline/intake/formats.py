@@ -38,6 +38,10 @@ DROP_MALFORMED = "DROPMALFORMED"
 _CORRUPT = "columnnameofcorruptrecord"
 _WITH_MALFORMED = ("csv", "json", "xml")  # formats whose readers recognise malformed records
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # of a URI
+_PACKAGES = {
+    "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
+    "avro": "org.apache.spark:spark-avro_2.13",
+}  # that Spark's distribution lacks
 _OWN_SCHEMA = ("rate", "rate-micro-batch", "kafka")  # formats that take no schema
 
 
@@ -178,6 +182,14 @@ class SparkFormat:
             more = [expr("_metadata.file_path").alias(FILE)] if file_names else []
             return frame.select(*map(quoted, columns.names), *more)
         except Exception as error:  # Spark's own errors, of many classes
+            package = _PACKAGES.get(self.name.lower())
+            if package is not None and "DATA_SOURCE_NOT_FOUND" in str(error):
+                version = f"{package}:{context.spark.version}"
+                raise DataError(
+                    f"Spark reads {self.name} with a package that this session lacks",
+                    condition="MISSING_PACKAGE",
+                    hint=f"export PYSPARK_SUBMIT_ARGS='--packages {version} pyspark-shell'",
+                ) from error
             raise DataError(
                 f"a stream of format {self.name} can't be opened: {_first_line(error)}",
                 condition="BAD_STREAM",

@@ -54,6 +54,7 @@ from eddyline.relay.records import KEY, encode, no_records
 STATE = "state"
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")  # what Kafka allows as the name of a topic
 VISIBLE_EVERY_S = 0.002
+BROKERS_DEFAULT = -1  # as a replication factor
 UNREAD_EVERY_S = 0.5  # a producer asks for the backlog no more often
 _DURABLE: dict[str, Any] = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
 
@@ -67,7 +68,8 @@ class KafkaBackend:
         app: name of the application; prefix of its topics, consumer group and transactions.
         partitions: number of partitions of topics that don't exist yet. Records of one key go to
             one partition.
-        replication: replication factor of topics that don't exist yet.
+        replication: replication factor of topics that don't exist yet; None for the default of the
+            brokers (`default.replication.factor`).
         settings: further client settings, such as those for security.
         clock: returns milliseconds since 1970.
     """
@@ -78,7 +80,7 @@ class KafkaBackend:
         app: str,
         *,
         partitions: int = 1,
-        replication: int = 1,
+        replication: int | None = None,
         settings: dict[str, str] | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -88,7 +90,8 @@ class KafkaBackend:
             hint = "use at most 200 letters, digits, dots, underscores and hyphens"
             raise wrong_argument("app", app, hint)
         check_number("partitions", partitions, 1)
-        check_number("replication", replication, 1)
+        if replication is not None:
+            check_number("replication", replication, 1)
         self.app = app
         self.clock = clock
         self._settings: dict[str, Any] = {
@@ -100,7 +103,7 @@ class KafkaBackend:
             **(settings or {}),
         }
         with kafka_errors(app):
-            self._partitions = self._create_topics(partitions, replication)
+            self._partitions = self._create_topics(partitions, replication or BROKERS_DEFAULT)
             self._new_records = Producer({**self._settings, **_DURABLE})
         self._transactions: Producer | None = None
         self._taken_over: EddylineError | None = None
