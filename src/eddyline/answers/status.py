@@ -7,16 +7,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.answers.readers import readers_status
 from eddyline.catalog.entries import VIEW, Catalog, Entry
-from eddyline.changes import ViewId
+from eddyline.changes import WEIGHT, ViewId
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.source.files import SET_ASIDE
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,6 +37,13 @@ def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.T
         rows = Arrangement(files, Layout(columns), runs).scan()
         if rows is not None:
             yield rows.select(columns)
+
+
+def row_count(files: Files, manifest: Manifest, relation: str) -> int:
+    """Return the number of rows of a table or view by its id; reads only their weights."""
+    runs = manifest.arrangements.get(manifest.result(relation, ROWS), {})
+    weights = (read_run(files, run)[WEIGHT] for own in runs.values() for run in own)
+    return sum(pc.sum(column).as_py() or 0 for column in weights)
 
 
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
@@ -70,8 +79,7 @@ def _source(
         status["set_aside"] = {path: known["fault"] for path, known in faults.items()}
     letters = catalog.letters_of(entry)
     if letters is not None:
-        tables = stored_rows(files, manifest, letters)
-        status["dead_letters"] = sum(rows.num_rows for rows in tables)
+        status["dead_letters"] = row_count(files, manifest, letters.id)
     return status
 
 

@@ -9,17 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
-
+from eddyline.answers.status import row_count
 from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
-from eddyline.changes import WEIGHT, ViewId
+from eddyline.changes import ViewId
 from eddyline.errors import StorageError
-from eddyline.operators.result import ROWS
-from eddyline.state.manifest import Manifest, last_committed
-from eddyline.state.runs import read_run
-from eddyline.storage.files import Files
+from eddyline.state.manifest import last_committed
 from eddyline.storage.lock import StorageLock, in_use
 
 ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
@@ -74,7 +70,7 @@ def list_tasks(store: CatalogStore) -> list[Task]:
             state = f"paused since epoch {entry.paused}"
         if entry.paused_with:
             state += f", with {entry.paused_with}"
-        rows = _rows(store.files, manifest, entry.id)
+        rows = row_count(store.files, manifest, entry.id)
         tasks.append(Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows))
     added = [request for request in store.waiting() if request.action == ADD]
     return [*tasks, *(Task(request.name, VIEW, "waiting") for request in added)]
@@ -134,9 +130,3 @@ def _changed(store: CatalogStore, request: Request) -> Catalog:
     if request.action == PAUSE:
         return catalog.pause(request.name, last_committed(store.files).epoch)
     return catalog.drop(catalog.get(request.name, VIEW).name)
-
-
-def _rows(files: Files, manifest: Manifest, view: str) -> int:
-    """Return the number of rows of a view's result."""
-    runs = manifest.of(view).get(manifest.result(view, ROWS), [])
-    return sum(pc.sum(read_run(files, run)[WEIGHT]).as_py() or 0 for run in runs)
