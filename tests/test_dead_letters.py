@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -190,6 +191,29 @@ def test_a_decision_outlives_a_restart_that_skips_input(
     shop.engine.advance()
     assert shop.pipeline.account() == Account(2, 2, 0, 0, 0)
     assert shop.counted() == {1: 1}
+    shop.close()
+
+
+@pytest.mark.spark
+def test_dead_letters_are_kept_within_limits(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eddyline.api.running.RETIRE_EVERY_S", 0.0)
+    shop = Shop(tmp_path, spark, Options(dead_letter_rows=3, dead_letter_days=10))
+    shop.queue.put([f"bad{n}" for n in range(5)])
+    shop.engine.advance()
+    assert len(shop.letters()) == 5  # they were committed in this very epoch
+    shop.engine.advance()
+    assert shop.letters() == ["bad2", "bad3", "bad4"]  # the newest
+    assert shop.pipeline.account() == Account(5, 2, 3, 0, 0)
+    assert shop.engine.verify()
+    streams = shop.engine._streams
+    now = time.time()
+    assert streams.retire_dead_letters(now + 9 * 86_400) == 0
+    assert streams.retire_dead_letters(now + 11 * 86_400) == 3
+    shop.engine.advance()
+    assert shop.letters() == []
+    assert shop.pipeline.account() == Account(5, 5, 0, 0, 0)
     shop.close()
 
 

@@ -51,6 +51,15 @@ class Options:
     compaction_fan_in: int = _setting(
         8, "number of runs of one size tier that are merged into one", 2, 64
     )
+    dead_letter_rows: int = _setting(
+        1_000_000,
+        "number of dead letters of one pipeline or stream that are kept; the oldest are dropped",
+        1,
+        1_000_000_000,
+    )
+    dead_letter_days: int = _setting(
+        0, "number of days for which dead letters are kept; 0: no limit", 0, 36_500
+    )
     hash_bits: int = _setting(
         64, "number of bits of the key hash; few bits force collisions, for tests", 1, 64
     )

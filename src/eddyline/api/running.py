@@ -21,6 +21,9 @@ from eddyline.errors import StateError
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
 
+RETIRE_EVERY_S = 60.0
+"""Between two looks for dead letters beyond their limits."""
+
 YIELD_S = 0.001
 """Between two epochs that follow each other, so that other threads get the lock."""
 
@@ -42,6 +45,8 @@ class Running:
         self._failure: BaseException | None = None
         self._failures = 0
         self._last_error: Exception | None = None
+        self._streams = streams
+        self._retire_at = -math.inf  # when to look for dead letters beyond their limits
         self._actions: dict[str, Callable[[Request], Any]] = {
             "add": lambda request: definitions.view(request.name, request.query, replace=False),
             "pause": lambda request: definitions.pause(request.name),
@@ -120,6 +125,9 @@ class Running:
     def _step(self, ingest_s: float) -> bool:
         """Answer requests of other processes, and run one epoch; False if there is no new input."""
         self.answer()
+        if time.monotonic() >= self._retire_at:
+            self._retire_at = time.monotonic() + RETIRE_EVERY_S
+            self._streams.retire_dead_letters(time.time())
         return self._epochs.run_next(ingest_s)
 
     def _follow(self, interval_s: float) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from eddyline.answers.status import row_count
 from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
@@ -24,6 +28,10 @@ from eddyline.source.dead_letters import no_replay
 from eddyline.spark.failures import query_errors
 
 COUNTS = {field.name for field in fields(Account)}
+DAY_S = 24 * 3600
+RETIRED_AT_ONCE = 10_000
+
+_LOG = logging.getLogger("eddyline.engine")
 
 
 class Streams:
@@ -151,6 +159,33 @@ class Streams:
                 letters = self._writing.dead_letters(name, where).toArrow()
             (dead_letters.replay if replay else dead_letters.discard)(letters)
             return int(letters.num_rows)
+
+    def retire_dead_letters(self, now_s: float) -> int:
+        """Drop the dead letters beyond the limits of number and age; return how many.
+
+        Those of pipelines and streams that aren't connected stay until they are.
+
+        Args:
+            now_s: the time now, in seconds since 1970.
+        """
+        workspace, retired = self._workspace, 0
+        most, days = workspace.options.dead_letter_rows, workspace.options.dead_letter_days
+        for entry in [entry for entry in workspace.catalog.entries if entry.holds_letters]:
+            held = row_count(workspace.files, workspace.manifest, entry.id)
+            if not held or (held <= most and not days) or not workspace.sources.holds(entry):
+                continue
+            name = entry.name.removesuffix(DEAD)
+            letters = self._writing.dead_letters(name).select("died", "position").toArrow()
+            letters = letters.sort_by([("died", "descending"), ("position", "descending")])
+            oldest = pa.scalar(round((now_s - days * DAY_S) * 1e6)).cast(letters["died"].type)
+            young = pc.sum(pc.greater(letters["died"], oldest)).as_py() if days else held
+            old = letters["position"].slice(min(young or 0, most)).to_pylist()
+            for start in range(0, len(old), RETIRED_AT_ONCE):
+                chosen = ", ".join(map(str, old[start : start + RETIRED_AT_ONCE]))
+                retired += self.remove_dead_letters(name, f"position IN ({chosen})", replay=False)
+            if old:
+                _LOG.warning("dropped %d dead letters of %s, beyond the limits", len(old), name)
+        return retired
 
     def pipelines_status(self) -> list[dict[str, Any]]:
         """Return the status of each pipeline, live or as stored after its last batch."""

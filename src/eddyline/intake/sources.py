@@ -97,6 +97,10 @@ class Sources:
         """Return the source that is attached to an entry."""
         return self._sources.get(entry.id)
 
+    def holds(self, letters: Entry) -> bool:
+        """Return whether the source of a stream of dead letters is attached."""
+        return letters.attached_to in self._sources
+
     def dead_letters(self, letters: Entry) -> DeadLetters:
         """Return the handler of a stream of dead letters; CatalogError if its source isn't attached."""
         source = self._sources.get(letters.attached_to)
