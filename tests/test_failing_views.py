@@ -99,6 +99,31 @@ def test_a_failing_view_is_set_aside_and_the_others_go_on(engine: el.Engine) -> 
     assert replayed(engine, "above") == [(10,)]
 
 
+def test_the_rows_at_fault_are_told(engine: el.Engine, tmp_path: Path) -> None:
+    table = engine.table("t", "id INT, a INT, b INT")
+    (tmp_path / "in").mkdir()
+    engine.create_stream("s", "id INT, b INT", "json", {"path": str(tmp_path / "in")})
+    engine.view("q", "SELECT t.id, t.a DIV t.b AS q FROM t JOIN s ON t.id = s.id")
+    engine.view("sums", "SELECT a, sum(CAST(b AS TINYINT)) AS s FROM t GROUP BY a")
+    table.insert([(i, i, 1) for i in range(500)])
+    (tmp_path / "in" / "1.json").write_text('{"id":7,"b":1}\n{"id":8,"b":1}\n')
+    engine.advance()
+    table.insert([(i, i, i - 640) for i in range(600, 700)])
+    (tmp_path / "in" / "2.json").write_text(
+        "".join(f'{{"id":{i},"b":1}}\n' for i in range(640, 650))
+    )
+    engine.advance()
+    found = {view["name"]: view for view in engine.status()["views"]}
+    assert "t {'id': 640, 'a': 640, 'b': 0}" in found["q"]["rows"]
+    assert found["sums"]["state"] == "live"
+    table.insert([(1000 + i, 1, 100 + i) for i in range(50)])
+    engine.advance()
+    [sums] = [view for view in engine.status()["views"] if view["name"] == "sums"]
+    assert sums["rows"] in ([f"t {{'id': {1028 + i}, 'a': 1, 'b': {128 + i}}}"] for i in range(22))
+    with pytest.raises(el.EngineError, match=r"rows t \{'id': 10"):
+        engine.snapshot("sums")
+
+
 def test_a_failing_view_is_failing_still_when_the_storage_is_opened_again(
     tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -16,6 +16,7 @@ def view_failing(failure: Failure) -> EngineError:
         hint="mend the rows or the function, and the view comes back by itself; "
         "snapshot(last_good=True) reads the rows of its last good epoch",
         since=failure.since,
+        rows="; ".join(failure.rows) or None,
     )
 
 

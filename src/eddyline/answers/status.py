@@ -97,13 +97,18 @@ def _view(catalog: Catalog, entry: Entry, earlier: Manifest, now: Manifest) -> d
 
 
 def _health(entry: Entry, now: Manifest) -> dict[str, Any]:
-    """Return a view's `state`; for a failing one also `error` and `since`, the first epoch it missed."""
+    """Return a view's `state`; for a failing one also `error`, `since` (the first epoch it missed), `rows` at fault."""
     if entry.paused:
         return {"state": "paused", "since": entry.paused}
     failure = now.failing.get(ViewId(entry.id))
     if failure is None:
         return {"state": "live"}
-    return {"state": "failing", "error": failure.message, "since": failure.since}
+    return {
+        "state": "failing",
+        "error": failure.message,
+        "since": failure.since,
+        "rows": list(failure.rows),
+    }
 
 
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:

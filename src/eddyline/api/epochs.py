@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from eddyline.answers.failing import view_failing
@@ -17,6 +18,7 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
 from eddyline.runtime.failures import VIEW_FAILING
+from eddyline.runtime.faults import Piece
 from eddyline.runtime.plans import PlanInput, new_input, other_plan
 from eddyline.sink.cursors import first_needed
 from eddyline.spark.schema import plain_schema
@@ -34,6 +36,9 @@ RETIRE_EVERY = 16
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 60.0
 """Between two tries of failing views in the background: at first, doubled each time, up to the maximum."""
+
+ROWS_SHOWN, ROW_LENGTH = 3, 300
+"""How many rows at fault are stored of a failing view, and how much of each."""
 
 RETRY_SHARE = 9
 """A pause between two tries is at least so many times as long as the last try."""
@@ -66,6 +71,7 @@ class Epochs:
             workspace.options.scan_tasks,
             workspace.zone,
             workspace.settings,
+            self._show_rows,
         )
 
     def run_next(self, ingest_s: float) -> bool:
@@ -217,6 +223,19 @@ class Epochs:
                 callback(argument)
             except Exception:  # noqa: BLE001  # whatever the user's function raises
                 _LOG.exception("a callback has failed: %r", callback)
+
+    def _show_rows(self, pieces: Sequence[Piece]) -> list[str]:
+        """Return the first rows of pieces of input, each with its relation, for people."""
+        workspace = self._workspace
+        shown: list[str] = []
+        for relation, segment in pieces:
+            entry = workspace.catalog.find(relation)
+            if entry is None or len(shown) >= ROWS_SHOWN:
+                continue
+            scan = workspace.compiler.whole_scan(entry)
+            with suppress(EddylineError):  # the view is set aside in any case, with its error
+                shown += [f"{relation} {row}" for row in scan.first_rows(segment, ROWS_SHOWN)]
+        return [row[:ROW_LENGTH] for row in shown[:ROWS_SHOWN]]
 
     def _is_live(self, entry: Entry) -> bool:
         """Return whether an entry is a view that epochs keep up to date: not paused, not failing."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
+from eddyline.changes import WEIGHT
 from eddyline.operators.result import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
@@ -28,7 +29,7 @@ from eddyline.source.readers import Reader
 from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import FAILURES, query_error
-from eddyline.spark.schema import arrow_schema
+from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import epoch_session
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
@@ -228,6 +229,14 @@ class Compiler:
             leaf.late,
             self.readers,
         )
+
+    def whole_scan(self, entry: Entry) -> LeafScan:
+        """Return what reads all columns of an entry's segments, without Spark."""
+        columns = entry.columns
+        every = tuple(range(len(columns)))
+        weighted = StructType([*plain_schema(columns), StructField(WEIGHT, LongType())])
+        leaf = Leaf("rows", entry.name, every)
+        return self._scan(entry.id, {entry.name: columns}, leaf, weighted)
 
     def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:
         """Return the function that Spark runs for a stateful operator."""

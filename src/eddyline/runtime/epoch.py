@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +19,7 @@ from eddyline.operators.result import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
 from eddyline.runtime.failures import VIEW_FAILING, failed_view
+from eddyline.runtime.faults import Piece, pieces_at_fault
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.table import TableUpkeep
@@ -89,7 +90,11 @@ class _Timer:
 
 @dataclass(slots=True)
 class EpochRunner:
-    """Runs epochs against one storage, in one time zone and with fixed settings of Spark."""
+    """Runs epochs against one storage, in one time zone and with fixed settings of Spark.
+
+    Attributes:
+        show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
+    """
 
     files: Files
     session: SparkSession
@@ -97,6 +102,7 @@ class EpochRunner:
     scan_tasks: int
     zone: str
     settings: dict[str, str]
+    show_rows: Callable[[Sequence[Piece]], Sequence[str]]
 
     def run(
         self,
@@ -187,7 +193,7 @@ class EpochRunner:
         """Run all plans that have input, level by level; add their results to `state`."""
         changed: dict[str, list[Segment]] = {}
         for level in sorted({one.plan.level for one in inputs}):
-            ready: list[tuple[EpochPlan, list[Segment]]] = []
+            ready: list[tuple[EpochPlan, list[Piece]]] = []
             with timer.stage("plan"):
                 for one in (one for one in inputs if one.plan.level == level):
                     if upstream := state.failing_upstream(one.plan):
@@ -197,12 +203,15 @@ class EpochRunner:
                     segments = one.resolved(changed)
                     if any(segments.values()) or watermarks.have_advanced(one.plan.parts):
                         self._assign(context.folder, one.plan, segments)
-                        ready.append((one.plan, [s for own in segments.values() for s in own]))
+                        pieces = [(leaf, s) for leaf, own in segments.items() for s in own]
+                        ready.append((one.plan, pieces))
             with timer.stage("run"):
                 failures = self._execute_all(ready, context)
-                for plan, _ in ready:
+                for plan, pieces in ready:
                     if (failure := failures.get(ViewId(plan.id))) is not None:
-                        _set_aside(plan, failure, context.base, state)
+                        again = plan.id in context.rebuilt
+                        rows = () if again else self._rows_at_fault(plan, pieces, context)
+                        _set_aside(plan, failure, context.base, state, rows)
                         continue
                     collect_reports(self.files, context.folder, plan, state, watermarks)
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
@@ -218,11 +227,11 @@ class EpochRunner:
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
     def _execute_all(
-        self, plans: Sequence[tuple[EpochPlan, list[Segment]]], context: EpochContext
+        self, plans: Sequence[tuple[EpochPlan, list[Piece]]], context: EpochContext
     ) -> dict[ViewId, EddylineError]:
         """Execute the plans of one level, some at a time; return the errors of views that fail."""
 
-        def attempt(one: tuple[EpochPlan, list[Segment]]) -> EddylineError | None:
+        def attempt(one: tuple[EpochPlan, list[Piece]]) -> EddylineError | None:
             try:
                 self._execute(*one, context)
             except EngineError as error:
@@ -242,9 +251,33 @@ class EpochRunner:
             if error is not None
         }
 
-    def _execute(self, plan: EpochPlan, segments: list[Segment], context: EpochContext) -> None:
+    def _rows_at_fault(
+        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> tuple[str, ...]:
+        """Return some of the rows on which a view fails, as texts."""
+
+        def fails(part: Sequence[Piece]) -> bool:
+            folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
+            self.files.make_folder(folder)
+            try:
+                segments = {
+                    leaf.name: [s for name, s in part if name == leaf.name] for leaf in plan.leaves
+                }
+                self._assign(folder, plan, segments)
+                self._execute(plan, part, replace(context, folder=folder))
+            except EddylineError as error:
+                return error.condition == VIEW_FAILING
+            finally:
+                self.files.remove(folder)
+            return False
+
+        names = {leaf.name: leaf.relation for leaf in plan.leaves}
+        found = [(names[leaf], segment) for leaf, segment in pieces_at_fault(pieces, fails)]
+        return tuple(self.show_rows(found))
+
+    def _execute(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
         if isinstance(plan.physical, TableUpkeep):
-            plan.physical(context, segments)
+            plan.physical(context, [segment for _, segment in pieces])
             return
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
@@ -325,7 +358,9 @@ class EpochRunner:
             if (owner := name.split("/")[0]) in rebuilt and owner in state.failing
         }
         failing = {
-            view: replace(why, since=base.failing[view].since) if view in base.failing else why
+            view: replace(why, since=known.since, rows=known.rows)
+            if (known := base.failing.get(view)) is not None
+            else why
             for view, why in state.failing.items()
         }
         results = {plan.result for plan in done}
@@ -377,7 +412,14 @@ def _still_failing(failure: Failure) -> EddylineError:
     return EngineError(failure.message, condition=VIEW_FAILING)
 
 
-def _set_aside(plan: EpochPlan, error: EddylineError, base: Epoch, state: EpochState) -> None:
-    """Record that a view fails in the epoch after `base`."""
+def _set_aside(
+    plan: EpochPlan,
+    error: EddylineError,
+    base: Epoch,
+    state: EpochState,
+    rows: tuple[str, ...] = (),
+) -> None:
+    """Record that a view fails in the epoch after `base`, on some rows."""
     upstream = str(error.context.get("upstream", ""))
-    state.failing[ViewId(plan.id)] = Failure(plan.name, Epoch(base + 1), error.message, upstream)
+    failure = Failure(plan.name, Epoch(base + 1), error.message, upstream, rows)
+    state.failing[ViewId(plan.id)] = failure

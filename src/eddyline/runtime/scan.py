@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -114,6 +115,15 @@ class LeafScan:
     ) -> Iterator[pa.Table]:
         readers = {BUCKET_RUNS: read_bucket, **self.readers}
         return read_segment(self.files, segment, self.names, columns, schema, readers)
+
+    def first_rows(self, segment: Segment, most: int) -> list[dict[str, Any]]:
+        """Return the first rows of a segment by the names of the relation; for errors."""
+        for table in self._tables(segment, self.columns, self.schema):
+            named = table.drop_columns([WEIGHT]).rename_columns(list(self.names))
+            rows: list[dict[str, Any]] = named.slice(0, most).to_pylist()
+            if rows:
+                return rows
+        return []
 
 
 def bucket_segment(runs: Sequence[Run]) -> Segment:

@@ -44,12 +44,14 @@ class Failure:
         since: the first epoch that it missed; its stored rows are those of the epoch before.
         message: the error.
         upstream: the failing view that it reads; empty if the view itself fails.
+        rows: some of the rows that were found to be the cause, each with its relation.
     """
 
     view: str
     since: Epoch
     message: str
     upstream: str = ""
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,10 @@ def _from_json(parts: dict[str, dict[str, list[list[Any]]]]) -> dict[str, Bucket
     }
 
 
+def _failure(item: dict[str, Any]) -> Failure:
+    return Failure(**{**item, "rows": tuple(item["rows"])})
+
+
 def manifest_name(epoch: Epoch) -> str:
     """Return the name of the manifest file of an epoch."""
     return f"{FOLDER}/{epoch:012d}.json"
@@ -228,7 +234,7 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
         document.get("rebuilt", {}),
         document.get("zone", ""),
-        {name: Failure(**failure) for name, failure in document.get("failing", {}).items()},
+        {name: _failure(item) for name, item in document.get("failing", {}).items()},
         document.get("plans", {}),
         document.get("settings", {}),
         {
