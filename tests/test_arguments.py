@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.arguments import check_choice, checked
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, ViewFailingWarning
 from eddyline.relay.acker import Acker, Ackers
 from eddyline.relay.flow import FlowControl
 from eddyline.spark.session import local_session
@@ -255,6 +255,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "start": {"interval": 1.0},
         "await_termination": {"timeout": 0.0},
         "on_progress": {"callback": print},
+        "on_error": {"callback": print},
         "execute": {"script": "SELECT 1"},
         "sql": {"query": "SELECT 1"},
         "snapshot": {"name": "v", "epoch": None},
@@ -412,3 +413,15 @@ def test_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkS
 @pytest.fixture(scope="module")
 def spark() -> SparkSession:
     return local_session()
+
+
+@pytest.mark.spark
+def test_warnings_point_at_the_caller(engine: el.Engine) -> None:
+    """The check of arguments is one frame more between the engine and its user."""
+    with pytest.warns(el.StateGrowthWarning) as grows:
+        engine.view("grows", "SELECT DISTINCT a FROM s")
+    with pytest.warns(ViewFailingWarning) as fails:
+        engine.view("fails", "SELECT raise_error(b) AS e FROM t")
+    assert {warning.filename for warning in (*grows, *fails)} == {__file__}
+    for name in ("grows", "fails"):
+        engine.drop("view", name)

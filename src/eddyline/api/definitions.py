@@ -59,7 +59,7 @@ class Definitions:
             catalog = catalog.add(entry)
             self._fill(catalog, catalog.get(name), compiled, present)
             entry = workspace.catalog.get(name)
-            self._warn_if_failing(entry, stacklevel=4)
+            self._warn_if_failing(entry, stacklevel=5)
             return entry
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
@@ -102,7 +102,7 @@ class Definitions:
                     catalog = catalog.resume(name)  # the epoch has ended only pauses of good views
                 workspace.save(catalog)
                 for entry in resumed:
-                    self._warn_if_failing(entry, stacklevel=4)
+                    self._warn_if_failing(entry, stacklevel=5)
             return [entry.name for entry in resumed]
 
     def show(self, kind: str) -> DataFrame:
