@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,9 @@ def engine(storage: str, spark: SparkSession) -> Iterator[el.Engine]:
 
 
 def opened(storage: str, spark: SparkSession, **options: int) -> el.Engine:
-    engine = el.Engine(storage, spark, el.Options(**{"retain_epochs": 2, **options}))
+    # DataFrames hold no epochs here: when the JVM collects them is not for these tests to know
+    settings = {"retain_epochs": 2, "lease_seconds": 0, **options}
+    engine = el.Engine(storage, spark, el.Options(**settings))
     engine.table("t", "v INT")
     engine.view("counts", QUERY)
     return engine
@@ -262,7 +265,7 @@ def test_a_replaced_view_gives_the_difference(storage, spark, query):
         assert apply(+now, view.changes(after=last)) == Counter()
         view.drop_reader("r")
         engine.view("counts", QUERY + " HAVING v <> 1", replace=True)
-    options = el.Options(retain_epochs=1)
+    options = el.Options(retain_epochs=1, lease_seconds=0)
     with el.Engine(storage, spark, options) as engine:  # the views before are gone
         view = engine.view("counts", QUERY + " HAVING v <> 1", replace=True)
         engine.view("counts", QUERY, replace=True)
@@ -301,3 +304,36 @@ def test_a_view_has_no_rows_before_it_was_made(engine):
     with pytest.raises(el.StateError) as error:
         later.snapshot(first + 1)
     assert error.value.condition == "NO_SUCH_EPOCH"
+
+
+# -- DataFrames that are run later -------------------------------------------------------------
+
+
+MADE = {
+    "snapshot": lambda engine: engine.snapshot("counts"),
+    "made of it": lambda engine: engine.snapshot("counts").where("n > 0").select("v", "n"),
+    "changes": lambda engine: engine.changes("counts").select("v", "n").distinct(),
+    "sql": lambda engine: engine.sql("SELECT a.v, b.n FROM counts a JOIN counts b ON a.v = b.v"),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_data_frame_can_be_run_as_long_as_it_lives(storage, spark, made):
+    with opened(storage, spark, lease_seconds=3600) as engine:
+        first = advance(engine, 1, 2)
+        expected = [(1, 1), (2, 1)]
+        frame = MADE[made](engine)
+        gc.collect()
+        advance(engine, 1, 2, 1, 2, 1, 2)
+        assert rows(frame) == expected
+        assert committed_epochs(engine.files)[0] <= first
+
+
+def test_a_data_frame_past_its_time_tells_so(storage, spark):
+    with opened(storage, spark, compaction_fan_in=2) as engine:
+        advance(engine, 1)
+        frame, changes = engine.snapshot("counts"), engine.changes("counts")
+        advance(engine, 1, 1, 1, 1, 1)
+        for read in (frame, changes):
+            with pytest.raises(Exception, match=r"\[SNAPSHOT_EXPIRED\].*Way out"):
+                read.collect()

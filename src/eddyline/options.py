@@ -44,9 +44,13 @@ class Options:
     )
     held_bytes: int = _setting(
         10 << 30,
-        "number of bytes that are kept at most for them, beyond the epochs of retain_epochs",
+        "number of bytes that are kept at most for them and for open DataFrames, beyond the epochs of "
+        "retain_epochs",
         0,
         1 << 50,
+    )
+    lease_seconds: int = _setting(
+        3600, "number of seconds for which an open DataFrame keeps its epoch at most", 0, 1 << 30
     )
     compaction_fan_in: int = _setting(
         8, "number of runs of one size tier that are merged into one", 2, 64

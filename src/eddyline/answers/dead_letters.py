@@ -11,7 +11,7 @@ from eddyline.catalog.entries import DEAD, REJECTS, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.errors import CatalogError
 from eddyline.source.dead_letters import no_replay
-from eddyline.state.manifest import last_committed
+from eddyline.state.leases import pinned
 
 REQUESTS = {"replay": "replay", "drop": "discard"}
 """The engine's action for each of the user's; an engine's `drop` would drop a view."""
@@ -43,12 +43,12 @@ class DeadLetter:
 
 def list_letters(store: CatalogStore, source: str | None = None) -> list[DeadLetter]:
     """Return the dead letters of one pipeline or stream, or of all, the newest first."""
-    manifest = last_committed(store.files)
     letters = []
-    for entry in _entries(store, source):
-        shown = entry.name.removesuffix(DEAD)
-        for rows in stored_rows(store.files, manifest, entry):
-            letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
+    with pinned(store.files) as manifest:
+        for entry in _entries(store, source):
+            shown = entry.name.removesuffix(DEAD)
+            for rows in stored_rows(store.files, manifest, entry):
+                letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from eddyline.answers.failing import check_live
 from eddyline.catalog.entries import Catalog, Entry
 from eddyline.changes import WEIGHT, Epoch
-from eddyline.state.manifest import last_committed, read_manifest
+from eddyline.state.leases import pinned
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
@@ -108,11 +108,10 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     epoch = asked["epoch"]
     if epoch and int(epoch) < entry.since:
         raise _NeedsSpark  # as of then its rows may be those of the view that it has replaced
-    manifest = read_manifest(files, Epoch(int(epoch))) if epoch else last_committed(files)
-    check_live(entry, manifest)
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
-    buckets = manifest.arrangements.get(result, {})
-    rows = _content(files, entry.name, buckets.values(), names)
+    with pinned(files, Epoch(int(epoch)) if epoch else None) as manifest:
+        check_live(entry, manifest)
+        rows = _content(files, entry.name, manifest.arrangements.get(result, {}).values(), names)
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
     if asked["order"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,14 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from eddyline.answers.changelog import net_changes, retract_form, update_form
 from eddyline.changes import WEIGHT, Epoch
+from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.kernels import repeat
+from eddyline.state.manifest import manifest_name
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
@@ -25,20 +28,26 @@ from eddyline.storage.files import Files
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReader:
-    """Reads the rows of an arrangement's buckets in Spark's workers, repeated by weight."""
+    """Reads the rows of an arrangement's buckets in Spark's workers, repeated by weight.
+
+    Attributes:
+        epoch: the epoch whose rows these are.
+    """
 
     files: Files
     relation: str
     buckets: tuple[tuple[Run, ...], ...]
     columns: int
     schema: pa.Schema
+    epoch: Epoch
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the buckets numbered in the input."""
         layout = Layout(numbered("c", self.columns))
         for batch in batches:
             for bucket in batch.column(0).to_pylist():
-                rows = Arrangement(self.files, layout, self.buckets[bucket]).scan()
+                with _expiry(self.files, self.epoch):
+                    rows = Arrangement(self.files, layout, self.buckets[bucket]).scan()
                 if rows is not None:
                     check_held("a result", rows, view=self.relation)
                     rows = repeat(rows, rows[WEIGHT].to_numpy())
@@ -69,7 +78,8 @@ class ChangesReader:
         for batch in batches:
             for place in batch.column(0).to_pylist():
                 epoch, runs = self.epochs[place]
-                tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
+                with _expiry(self.files, epoch):
+                    tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
                 if not tables:
                     continue
                 rows = net_changes(pa.concat_tables(tables), names)
@@ -87,11 +97,12 @@ def snapshot_frame(
     relation: str,
     buckets: Sequence[tuple[Run, ...]],
     schema: StructType,
+    epoch: Epoch,
 ) -> DataFrame:
-    """Return the rows of a table's or view's buckets under the names of `schema`."""
+    """Return the rows of a table's or view's buckets as of an epoch under the names of `schema`."""
     plain = plain_schema(schema)
-    zone = zone_of(session)
-    reader = SnapshotReader(files, relation, tuple(buckets), len(schema), arrow_schema(plain, zone))
+    kinds = arrow_schema(plain, zone_of(session))
+    reader = SnapshotReader(files, relation, tuple(buckets), len(schema), kinds, epoch)
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
 
@@ -120,3 +131,19 @@ def changes_frame(
     reader = ChangesReader(files, tuple(epochs), len(schema), update, key, arrow_schema(out, zone))
     frame = numbers(session, len(epochs)).mapInArrow(reader, out)
     return frame.toDF(*final)
+
+
+@contextmanager
+def _expiry(files: Files, epoch: Epoch) -> Iterator[None]:
+    """Raise SNAPSHOT_EXPIRED in place of the error for a file that went with its epoch."""
+    try:
+        yield
+    except StateError as error:
+        if not epoch or files.exists(manifest_name(epoch)):
+            raise
+        raise StateError(
+            f"epoch {epoch} is no longer retained, which this DataFrame reads",
+            condition="SNAPSHOT_EXPIRED",
+            hint="make the DataFrame again; or raise lease_seconds or held_bytes, for which an open "
+            "DataFrame keeps its epoch",
+        ) from error

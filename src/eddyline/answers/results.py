@@ -11,7 +11,6 @@ from pyspark.sql.functions import col
 from eddyline.answers.failing import check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
-from eddyline.arguments import check_number
 from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
@@ -72,7 +71,7 @@ class Results:
             return self.content(entry, then, session)
         buckets = then.arrangements.get(then.result(holder, ROWS), {})
         return snapshot_frame(
-            session, self.files, entry.name, list(buckets.values()), entry.columns
+            session, self.files, entry.name, list(buckets.values()), entry.columns, then.epoch
         )
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
@@ -97,7 +96,8 @@ class Results:
         compiled = self.plan_of(entry)
         buckets = manifest.arrangements.get(compiled.plan.result, {})
         stored = compiled.stored_schema
-        frame = snapshot_frame(session, self.files, entry.name, list(buckets.values()), stored)
+        held = list(buckets.values())
+        frame = snapshot_frame(session, self.files, entry.name, held, stored, manifest.epoch)
         keys = zip(stored.names[len(columns) :], compiled.order, strict=True)
         sorts = [_sort_column(name, order) for name, order in keys]
         if sorts:
@@ -142,29 +142,20 @@ class Results:
     def changes(
         self,
         entry: Entry,
-        manifest: Manifest,
+        runs: Sequence[tuple[Epoch, tuple[Run, ...]]],
         session: SparkSession,
-        after: int | None,
         form: str,
     ) -> DataFrame:
-        """Return a view's changes in the epochs after `after` up to the manifest's.
-
-        Raises:
-            StateError: the epochs after `after` are no longer retained.
-        """
+        """Return the changes of a view that `changed_runs` has found."""
         if form not in ("retract", "update"):
             raise QueryError(
                 f"there is no changelog form {form!r}",
                 condition="UNKNOWN_FORM",
                 hint="use retract or update",
             )
-        if after is not None:
-            check_number("after", after, 0)
-        compiled = self.plan_of(entry)
-        epochs = self.changed_runs(entry, manifest, after)
-        return changes_frame(
-            session, self.files, epochs, entry.columns, update=form == "update", key=compiled.key
-        )
+        key = self.plan_of(entry).key
+        update = form == "update"
+        return changes_frame(session, self.files, runs, entry.columns, update=update, key=key)
 
     def changed_runs(
         self, entry: Entry, manifest: Manifest, after: int | None

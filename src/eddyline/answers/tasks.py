@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eddyline.answers.status import row_count
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import ViewId
 from eddyline.errors import StorageError
-from eddyline.state.manifest import last_committed
+from eddyline.state.leases import pinned
+from eddyline.state.manifest import Manifest, last_committed
+from eddyline.storage.files import Files, no_storage
 from eddyline.storage.lock import StorageLock, in_use
 
 ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
@@ -47,33 +49,30 @@ def stored_catalog(store: CatalogStore) -> Catalog:
     """Return the catalog of a storage; StorageError NO_STORAGE if there is none."""
     catalog = store.read()
     if catalog is None:
-        raise StorageError(
-            "there is no stored engine",
-            condition="NO_STORAGE",
-            hint="give the folder that `eddyline run` was given",
-            storage=store.files.root,
-        )
+        raise no_storage(store.files.root)
     return catalog.without_ended_pauses(last_committed(store.files).rebuilt)
 
 
 def list_tasks(store: CatalogStore) -> list[Task]:
     """Return all definitions, upstream before downstream, then the views still to be added."""
-    catalog, manifest = stored_catalog(store), last_committed(store.files)
-    tasks = []
-    for entry in catalog.entries:
-        if entry.kind != VIEW:
-            tasks.append(Task(entry.name, entry.kind, "", 0))
-            continue
-        failure = manifest.failing.get(ViewId(entry.id))
-        state = "running" if failure is None else f"failing since epoch {failure.since}"
-        if entry.paused:
-            state = f"paused since epoch {entry.paused}"
-        if entry.paused_with:
-            state += f", with {entry.paused_with}"
-        rows = row_count(store.files, manifest, entry.id)
-        tasks.append(Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows))
+    catalog = stored_catalog(store)
+    with pinned(store.files) as manifest:
+        tasks = [_task(store.files, catalog, manifest, entry) for entry in catalog.entries]
     added = [request for request in store.waiting() if request.action == ADD]
     return [*tasks, *(Task(request.name, VIEW, "waiting") for request in added)]
+
+
+def _task(files: Files, catalog: Catalog, manifest: Manifest, entry: Entry) -> Task:
+    if entry.kind != VIEW:
+        return Task(entry.name, entry.kind, "", 0)
+    failure = manifest.failing.get(ViewId(entry.id))
+    state = "running" if failure is None else f"failing since epoch {failure.since}"
+    if entry.paused:
+        state = f"paused since epoch {entry.paused}"
+    if entry.paused_with:
+        state += f", with {entry.paused_with}"
+    rows = row_count(files, manifest, entry.id)
+    return Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows)
 
 
 def submit_request(store: CatalogStore, action: str, name: str, query: str = "") -> int:
@@ -83,7 +82,7 @@ def submit_request(store: CatalogStore, action: str, name: str, query: str = "")
         raise StorageError(
             "the catalog of this storage is of an older version of Eddyline",
             condition="OLD_FORMAT",
-            hint="open it once, for instance with `eddyline status`, while no other engine runs",
+            hint="open it once with an engine that writes, for instance `eddyline run`",
             storage=store.files.root,
         )
     return store.add_request(action, name, query)

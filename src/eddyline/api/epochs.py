@@ -22,6 +22,7 @@ from eddyline.runtime.faults import Piece
 from eddyline.runtime.plans import PlanInput, new_input, other_plan
 from eddyline.sink.cursors import first_needed
 from eddyline.spark.schema import plain_schema
+from eddyline.state.leases import retiring
 from eddyline.state.manifest import (
     Failure,
     Predecessors,
@@ -283,7 +284,13 @@ class Epochs:
                 workspace.sources.forget(entry, before.positions.get(entry.id, 0))
         options = workspace.options
         held = first_needed(workspace.files, workspace.manifest.epoch, options.held_epochs)
-        retire(workspace.files, options.retain_epochs, held, options.held_bytes)
+        workspace.reads.sweep()
+        with (
+            retiring(workspace.files, options.lease_seconds) as (possible, leased),
+        ):
+            if possible:
+                first = min((one for one in (held, leased) if one is not None), default=None)
+                retire(workspace.files, options.retain_epochs, first, options.held_bytes)
 
     def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
         """Return how a view takes the place of another one in the next epoch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -12,6 +14,7 @@ from eddyline.answers.results import changes_expired
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.workspace import Workspace
+from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
@@ -20,7 +23,7 @@ from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
 from eddyline.sql.names import quoted
-from eddyline.state.manifest import Manifest, read_manifest
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 
 class Reading:
@@ -37,27 +40,27 @@ class Reading:
     def sql(self, query: str) -> DataFrame:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
-        manifest = workspace.current()
         query, earlier = extract_versions(query)
-        query = workspace.plain_sql(query)
-        session = workspace.session()
-        for alias, (name, epoch) in earlier.items():
-            self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
-        failing = None
-        for name in workspace.compiler.mentioned(query, workspace.catalog):
-            entry = workspace.catalog.get(name)
-            if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
-                failing = failure  # its name may also be that of a column
-                continue
-            content = workspace.results.content(entry, manifest, session)
-            content.createOrReplaceTempView(quoted(name))
-        try:
-            with query_errors(query):
-                return session.sql(query)
-        except QueryError as error:
-            if failing is None:
-                raise
-            raise view_failing(failing) from error
+        with workspace.reading() as (manifest, keep):
+            query = workspace.plain_sql(query)
+            session = workspace.session()
+            for alias, (name, epoch) in earlier.items():
+                self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
+            failing = None
+            for name in workspace.compiler.mentioned(query, workspace.catalog):
+                entry = workspace.catalog.get(name)
+                if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
+                    failing = failure  # its name may also be that of a column
+                    continue
+                content = keep(workspace.results.content(entry, manifest, session))
+                content.createOrReplaceTempView(quoted(name))
+            try:
+                with query_errors(query):
+                    return session.sql(query)
+            except QueryError as error:
+                if failing is None:
+                    raise
+                raise view_failing(failing) from error
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
@@ -80,23 +83,36 @@ class Reading:
     def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
         """Return a table or view as of an epoch; see `View.snapshot`."""
         workspace = self._workspace
-        manifest = workspace.current()
-        entry, results = workspace.catalog.get(name), workspace.results
-        if last_good:
-            return results.stored(entry, manifest, workspace.spark)
-        if epoch is not None and epoch != manifest.epoch:
+        with workspace.reading(epoch) as (now, keep):
+            entry, results = workspace.catalog.get(name), workspace.results
+            if last_good:
+                return keep(results.stored(entry, now, workspace.spark))
+            if epoch is None or epoch == now.epoch:
+                return keep(results.content(entry, now, workspace.spark))
             then = read_manifest(workspace.files, Epoch(epoch))
-            return results.earlier(entry, then, manifest, workspace.spark)
-        return results.content(entry, manifest, workspace.spark)
+            return keep(results.earlier(entry, then, now, workspace.spark))
 
     def changes(self, view: str, after: int | None, form: str, reader: str | None) -> DataFrame:
         """Return the changes of a view; see `View.changes`."""
+        if after is not None:
+            check_number("after", after, 0)
         workspace = self._workspace
         manifest = workspace.current()
         entry = workspace.catalog.get(view, VIEW)
         if reader is not None:
             after = self._position(entry, manifest, reader, after)
-        return workspace.results.changes(entry, manifest, workspace.spark, after, form)
+        while True:
+            retained = committed_epochs(workspace.files)
+            first = next((epoch for epoch in retained if epoch > (after or 0)), manifest.epoch)
+            if workspace.reads.begin(first):
+                break
+            manifest = workspace.current()
+        try:
+            runs = workspace.results.changed_runs(entry, manifest, after)
+            frame = workspace.results.changes(entry, runs, workspace.spark, form)
+            return workspace.reads.keep(first, frame)
+        finally:
+            workspace.reads.end(first)
 
     def commit(self, view: str, reader: str, epoch: int | None) -> None:
         """Move a reader; see `View.commit`."""
@@ -147,17 +163,29 @@ class Reading:
     def status(self) -> dict[str, Any]:
         """Return the numbers of sources and views; see `Engine.status`."""
         workspace = self._workspace
-        manifest = workspace.current()
-        return storage_status(workspace.files, workspace.catalog, manifest)
+        with workspace.reading() as (manifest, _):
+            return storage_status(workspace.files, workspace.catalog, manifest)
 
     def verify(self, view: str | None) -> Report:
         """Compare views with offline SQL; see `Engine.verify`."""
         workspace = self._workspace
-        manifest = workspace.current()
-        wanted = [e for e in workspace.catalog.entries if e.kind == VIEW]
-        if view is not None:
-            wanted = [workspace.catalog.get(view, VIEW)]
-        session, catalyst = workspace.session(), workspace.compiler.catalyst
-        return verify_views(
-            workspace.results, workspace.catalog, manifest, session, wanted, catalyst
-        )
+        with workspace.reading() as (manifest, _), self._pauses():
+            wanted = [e for e in workspace.catalog.entries if e.kind == VIEW]
+            if view is not None:
+                wanted = [workspace.catalog.get(view, VIEW)]
+            session, catalyst = workspace.session(), workspace.compiler.catalyst
+            return verify_views(
+                workspace.results, workspace.catalog, manifest, session, wanted, catalyst
+            )
+
+    @contextmanager
+    def _pauses(self) -> Iterator[None]:
+        """Keep the epochs of pauses during the context, as far as they are retained."""
+        workspace = self._workspace
+        paused = {Epoch(entry.paused) for entry in workspace.catalog.entries if entry.paused}
+        kept = [epoch for epoch in paused if workspace.reads.begin(epoch)]
+        try:
+            yield
+        finally:
+            for epoch in kept:
+                workspace.reads.end(epoch)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
+from eddyline.answers.open_reads import OpenReads
 from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.api import drafts
@@ -33,7 +37,13 @@ from eddyline.spark.session import (
 )
 from eddyline.spark.settings import storage_settings
 from eddyline.sql.dialect import expand_windowing
-from eddyline.state.manifest import Manifest, committed_epochs, last_committed, manifest_name
+from eddyline.state.manifest import (
+    Manifest,
+    committed_epochs,
+    last_committed,
+    manifest_name,
+    read_manifest,
+)
 from eddyline.state.recover import flush, open_storage
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.lock import StorageLock
@@ -105,6 +115,7 @@ class Workspace:
             self.sources.readers,
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
+        self.reads = OpenReads(self.files, options.lease_seconds)
 
     @property
     def writes(self) -> bool:
@@ -131,6 +142,34 @@ class Workspace:
                     if self.store.read() == known:
                         break
         return self.manifest
+
+    @contextmanager
+    def reading(
+        self, epoch: int | None = None
+    ) -> Iterator[tuple[Manifest, Callable[[DataFrame], DataFrame]]]:
+        """Keep an epoch during the context, and as long as DataFrames that were made in it.
+
+        Args:
+            epoch: the epoch to keep, and all after it; None for the last committed one.
+
+        Yields:
+            The last committed epoch, and a function to call for each DataFrame that reads it or the
+            one to keep.
+
+        Raises:
+            StateError: that epoch is not retained.
+        """
+        while True:
+            now = self.current()
+            kept = now.epoch if epoch is None else Epoch(epoch)
+            if self.reads.begin(kept):
+                break
+            if epoch is not None:
+                read_manifest(self.files, kept)  # tells that it is not there
+        try:
+            yield now, partial(self.reads.keep, kept)
+        finally:
+            self.reads.end(kept)
 
     def session(self) -> SparkSession:
         """Return a clone of the user's session, with time zone and settings of the storage."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
+from eddyline.state.leases import pinned
 from eddyline.state.manifest import (
     FOLDER,
     Manifest,
@@ -62,6 +63,10 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
     Raises:
         StateError: a manifest or a run is damaged or missing.
     """
+    if not writable and not lenient:
+        with pinned(files) as manifest:
+            _verify(files, manifest)
+            return manifest
     if writable:
         for folder in (FOLDER, EPOCHS):
             files.make_folder(folder)
@@ -90,14 +95,18 @@ def _last_undamaged(
     while True:
         try:
             manifest = read_manifest(files, epochs[-1] if epochs else Epoch(0))
-            for run in {run.name: run for run in manifest.all_runs()}.values():
-                verify_run(files, run)
+            _verify(files, manifest)
         except StateError:
             if not lenient or len(epochs) < 2:
                 raise
             epochs = epochs[:-1]
         else:
             return manifest, epochs
+
+
+def _verify(files: Files, manifest: Manifest) -> None:
+    for run in {run.name: run for run in manifest.all_runs()}.values():
+        verify_run(files, run)
 
 
 def flush(files: Files, since: Epoch) -> None:

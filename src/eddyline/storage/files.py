@@ -233,6 +233,16 @@ def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateE
     )
 
 
+def no_storage(root: str) -> StorageError:
+    """Return the error for a folder that holds no storage."""
+    return StorageError(
+        "there is no stored engine",
+        condition="NO_STORAGE",
+        hint="give the folder that `eddyline run` was given",
+        storage=root,
+    )
+
+
 @contextmanager
 def storage_errors(name: str) -> Iterator[None]:
     """Translate OSError into StorageError WRITE_FAILED, naming the file."""

@@ -1,0 +1,78 @@
+"""The epochs that the DataFrames of one engine read, kept as long as they can be run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from eddyline.changes import Epoch
+from eddyline.spark.lifetime import FrameReference
+from eddyline.state.leases import Leases
+from eddyline.storage.files import Files
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What reads an epoch: DataFrames until they are gone or their time is up, and calls that make some.
+
+    Attributes:
+        frames: the DataFrames, and the times (of `time.monotonic`) when theirs is up.
+        calls: number of calls.
+    """
+
+    frames: list[tuple[FrameReference, float]]
+    calls: int = 0
+
+
+class OpenReads:
+    """Leases for the DataFrames of an engine.
+
+    Args:
+        seconds: how long a DataFrame holds its epoch at most.
+    """
+
+    def __init__(self, files: Files, seconds: float) -> None:
+        self._leases = Leases(files)
+        self._seconds = seconds
+        self._open: dict[Epoch, _Epoch] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, epoch: Epoch) -> bool:
+        """Hold an epoch until `end`; return False if it isn't retained."""
+        self.sweep()
+        with self._lock:
+            if not self._leases.hold(epoch):
+                return False
+            self._open.setdefault(epoch, _Epoch([])).calls += 1
+            return True
+
+    def keep(self, epoch: Epoch, frame: DataFrame) -> DataFrame:
+        """Hold an epoch until a DataFrame, and all made from it, are gone; return the DataFrame."""
+        reference = FrameReference(frame)
+        with self._lock:
+            until = time.monotonic() + self._seconds
+            self._open[epoch].frames.append((reference, until))
+        return frame
+
+    def end(self, epoch: Epoch) -> None:
+        """End a call that began with `begin`."""
+        with self._lock:
+            self._open[epoch].calls -= 1
+
+    def sweep(self) -> None:
+        """Release the oldest epochs that nothing reads any more."""
+        with self._lock:
+            for epoch in sorted(self._open):
+                reads = self._open[epoch]
+                while reads.frames and not self._reads(*reads.frames[-1]):
+                    reads.frames.pop()
+                if reads.frames or reads.calls:
+                    return  # all later ones stay with it
+                del self._open[epoch]
+                self._leases.release(epoch)
+
+    def _reads(self, reference: FrameReference, until: float) -> bool:
+        return time.monotonic() < until and reference.alive()

@@ -1,0 +1,41 @@
+"""Whether anything in the JVM can still read what a DataFrame reads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
+
+_NODE = "MapInArrow"
+
+
+class FrameReference:
+    """A weak reference to the Python function that a DataFrame runs.
+
+    All DataFrames made from it, views of a session over it, cached copies and running jobs share that
+    function. So it tells more than a reference to the DataFrame itself.
+
+    Where the plan doesn't show the function, it counts as alive.
+
+    Args:
+        frame: a `mapInArrow`, below nodes with one child each.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._reference = None
+        # PySpark has no public way to the plan; its nodes are those of this version of Spark
+        with suppress(Py4JError):
+            node = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
+            while node.nodeName() != _NODE:
+                node = node.child()
+            function = node.expressions().head().func()
+            jvm = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
+            self._reference = jvm.java.lang.ref.WeakReference(function)  # type: ignore[union-attr]
+
+    def alive(self) -> bool:
+        """Whether the JVM may still run the function."""
+        try:
+            return self._reference is None or not self._reference.refersTo(None)
+        except (Py4JError, OSError):  # the JVM is gone
+            return False

@@ -1,0 +1,169 @@
+"""Leases: epochs that readers of any process keep until they are done, die, or their time is up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from eddyline.changes import Epoch
+from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
+from eddyline.storage.files import Files, storage_errors
+
+FOLDER = "leases"
+GATE = "gate"
+ALIVE = ".alive"
+
+
+class Leases:
+    """The leases of one reader.
+
+    A lease is the empty file `leases/<epoch>-<reader>`: that epoch and all after it stay. The reader holds
+    a lock on `leases/<reader>.alive`, which the operating system releases when its process dies.
+    Where the storage can't be written, there are no leases.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self._reader = uuid.uuid4().hex
+        self._alive: int | None = None
+
+    def hold(self, epoch: Epoch) -> bool:
+        """Keep an epoch; return False if it is not committed or no longer retained."""
+        if epoch == 0:
+            return True  # the empty storage has no files
+        name = manifest_name(epoch)
+        try:
+            with _gate(self.files, fcntl.LOCK_SH):
+                if self._alive is None:
+                    self._begin()
+                path = self.files.path(self._lease(epoch))
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+                os.utime(path)
+                held = self.files.exists(name)
+        except OSError:
+            return self.files.exists(name)
+        if not held:
+            self.release(epoch)
+        return held
+
+    def release(self, epoch: Epoch) -> None:
+        """End the lease of an epoch."""
+        with suppress(OSError):
+            os.unlink(self.files.path(self._lease(epoch)))
+
+    def _begin(self) -> None:
+        path = self.files.path(f"{FOLDER}/{self._reader}{ALIVE}")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        self._alive = handle
+        weakref.finalize(self, _end, handle, path)
+
+    def _lease(self, epoch: Epoch) -> str:
+        return f"{FOLDER}/{epoch:012d}-{self._reader}"
+
+
+@contextmanager
+def pinned(files: Files, epoch: Epoch | None = None) -> Iterator[Manifest]:
+    """Yield the manifest of a committed epoch, whose files stay during the context.
+
+    Args:
+        epoch: None for the last committed one.
+
+    Raises:
+        StateError: the epoch is not retained.
+    """
+    leases = Leases(files)
+    while True:
+        manifest = last_committed(files) if epoch is None else read_manifest(files, epoch)
+        if leases.hold(manifest.epoch):
+            break
+    try:
+        yield manifest
+    finally:
+        leases.release(manifest.epoch)
+
+
+@contextmanager
+def retiring(files: Files, seconds: float) -> Iterator[tuple[bool, Epoch | None]]:
+    """Keep new leases out while the caller removes manifests.
+
+    Args:
+        seconds: how long a lease holds at most.
+
+    Yields:
+        Whether the caller may remove manifests now: not while a reader takes a lease; and the first
+        epoch that a lease holds, None if there is none.
+    """
+    try:
+        with _gate(files, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield True, _first_leased(files, seconds)
+    except BlockingIOError:
+        yield False, None
+    except OSError:
+        with storage_errors(FOLDER):
+            raise
+
+
+def _first_leased(files: Files, seconds: float) -> Epoch | None:
+    """Return the first epoch that a reader holds; remove leases that have ended."""
+    names = files.names(FOLDER)
+    living = set()
+    for name in names:
+        if name.endswith(ALIVE):
+            if _locked(files, name):
+                living.add(name.removesuffix(ALIVE))
+            else:
+                files.remove(f"{FOLDER}/{name}")
+    for name in names:
+        number, _, reader = name.partition("-")
+        if not number.isdigit():
+            continue
+        if reader in living and not _older(files, name, seconds):
+            return Epoch(int(number))
+        files.remove(f"{FOLDER}/{name}")
+    return None
+
+
+def _older(files: Files, name: str, seconds: float) -> bool:
+    try:
+        return time.time() - os.stat(files.path(f"{FOLDER}/{name}")).st_mtime > seconds
+    except FileNotFoundError:  # it has just ended
+        return True
+
+
+def _locked(files: Files, name: str) -> bool:
+    try:
+        handle = os.open(files.path(f"{FOLDER}/{name}"), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _gate(files: Files, kind: int) -> Iterator[None]:
+    """Lock the folder of leases, for one that retires epochs or for many that take leases."""
+    os.makedirs(files.path(FOLDER), exist_ok=True)
+    handle = os.open(files.path(f"{FOLDER}/{GATE}"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, kind)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _end(handle: int, path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+    os.close(handle)

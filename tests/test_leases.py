@@ -1,0 +1,122 @@
+"""Leases: a reader of any process keeps its epoch until it ends, dies, or its time is up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eddyline.changes import Epoch
+from eddyline.errors import StateError
+from eddyline.state.leases import Leases, pinned, retiring
+from eddyline.state.manifest import Manifest, committed_epochs, write_manifest
+from eddyline.state.recover import open_storage, retire
+from eddyline.storage.files import Files
+
+CHILD = """
+import sys, time
+from eddyline.state.leases import pinned
+from eddyline.storage.files import Files
+with pinned(Files(sys.argv[1])) as manifest:
+    print(manifest.epoch, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    files = Files(str(tmp_path / "storage"))
+    open_storage(files, writable=True)
+    commit(files, 1, 2, 3)
+    return files
+
+
+def commit(files: Files, *epochs: int) -> None:
+    for epoch in epochs:
+        write_manifest(files, Manifest(Epoch(epoch)))
+
+
+def oldest_after_retiring(files: Files, seconds: float = 60) -> int:
+    with retiring(files, seconds) as (possible, leased):
+        assert possible
+        retire(files, 1, leased)
+    return committed_epochs(files)[0]
+
+
+def reader(files: Files) -> subprocess.Popen[str]:
+    made = subprocess.Popen(
+        [sys.executable, "-c", CHILD, files.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert made.stdout is not None
+    assert made.stdout.readline() == "3\n"
+    return made
+
+
+def test_an_epoch_stays_while_it_is_read(files):
+    with pinned(files) as manifest:
+        commit(files, 4, 5)
+        assert oldest_after_retiring(files) == manifest.epoch == 3
+        with pinned(files):
+            commit(files, 6)
+        assert oldest_after_retiring(files) == 3
+    assert oldest_after_retiring(files) == 6
+    with pytest.raises(StateError) as error, pinned(files, Epoch(3)):
+        pass
+    assert error.value.condition == "NO_SUCH_EPOCH"
+    assert sorted(os.listdir(files.path("leases"))) == ["gate"]
+
+
+def test_another_process_keeps_its_epoch_until_it_ends(files):
+    with reader(files) as child:
+        commit(files, 4, 5)
+        assert oldest_after_retiring(files) == 3
+        child.communicate("\n")
+    assert oldest_after_retiring(files) == 5
+
+
+def test_a_process_that_dies_keeps_nothing(files):
+    with reader(files) as child:
+        commit(files, 4, 5)
+        child.kill()
+        child.wait()
+    assert oldest_after_retiring(files) == 5
+    assert sorted(os.listdir(files.path("leases"))) == ["gate"]
+
+
+def test_a_lease_ends_with_its_time(files):
+    with pinned(files):
+        commit(files, 4, 5)
+        assert oldest_after_retiring(files, seconds=0.0) == 5
+
+
+def test_a_clock_that_was_set_back_ends_no_lease(files):
+    leases = Leases(files)
+    assert leases.hold(Epoch(3))
+    (name,) = [name for name in files.names("leases") if name.startswith("0")]
+    future = time.time() + 1e6
+    os.utime(files.path(f"leases/{name}"), (future, future))
+    commit(files, 4)
+    assert oldest_after_retiring(files) == 3
+
+
+def test_no_lease_for_an_epoch_that_is_gone(files):
+    retire(files, 1)
+    leases = Leases(files)
+    assert not leases.hold(Epoch(1))
+    assert not leases.hold(Epoch(9))
+    commit(files, 4)
+    assert oldest_after_retiring(files) == 4
+
+
+def test_epochs_stay_while_a_reader_takes_a_lease(files):
+    with retiring(files, 60) as (possible, _):
+        assert possible
+        with retiring(files, 60) as (again, _):
+            assert not again
