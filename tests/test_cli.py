@@ -275,7 +275,11 @@ def eddyline(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_a_jvm_that_cannot_start_tells_why(tmp_path: Path) -> None:
-    done = eddyline("status", "--storage", str(tmp_path), JAVA_HOME=str(tmp_path / "nowhere"))
+    script = tmp_path / "a.sql"
+    script.write_text("CREATE TABLE t (v INT);")
+    storage = str(tmp_path / "storage")
+    nowhere = str(tmp_path / "nowhere")
+    done = eddyline("run", str(script), "--storage", storage, JAVA_HOME=nowhere)
     assert done.returncode
     assert f"{tmp_path}/nowhere/bin/java: No such file or directory" in done.stderr
 

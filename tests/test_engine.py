@@ -303,19 +303,31 @@ def test_reopened_it_goes_on(tmp_path, spark):
         assert error.value.condition == "NAME_TAKEN"
 
 
-def test_a_second_engine_reads_and_the_first_gives_way(tmp_path, spark):
+def test_a_process_has_one_engine_on_a_storage_that_writes(tmp_path, spark):
     path = str(tmp_path / "storage")
+    with pytest.raises(el.StorageError) as error:
+        el.Engine(path, spark, read_only=True)
+    assert error.value.condition == "NO_STORAGE"
+    assert not Path(path).exists()
     first = el.Engine(path, spark=spark)
     table = first.table("t", "v INT")
-    second = el.Engine(path, spark=spark)
     with pytest.raises(el.EngineError) as error:
-        table.insert([(1,)])
+        el.Engine(path, spark=spark)
     assert error.value.condition == "STORAGE_IN_USE"
-    second.table("t", "v INT").insert([(1,)])
-    second.advance()
-    assert rows(first.sql("SELECT * FROM t")) == [(1,)]
-    second.stop()
-    first.stop()
+    table.insert([(1,)])  # the first one goes on
+    first.advance()
+    with el.Engine(path, spark, read_only=True) as reader:
+        assert rows(reader.sql("SELECT * FROM t")) == [(1,)]
+        with pytest.raises(el.EngineError) as error:
+            reader.table("t", "v INT").insert([(2,)])
+        assert error.value.condition == "STORAGE_IN_USE"
+        table.insert([(3,)])
+        first.advance()
+        assert rows(reader.sql("SELECT * FROM t")) == [(1,), (3,)]
+    del first, table  # nobody can stop it any more
+    with el.Engine(path, spark=spark) as second:
+        second.table("t", "v INT").insert([(4,)])
+        second.advance()
 
 
 def test_two_engines_share_a_session(tmp_path, spark):

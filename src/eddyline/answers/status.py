@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from eddyline.answers.readers import readers_status
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import WEIGHT, ViewId
+from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
@@ -56,8 +58,9 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
         if entry.kind == VIEW:
             since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
             if since not in earlier:
-                earlier[since] = read_manifest(files, since)
-            views.append(_view(catalog, entry, earlier[since], manifest))
+                with suppress(StateError):  # it has just been retired
+                    earlier[since] = read_manifest(files, since)
+            views.append(_view(catalog, entry, earlier.get(since, manifest), manifest))
         elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers
             sources.append(_source(files, catalog, entry, watermarks, manifest))

@@ -41,11 +41,12 @@ class Engine:
         spark: a SparkSession; None uses the active one, or starts a tuned local one. Days begin at
             midnight in its time zone, which the first epoch fixes for the storage.
         options: settings; None reads the `EDDYLINE_*` environment variables.
+        read_only: read an existing storage, also beside the engine that writes to it.
 
     Raises:
         StateError: the storage is damaged; the error names the file.
         StorageError: the folder can't be used.
-        EngineError: the session has another time zone than the storage.
+        EngineError: the session has another time zone, or this process has another engine on it.
 
     Example:
         >>> import tempfile
@@ -64,8 +65,10 @@ class Engine:
         storage: str | PathLike[str] | Files,
         spark: SparkSession | None = None,
         options: Options | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
-        self._workspace = Workspace(storage, spark, options or Options.from_environment())
+        self._workspace = Workspace(storage, spark, options, read_only=read_only)
         self._epochs = Epochs(self._workspace)
         self._reading = Reading(self._workspace)
         self._writing = Writing(self._workspace)
@@ -152,8 +155,8 @@ class Engine:
         Args:
             name: name in SQL.
             schema: columns; None if the source declares them.
-            format: `json`, `parquet`; `generator` (events made from their numbers), `queue` (the JSON
-                documents of a data queue); or any streaming source of Spark.
+            format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
+                documents of a data queue), or any streaming source of Spark.
             options: options of the format.
             op: as in `stream`.
             primary_key: as in `stream`.
@@ -304,10 +307,8 @@ class Engine:
         Sources with position, watermark, late rows and dead letters; views with level, size and
         `state` (live, failing, paused); pipelines with the account of their records, and window and
         state of each lane; `readers`, those with a name: position, and epochs behind; `run`, the
-        background run: running, retrying, ended or stopped.
-
-        `state_growth` is the growth of the operators' state in rows an epoch, without the result,
-        averaged over the retained epochs; None if not known yet.
+        background run: running, retrying, ended or stopped. `state_growth` is the growth of the
+        operators' state in rows an epoch, averaged over the retained epochs; None if not known yet.
         """
         return {
             **self._reading.status(),

@@ -118,9 +118,11 @@ class Running:
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         with workspace.lock:
-            if workspace.writes:
-                workspace.flush()
-            workspace.release()
+            try:
+                if workspace.writes:
+                    workspace.flush()
+            finally:
+                workspace.release()
 
     def _step(self, ingest_s: float) -> bool:
         """Answer requests of other processes, and run one epoch; False if there is no new input."""

@@ -44,9 +44,13 @@ class Streams:
     def connect_stored(self) -> None:
         """Connect the streams whose format and options are stored; the user connects the others."""
         workspace = self._workspace
-        for entry in workspace.catalog.entries:
-            if entry.reopens and workspace.writes:
-                self._attach(entry)
+        try:
+            for entry in workspace.catalog.entries:
+                if entry.reopens and workspace.writes:
+                    self._attach(entry)
+        except BaseException:
+            workspace.release()  # nobody gets an engine that could be stopped
+            raise
 
     def stream(
         self,

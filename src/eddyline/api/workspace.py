@@ -45,7 +45,7 @@ from eddyline.state.manifest import (
     read_manifest,
 )
 from eddyline.state.recover import flush, open_storage
-from eddyline.storage.files import Files, damaged
+from eddyline.storage.files import Files, damaged, no_storage
 from eddyline.storage.lock import StorageLock
 
 UNFLUSHED = {
@@ -65,7 +65,8 @@ class Workspace:
     Args:
         storage: the folder; created if missing.
         spark: the user's session; None uses the active one, or starts a local one.
-        options: settings.
+        options: settings; None reads the environment variables.
+        read_only: never lock or change the storage.
 
     Attributes:
         lock: held while definitions or epochs change.
@@ -75,16 +76,21 @@ class Workspace:
     """
 
     def __init__(
-        self, storage: str | PathLike[str] | Files, spark: SparkSession | None, options: Options
+        self,
+        storage: str | PathLike[str] | Files,
+        spark: SparkSession | None,
+        options: Options | None,
+        *,
+        read_only: bool = False,
     ) -> None:
         quiet_query_errors()
-        self.options = options
+        self.options = options = options or Options.from_environment()
         self.files = storage if isinstance(storage, Files) else Files(storage)
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)
-        self._storage_lock = StorageLock(self.files)
+        self._storage_lock = None if read_only else StorageLock(self.files)
         try:
             self.files.unflushed = UNFLUSHED[options.delivery]
             self.store = open_store(self.files, options.catalog)
@@ -100,7 +106,7 @@ class Workspace:
                 recover_pipelines(self.files, self.catalog, self.sources.log, skip=skip)
                 self.sources.recover(self.catalog, self.manifest, skip=skip)
         except BaseException:
-            self._storage_lock.release()
+            self._unlock()
             raise
         buckets = self.catalog.buckets
         self.epochs_session = epoch_session(self.spark, buckets, self.zone, self.settings)
@@ -120,13 +126,14 @@ class Workspace:
     @property
     def writes(self) -> bool:
         """Whether this engine holds the lock of the storage."""
-        return self._storage_lock.held
+        return self._storage_lock is not None and self._storage_lock.held
 
     def check_writable(self) -> None:
         """Raise EngineError if another engine writes to this storage, or this one was stopped."""
         if not self.writes:
             raise EngineError(
-                f"the storage {self.files.root} is in use by another engine, or this one is stopped",
+                f"the storage {self.files.root} is in use by another engine, or this one is stopped or "
+                "only reads",
                 condition="STORAGE_IN_USE",
                 hint="stop the other engine; reading works meanwhile",
             )
@@ -273,9 +280,15 @@ class Workspace:
 
     def release(self) -> None:
         """Stop the sources, and release the lock of the storage."""
-        self.sources.stop()
-        self.store.close()
-        self._storage_lock.release()
+        try:
+            self.sources.stop()
+            self.store.close()
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._storage_lock is not None:
+            self._storage_lock.release()
 
     def _read_catalog(self) -> None:
         self.catalog = (self.store.read() or self.catalog).without_ended_pauses(
@@ -293,6 +306,8 @@ class Workspace:
                 raise damaged(
                     manifest_name(Epoch(needed)), f"it is missing, but {entry.name} is made of it"
                 )
+        if found is None and self._storage_lock is None:
+            raise no_storage(self.files.root)
         if found is None and (last or self.files.names("logs")):
             raise damaged(self.store.name, "it is missing")
         manifest = open_storage(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eddyline.catalog.store import CatalogStore, open_store
-from eddyline.errors import ScriptError, StorageError
+from eddyline.errors import ScriptError
 from eddyline.options import Options
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, no_storage
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -30,12 +30,7 @@ def read_script(path: str) -> str:
 def existing(storage: str) -> str:
     """Return the folder of a storage; raise StorageError NO_STORAGE if there is none."""
     if "://" not in storage and not Path(storage).is_dir():
-        raise StorageError(
-            "there is no stored engine",
-            condition="NO_STORAGE",
-            hint="give the folder that `eddyline run` was given",
-            storage=storage,
-        )
+        raise no_storage(storage)
     return storage
 
 
@@ -48,10 +43,12 @@ def open_catalog(storage: str) -> Iterator[CatalogStore]:
 
 
 @contextmanager
-def open_engine(storage: str, options: Options | None = None) -> Iterator[Engine]:
+def open_engine(
+    storage: str, options: Options | None = None, *, read_only: bool = False
+) -> Iterator[Engine]:
     """Open an engine; stop it at the end of the context."""
     # importing it takes a second, which commands without Spark need not wait for
     from eddyline.api.engine import Engine
 
-    with Engine(storage, options=options) as engine:
+    with Engine(storage, options=options, read_only=read_only) as engine:
         yield engine

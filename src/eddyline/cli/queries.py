@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
 def _sql(args: argparse.Namespace) -> int:
     answer = _answer_from_files(args.storage, args.query)
     if answer is None or (args.format == "json" and answer.lines is None):
-        with open_engine(existing(args.storage)) as engine:
+        with open_engine(existing(args.storage), read_only=True) as engine:
             print(FORMATTERS[args.format](spark_answer(engine.sql(args.query))))
     else:
         print(FORMATTERS[args.format](answer))
@@ -87,8 +87,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    with open_engine(existing(args.storage)) as engine:
-        status = engine.status()
+    status = _stored_status(args.storage)
     sources = [
         (
             item["name"],
@@ -123,6 +122,13 @@ def _status(args: argparse.Namespace) -> int:
         ]
         heads = ("pipeline", "received", "done", "dead", "in retry", "in flight")
         print("", layout(heads, pipelines, right=(1, 2, 3, 4, 5)), sep="\n")
+    if status["readers"]:
+        following = [
+            (item["reader"], item["view"], str(item["epoch"]), f"{item['behind']:,}")
+            for item in status["readers"]
+        ]
+        columns_of_readers = ("reader", "view", "epoch", "behind")
+        print("", layout(columns_of_readers, following, right=(2, 3)), sep="\n")
     return 0
 
 
@@ -134,8 +140,24 @@ def _state(view: Mapping[str, Any]) -> str:
     return f"{text}: {view['error']}" if "error" in view else text
 
 
+def _stored_status(storage: str) -> dict[str, Any]:
+    """Return the status of `Engine.status` from the files, without Spark's JVM."""
+    from eddyline.answers.status import storage_status
+    from eddyline.answers.tasks import stored_catalog
+    from eddyline.catalog.entries import PIPELINE
+    from eddyline.pipelines.outcomes import stored_status
+    from eddyline.state.leases import pinned
+
+    with open_catalog(storage) as store:
+        catalog = stored_catalog(store)
+        with pinned(store.files) as manifest:
+            status = storage_status(store.files, catalog, manifest)
+        pipelines = [stored_status(store.files, e) for e in catalog.entries if e.role == PIPELINE]
+    return {**status, "pipelines": pipelines}
+
+
 def _verify(args: argparse.Namespace) -> int:
-    with open_engine(existing(args.storage)) as engine:
+    with open_engine(existing(args.storage), read_only=True) as engine:
         report = engine.verify(args.view)
     print(report)
     return 0 if report.equal else 1

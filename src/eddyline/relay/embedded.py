@@ -70,7 +70,7 @@ class LogBackend:
         return int(records.num_rows)
 
     def claim(self) -> QueueState:
-        self._lock = StorageLock(self.files)
+        self._lock = StorageLock(self.files, take_over=True)
         if not self._lock.held:
             raise QueueError(
                 "another process reads this queue",
