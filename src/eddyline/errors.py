@@ -102,6 +102,7 @@ CONDITIONS: dict[str, Condition] = {
     "DAMAGED_MESSAGE": Condition(ENVIRONMENT, False, "A message of a queue on Kafka is not what was written. Restore the topic, or start a new application."),
     "DAMAGED_RUN": Condition(ENVIRONMENT, False, "A file of the state is not what was written. Restore it from a copy."),
     "EPOCH_COMMITTED": Condition(USER, False, "Another engine has committed this epoch. Open the storage with one engine only."),
+    "FENCED": Condition(ENVIRONMENT, False, "Another engine has opened the storage for writing although this one had not stopped, so the file system's locks don't work. Nothing of this engine is committed any more; stop it."),
     "LOG_TOO_SHORT": Condition(ENVIRONMENT, False, "The redo log no longer has entries that the manifest needs. Restore a later manifest from a copy."),
     "MISSING_CHECKPOINT": Condition(ENVIRONMENT, False, "A stream's checkpoint is gone while its redo log is there. Restore it, or drop and create the stream."),
     "NEWER_FORMAT": Condition(USER, False, "A newer version of Eddyline has written this storage or queue. Use that version."),

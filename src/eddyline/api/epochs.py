@@ -286,6 +286,7 @@ class Epochs:
         held = first_needed(workspace.files, workspace.manifest.epoch, options.held_epochs)
         workspace.reads.sweep()
         with (
+            workspace.files.committing(),
             retiring(workspace.files, options.lease_seconds) as (possible, leased),
         ):
             if possible:
@@ -332,6 +333,8 @@ class Epochs:
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:
                 _LOG.error("epoch %d failed: %s", epoch, named(error))
+            with workspace.files.committing():  # a newer writer has perhaps removed the attempt
+                pass
             # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise

@@ -45,6 +45,7 @@ from eddyline.state.manifest import (
     read_manifest,
 )
 from eddyline.state.recover import flush, open_storage
+from eddyline.storage.fence import Fence
 from eddyline.storage.files import Files, damaged, no_storage
 from eddyline.storage.lock import StorageLock
 
@@ -93,6 +94,8 @@ class Workspace:
         self._storage_lock = None if read_only else StorageLock(self.files)
         try:
             self.files.unflushed = UNFLUSHED[options.delivery]
+            if self.writes:  # before it is read: what others have committed is in it
+                self.files.fence = Fence.raised(self.files.root)
             self.store = open_store(self.files, options.catalog)
             self.inbox = Inbox(self.store)
             self.catalog, self.manifest = self._open()

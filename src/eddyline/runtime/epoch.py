@@ -377,6 +377,7 @@ class EpochRunner:
             {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
             self.settings,
             base.replaced,
+            "" if self.files.fence is None else self.files.fence.writer,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

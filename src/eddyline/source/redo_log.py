@@ -85,16 +85,31 @@ class RedoLog:
         """Return whether an entry of that number exists, or did before it was forgotten."""
         return self.files.exists(self._entry(number)) or number < self.start()
 
-    def append(self, number: int, segments: Iterable[Segment]) -> None:
-        """Write an entry; it is durable when this returns."""
+    def append(self, number: int, segments: Iterable[Segment], *, new: bool = False) -> None:
+        """Write an entry; it is durable when this returns.
+
+        Args:
+            new: never replace an entry.
+
+        Raises:
+            StateError: FENCED, another engine writes to the storage.
+        """
         numbered = []
         sequence = number << SEQUENCE_SHIFT
         for segment in segments:
             numbered.append({**segment.as_dict(), "sequence": sequence})
             del numbered[-1]["watermark"]  # not known before the entry is processed
             sequence += segment.rows
-        with self._changing() as index:
-            self.files.write_json(self._entry(number), numbered)
+        with self._changing() as index, self.files.committing():
+            try:
+                self.files.write_json(self._entry(number), numbered, new=new)
+            except FileExistsError as error:
+                raise StateError(
+                    f"entry {number} of the redo log is there already",
+                    condition="FENCED",
+                    file=self._entry(number),
+                    hint="another engine writes to this storage: stop one of them",
+                ) from error
             insort(index.entries, number)
             index.begun.discard(number)
 
@@ -103,7 +118,7 @@ class RedoLog:
         number = self.end()
         self.clear(number)
         segments = [write_rows(self.files, _new_file(self.folder, number), t) for t in tables]
-        self.append(number, segments)
+        self.append(number, segments, new=True)
 
     def clear(self, number: int) -> None:
         """Begin an entry: remove the files of an earlier attempt."""

@@ -71,6 +71,7 @@ class Manifest:
         plans: for each table and view the fingerprint of the plan that wrote its state.
         settings: Spark's settings that results depend on, fixed when the storage was made.
         replaced: for each view that replaced another one, its predecessors.
+        writer: the id of the engine that committed the epoch; empty if unknown.
     """
 
     epoch: Epoch
@@ -85,6 +86,7 @@ class Manifest:
     plans: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     replaced: dict[ViewId, Predecessors] = field(default_factory=dict)
+    writer: str = ""
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
@@ -156,6 +158,7 @@ class Manifest:
             "plans": self.plans,
             "settings": self.settings,
             "replaced": self.replaced,
+            "writer": self.writer,
         }
 
 
@@ -189,17 +192,20 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
     """Commit an epoch; it is durable on return.
 
     Raises:
-        StateError: the epoch is committed already. A committed epoch is never overwritten.
+        StateError: the epoch is committed already, and never overwritten; or another engine has opened
+            the storage for writing since.
     """
     name = manifest_name(manifest.epoch)
-    if files.exists(name):
+    try:
+        with files.committing():
+            files.write_json(name, manifest.as_document(), new=True)
+    except FileExistsError as error:
         raise StateError(
             f"epoch {manifest.epoch} is committed already",
             condition="EPOCH_COMMITTED",
             file=name,
             hint="open the storage again; only one engine may write to it",
-        )
-    files.write_json(name, manifest.as_document())
+        ) from error
 
 
 def read_manifest(files: Files, epoch: Epoch) -> Manifest:
@@ -241,6 +247,7 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
             ViewId(view): tuple((before, Epoch(epoch)) for before, epoch in chain)
             for view, chain in document.get("replaced", {}).items()
         },
+        document.get("writer", ""),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 from eddyline.errors import StateError, StorageError
+from eddyline.storage.fence import Fence
 
 UNFINISHED = ".tmp"
 
@@ -33,6 +35,7 @@ class Files:
         root: absolute path of the folder.
         unflushed: prefixes of names whose files aren't flushed when they are written. They survive
             a crash of the process, but perhaps not of the machine.
+        fence: what has to be passed to commit something; None where nobody else can write.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -53,6 +56,7 @@ class Files:
             )
         self.root = os.path.abspath(path)
         self.unflushed: tuple[str, ...] = ()
+        self.fence: Fence | None = None
 
     def flushing(self) -> Files:
         """Return the same files, of which each is flushed when it is written."""
@@ -67,11 +71,35 @@ class Files:
         """Return the absolute path of a name."""
         return os.path.join(self.root, name)
 
-    def write(self, name: str, fill: Callable[[BinaryIO], Any], *, durable: bool = True) -> int:
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Run a context that commits something.
+
+        Raises:
+            StateError: FENCED, another writer has opened the storage since.
+        """
+        if self.fence is None:
+            yield
+            return
+        with self.fence.passing():
+            yield
+
+    def write(
+        self,
+        name: str,
+        fill: Callable[[BinaryIO], Any],
+        *,
+        durable: bool = True,
+        new: bool = False,
+    ) -> int:
         """Create or replace a file atomically with what `fill` writes; return its size in bytes.
+
+        Args:
+            new: never replace a file.
 
         Raises:
             StorageError: the file can't be written; the old one is unchanged.
+            FileExistsError: the file is there, and `new` is set.
         """
         target = self.path(name)
         durable = durable and not name.startswith(self.unflushed)
@@ -86,7 +114,10 @@ class Files:
                         os.fsync(stream.fileno())
                     size = stream.tell()
                 self.step("rename", name)
-                os.replace(target + suffix, target)
+                if new:
+                    _create(target + suffix, target)
+                else:
+                    os.replace(target + suffix, target)
         except BaseException:
             with suppress(StorageError):
                 self.remove(name + suffix)
@@ -114,11 +145,13 @@ class Files:
             finally:
                 os.close(handle)
 
-    def write_json(self, name: str, value: object, *, durable: bool = True) -> None:
-        """Write a JSON document, preceded by its checksum."""
+    def write_json(
+        self, name: str, value: object, *, durable: bool = True, new: bool = False
+    ) -> None:
+        """Write a JSON document, preceded by its checksum; see `write`."""
         body = json.dumps(value, separators=(",", ":")).encode()
         head = f"{zlib.crc32(body):08x} ".encode()
-        self.write(name, lambda stream: stream.write(head + body), durable=durable)
+        self.write(name, lambda stream: stream.write(head + body), durable=durable, new=new)
 
     def read_json(self, name: str) -> Any:
         """Read a JSON document.
@@ -248,6 +281,8 @@ def storage_errors(name: str) -> Iterator[None]:
     """Translate OSError into StorageError WRITE_FAILED, naming the file."""
     try:
         yield
+    except FileExistsError:
+        raise  # no failure of the disk
     except OSError as error:
         raise StorageError(
             f"the storage can't be written: {error}",
@@ -255,6 +290,27 @@ def storage_errors(name: str) -> Iterator[None]:
             file=name,
             hint="mend the cause and make the same call again: nothing is half written",
         ) from error
+
+
+def _create(unfinished: str, target: str) -> None:
+    """Give a finished file its name, unless another file has it.
+
+    Raises:
+        FileExistsError: another file has it.
+    """
+    try:
+        os.link(unfinished, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        # a file system without hard links: two writers at this very moment aren't told apart
+        if os.path.exists(target):
+            raise FileExistsError(errno.EEXIST, "File exists", target) from None
+        os.replace(unfinished, target)
+    else:
+        os.unlink(unfinished)
 
 
 def _sync(path: str) -> None:

@@ -1,0 +1,81 @@
+"""The fence of a storage: only the process that opened it last for writing may commit.
+
+The lock keeps a second writer out. Where it doesn't (a file system without locks, a folder that was copied
+under a running engine), the fence makes the older writer fail instead of both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from eddyline.errors import StateError, StorageError
+
+NAME = "writer"
+LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The right of one writer to commit.
+
+    Attributes:
+        root: the storage folder.
+        writer: the writer's id, which is never given to another one.
+    """
+
+    root: str
+    writer: str
+
+    @classmethod
+    def raised(cls, root: str) -> Fence:
+        """Make a new writer the only one that may commit; wait for a commit that is under way."""
+        fence = cls(root, uuid.uuid4().hex)
+        with _opened(fence._path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as handle:
+            os.pwrite(handle, fence.writer.encode(), 0)
+        return fence
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let no newer writer begin during the context, which commits something.
+
+        Raises:
+            StateError: FENCED, a newer one has begun.
+        """
+        with _opened(self._path, os.O_RDONLY, fcntl.LOCK_SH) as handle:
+            if os.pread(handle, LENGTH, 0) != self.writer.encode():
+                raise StateError(
+                    "another engine has opened this storage for writing since",
+                    condition="FENCED",
+                    storage=self.root,
+                    hint="stop this engine, and see why the file `lock` let both write; what was "
+                    "committed stays, and this engine commits nothing any more",
+                )
+            yield
+
+    @property
+    def _path(self) -> str:
+        return os.path.join(self.root, NAME)
+
+
+@contextmanager
+def _opened(path: str, flags: int, kind: int) -> Iterator[int]:
+    """Open and lock a file."""
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"the storage can't be written: {error}",
+            condition="WRITE_FAILED",
+            file=NAME,
+            hint="mend the cause and make the same call again: nothing is half written",
+        ) from error
+    try:
+        fcntl.flock(handle, kind)
+        yield handle
+    finally:
+        os.close(handle)
