@@ -19,6 +19,7 @@ from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import Manifest, manifest_name, read_manifest
+from eddyline.state.runs import keep_open
 from eddyline.storage.files import Files
 
 Limits = Sequence[tuple[ExpiryColumn, int]]
@@ -143,4 +144,7 @@ def _manifest(root: str, epoch: Epoch) -> Manifest:
 
 @functools.lru_cache(maxsize=8)
 def _cached_manifest(root: str, epoch: Epoch, _version: tuple[int, int]) -> Manifest:
-    return read_manifest(Files(root), epoch)
+    files = Files(root)
+    manifest = read_manifest(files, epoch)
+    keep_open(files, manifest.all_runs())  # compaction has replaced the others
+    return manifest

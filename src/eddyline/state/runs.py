@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from eddyline.errors import StateError
-from eddyline.storage.files import Files, Summing, checksum
+from eddyline.storage.files import Files, Summing, checksum, unreadable
 
 OPEN_RUNS_MAX = 2048
+OPEN_BYTES_MAX = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,51 @@ def write_run(files: Files, name: str, table: pa.Table) -> Run:
     return Run(name, table.num_rows, size, crc)
 
 
-_open_runs: OrderedDict[str, pa.Table] = OrderedDict()
+class OpenRuns:
+    """The runs that this process keeps mapped for the next read, by path, the last used at the end.
+
+    A mapped file keeps its space on the disk although it is deleted, so runs that the state no longer
+    needs are dropped with `keep`.
+    """
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()  # the driver reads from several threads
+
+    def get(self, path: str) -> pa.Table | None:
+        with self._lock:
+            found = self._tables.get(path)
+            if found is None:
+                return None
+            self._tables.move_to_end(path)
+            return found[0]
+
+    def add(self, path: str, table: pa.Table, size: int) -> None:
+        with self._lock:
+            self._drop(path)
+            self._tables[path] = table, size
+            self._bytes += size
+            while len(self._tables) > 1 and (
+                len(self._tables) > OPEN_RUNS_MAX or self._bytes > OPEN_BYTES_MAX
+            ):
+                self._drop(next(iter(self._tables)))
+
+    def keep(self, root: str, needed: Collection[str]) -> None:
+        """Drop the runs of a storage that are not needed."""
+        with self._lock:
+            inside = [path for path in self._tables if path.startswith(f"{root}/")]
+            for path in inside:
+                if path not in needed:
+                    self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        found = self._tables.pop(path, None)
+        if found is not None:
+            self._bytes -= found[1]
+
+
+_open_runs = OpenRuns()
 
 
 def read_run(files: Files, run: Run) -> pa.Table:
@@ -51,6 +98,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
 
     Raises:
         StateError: the file is missing, truncated or not an Arrow file.
+        StorageError: it can't be read now.
     """
     path = files.path(run.name)
     table = _open_runs.get(path)
@@ -60,14 +108,17 @@ def read_run(files: Files, run: Run) -> pa.Table:
             if source.size() != run.bytes:
                 raise _damaged(run, f"it has {source.size()} bytes")
             table = pa.ipc.open_file(source).read_all()
-        except (OSError, pa.ArrowInvalid) as error:
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise _damaged(run, str(error)) from error
-        _open_runs[path] = table
-        while len(_open_runs) > OPEN_RUNS_MAX:
-            _open_runs.popitem(last=False)
-    else:
-        _open_runs.move_to_end(path)
+        except OSError as error:
+            raise unreadable(run.name, error) from error
+        _open_runs.add(path, table, run.bytes)
     return table
+
+
+def keep_open(files: Files, runs: Iterable[Run]) -> None:
+    """Unmap the runs of a storage that are not among these; later reads map them again."""
+    _open_runs.keep(files.root, {files.path(run.name) for run in runs})
 
 
 def verify_run(files: Files, run: Run) -> None:
@@ -78,8 +129,10 @@ def verify_run(files: Files, run: Run) -> None:
     """
     try:
         found = checksum(files.path(run.name))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise _damaged(run, str(error)) from error
+    except OSError as error:
+        raise unreadable(run.name, error) from error
     if found != run.crc:
         raise _damaged(run, "its checksum differs")
 

@@ -276,6 +276,16 @@ def no_storage(root: str) -> StorageError:
     )
 
 
+def unreadable(name: str, error: OSError) -> StorageError:
+    """Return the error for a file or folder that is there, but can't be read."""
+    return StorageError(
+        f"the storage can't be read: {error}",
+        condition="READ_FAILED",
+        file=name,
+        hint="mend the cause (the disk, permissions, too many open files) and make the same call again",
+    )
+
+
 @contextmanager
 def storage_errors(name: str) -> Iterator[None]:
     """Translate OSError into StorageError WRITE_FAILED, naming the file."""
