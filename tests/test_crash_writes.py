@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline.api.epochs
-from crashes import RETIRE_EVERY, Load
+from crashes import LENGTH, RETIRE_EVERY, Load
 from eddyline.errors import EddylineError
 from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
@@ -21,6 +21,8 @@ KINDS = [
     ("fail", "any", 10),  # a passing fault: the same engine goes on
     ("kill", "worker", 6),  # one of Spark's Python workers dies: the same engine goes on
 ]
+
+DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,32 @@ def test_a_fault_in_a_cycle(load: Load, kind: str, within: str, wanted: int) -> 
     count = effects_of_a_cycle(load, within)
     hits = [broken_cycle(load, n, kind, within) for n in sample(count, wanted)]
     assert sum(hits) >= len(hits) // 2
+
+
+@pytest.mark.parametrize(("kind", "wanted"), DISKS)
+def test_a_disk_that_fails_until_it_is_mended(load: Load, kind: str, wanted: int) -> None:
+    """Each call gets a clear error, nothing is lost, and the same engine goes on."""
+    load.open()
+    for fail_at in sample(effects_of_a_cycle(load, "any"), wanted):
+        files = faulty(load)
+        end = load.done + LENGTH
+        files.arm(fail_at, kind)
+        errors: list[EddylineError] = []
+        for _ in range(3):
+            try:
+                load.run(end)
+            except EddylineError as error:
+                errors.append(error)
+        assert not errors or files.hit()
+        files.arm(0)
+        assert all(error.retryable for error in errors), errors
+        conditions = {error.condition for error in errors}
+        assert conditions <= {"WRITE_FAILED", "EPOCH_FAILED", "CATALOG_UNAVAILABLE"}
+        if load.done < end:
+            assert conditions
+            load.resume()
+            load.run(end)
+        load.check()
 
 
 @pytest.mark.slow

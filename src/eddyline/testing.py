@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -180,6 +181,9 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+_ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO, "read_only": errno.EROFS}
+
+
 class FaultyFiles(Files):
     """Files of a storage that fail at the n-th effect on the disk.
 
@@ -190,7 +194,9 @@ class FaultyFiles(Files):
         root: the storage folder.
         fail_at: number of the effect, from 1; 0 only counts.
         kind: `fail`: that effect raises Crash; `crash`: so do all later ones, as if the process had
-            died; `kill`: its process gets SIGKILL.
+            died; `kill`: its process gets SIGKILL. `full`, `broken` and `read_only`: that effect and
+            all later ones raise the error of a disk that is full (removals still work), of one
+            that is broken (EIO), and of one that was mounted read-only.
         within: `driver` or `worker` counts only the effects there; `any` counts all.
 
     Example:
@@ -244,8 +250,12 @@ class FaultyFiles(Files):
                 return
             stream.write(f"{what} {name}\n")
         past = len(made) + 1 - int(fail_at)
-        if fail_at == "0" or past < 0 or (past and kind != "crash"):
+        if fail_at == "0" or past < 0 or (past and kind not in ("crash", *_ERRORS)):
             return
         if kind == "kill":
             kill()
+        if kind in _ERRORS:
+            if (kind, what) in (("full", "remove"), ("full", "cut")):
+                return
+            raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), name)
         raise Crash(f"effect {fail_at} on the disk fails: {what} {name}")

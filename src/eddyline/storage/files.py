@@ -158,11 +158,14 @@ class Files:
 
         Raises:
             StateError: DAMAGED_FILE, the file is missing or doesn't match its checksum.
+            StorageError: READ_FAILED, it can't be read now.
         """
         try:
             data = Path(self.path(name)).read_bytes()
         except FileNotFoundError as error:
             raise damaged(name, "it is missing") from error
+        except OSError as error:
+            raise unreadable(name, error) from error
         body = data[9:]
         if data[:9] != f"{zlib.crc32(body):08x} ".encode():
             raise damaged(name, "it doesn't match its checksum")
@@ -199,6 +202,8 @@ class Files:
             found = os.listdir(self.path(folder))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise unreadable(folder, error) from error
         return sorted(name for name in found if not name.endswith(UNFINISHED))
 
     def sizes(self, folder: str) -> dict[str, int]:
