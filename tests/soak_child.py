@@ -15,9 +15,10 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import eddyline as el
 from eddyline.options import Options
@@ -43,6 +44,27 @@ VIEWS = {
 FAILING = {"quotients", "counted", "numbers"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Step = dict[str, Any]
+
+
+T = TypeVar("T")
+
+
+def again(action: Callable[[], T]) -> T:
+    """Call a function; if a worker was killed meanwhile, call it again: local Spark doesn't."""
+    for _ in range(4):
+        try:
+            return action()
+        except el.EddylineError as error:
+            if not error.retryable and not worker_died(error):
+                raise
+        except Exception as error:
+            if not worker_died(error):
+                raise
+    return action()
+
+
+def worker_died(error: Exception) -> bool:
+    return any(words in str(error) for words in ("exited unexpectedly", "Broken pipe", "EOFExc"))
 
 
 class Journal:
@@ -122,15 +144,7 @@ class Soak:
         return [tuple(row) for row in self.engine.snapshot(table).collect()]
 
     def advance(self) -> None:
-        """Process all input; a worker that was killed makes an epoch fail, and the next try succeeds."""
-        for attempt in range(5):
-            try:
-                self.engine.advance()
-            except el.EngineError as error:
-                if not error.retryable or attempt == 4:
-                    raise
-            else:
-                return
+        again(self.engine.advance)
 
     def expect(self, step: Step) -> None:
         """Record what a step does."""
@@ -154,11 +168,11 @@ class Soak:
         if kind == "advance":
             self.advance()
         elif kind == "view":
-            self.change_views(chance)
+            again(lambda: self.change_views(chance))
         else:
-            step = self.planned(kind, chance)
+            step = again(lambda: self.planned(kind, chance))
             self.journal.add(step=step)
-            self.do(step)
+            again(lambda: self.do(step))
             self.journal.add(done=True)
             self.expect(step)
 
@@ -230,8 +244,7 @@ class Soak:
                     query = f"SELECT * FROM ({VIEWS[name]}) AS again"
                     self.engine.view(name, query if name != "top" else VIEWS[name], replace=True)
         except el.EddylineError as error:
-            # other views read it, or a worker was killed
-            if error.condition not in ("STILL_READ", "UPSTREAM_PAUSED") and not error.retryable:
+            if error.condition not in ("STILL_READ", "UPSTREAM_PAUSED"):
                 raise
 
     def check(self) -> None:
@@ -258,7 +271,7 @@ def main(folder: str, seed: str, options: str, mode: str) -> None:
     chance = random.Random(seed)
     started = time.monotonic()
     soak = Soak(Path(folder), json.loads(options))
-    soak.check()
+    again(soak.check)
     print(f"ready {time.monotonic() - started:.1f}", flush=True)
     if mode == "go":
         while True:
