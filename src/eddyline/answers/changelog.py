@@ -67,7 +67,8 @@ def _matched(
 ) -> list[tuple[int | None, int | None]]:
     sides = []
     for table, name in ((gone, "before"), (come, "after")):
-        frame = comparable_frame(table, names).with_columns(pl.lit(0).alias("one"))
+        one = pl.Series("one", np.zeros(table.num_rows, np.int8))  # equal even without key columns
+        frame = comparable_frame(table, names).with_columns(one) if names else one.to_frame()
         frame = frame.with_row_index(name)
         place = pl.int_range(pl.len()).over([*names, "one"]).alias("place")
         sides.append(frame.with_columns(place))
