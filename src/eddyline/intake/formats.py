@@ -183,7 +183,7 @@ class SparkFormat:
             return frame.select(*map(quoted, columns.names), *more)
         except Exception as error:  # Spark's own errors, of many classes
             package = _PACKAGES.get(self.name.lower())
-            if package is not None and "DATA_SOURCE_NOT_FOUND" in str(error):
+            if package is not None and "Failed to find data source" in str(error):
                 version = f"{package}:{context.spark.version}"
                 raise DataError(
                     f"Spark reads {self.name} with a package that this session lacks",
