@@ -265,9 +265,6 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "write": {"table": "t", "operations": [("append", rows)]},
         "dead_letters": {"name": "p"},
         "remove_dead_letters": {"name": "p", "where": None, "replay": False},
-        "insert_query": {"table": "t", "columns": None, "query": "SELECT 1, 'x'"},
-        "delete_where": {"table": "t", "condition": "a = 5"},
-        "update_where": {"table": "t", "assignments": [("b", "'y'")], "condition": "a = 5"},
     }  # fmt: skip
 
 
@@ -294,10 +291,6 @@ ALLOWED: dict[tuple[str, str], list[Any]] = {
     ("write", "operations"): [[], ()],
     ("remove_dead_letters", "where"): [None],
     ("remove_dead_letters", "replay"): [True],
-    ("insert_query", "columns"): [None, [], ()],
-    ("delete_where", "condition"): [None],
-    ("update_where", "assignments"): [],
-    ("update_where", "condition"): [None],
 }
 
 
@@ -329,6 +322,20 @@ def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
                 if not raises_clearly(lambda m=method, g=given: m(**g), parameter):
                     silent.append((name, parameter, value))
     assert silent == [], str(silent)
+
+
+@pytest.mark.spark
+def test_dml_without_a_condition_or_an_assignment(engine: el.Engine) -> None:
+    for call in (
+        lambda: engine._writing.delete_where("t", " "),
+        lambda: engine._writing.update_where("t", [("b", "'y'")], ""),
+        lambda: engine._writing.update_where("t", [], None),
+        lambda: engine.remove_dead_letters("p", "", replay=False),
+    ):
+        with pytest.raises(EddylineError, match="BAD_OPTION"):
+            call()
+    engine.advance()
+    assert engine.snapshot("t").count() == 1
 
 
 @pytest.mark.spark
@@ -419,7 +426,7 @@ def spark() -> SparkSession:
 def test_warnings_point_at_the_caller(engine: el.Engine) -> None:
     """The check of arguments is one frame more between the engine and its user."""
     with pytest.warns(el.StateGrowthWarning) as grows:
-        engine.view("grows", "SELECT DISTINCT a FROM s")
+        engine.view("grows", "SELECT a, percentile(a, 0.5) AS p FROM s GROUP BY a")
     with pytest.warns(ViewFailingWarning) as fails:
         engine.view("fails", "SELECT raise_error(b) AS e FROM t")
     assert {warning.filename for warning in (*grows, *fails)} == {__file__}

@@ -45,7 +45,7 @@ def test_refusals_are_not_logged_by_pyspark(
     with pytest.raises(QueryError, match="nope"):
         engine.sql("SELECT nope FROM t")
     with pytest.raises(QueryError, match="nope"):
-        engine.delete_where("t", "nope > 1")
+        engine.execute("DELETE FROM t WHERE nope > 1")
     with pytest.raises(DataError, match="BAD_SCHEMA"):
         engine.table("u", "a NOPE")
     assert logged.getvalue() == ""
