@@ -355,9 +355,11 @@ def _line(source: random.Random, odd: bool) -> bytes:
     line = blank + b"{" + line + b"}"
     if source.random() < 0.2:
         line = b"[%s]" % b",".join([line] * source.randrange(3))
-    for _ in range(source.choice([0, 0, 1, 2])):
+    # an error within an array or object of a text makes Spark go on in the middle of it: not followed
+    nested = any(name == b"s" and value[:1] in (b"{", b"[") for name, value in members)
+    for _ in range(0 if nested else source.choice([0, 0, 1, 2])):
         at = source.randrange(len(line) + 1)
-        some = source.choice([b"", b'"', b",", b"}", b"]", b"\\", b"0", b" ", b"\t", b"{"])
+        some = source.choice([b"", b'"', b",", b"}", b"]", b"\\", b"0", b" ", b"\t"])
         line = line[:at] + some + line[at + source.randrange(2) :]
     return line
 

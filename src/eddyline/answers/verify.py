@@ -11,6 +11,7 @@ from pyspark.sql.types import VariantType
 
 from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
+from eddyline.answers.spark_files import read_by_spark
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.intake.watermarks import Watermarks, rows_below
@@ -22,6 +23,7 @@ from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1
+JSON_PUSHDOWN = "spark.sql.json.filterPushdown.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,14 @@ def _load_offline(
     session: SparkSession,
     catalyst: Catalyst,
 ) -> dict[str, DataFrame]:
-    """Register all relations as of an epoch: sources as stored, views as their queries."""
+    """Register all relations as of an epoch: sources as stored or read again, views as their queries."""
     relations = {}
+    session.conf.set(JSON_PUSHDOWN, "false")  # it drops malformed records, depending on the query
     for entry in catalog.entries:
         if entry.kind != VIEW:
-            content = results.content(entry, manifest, session)
+            content = read_by_spark(results, entry, manifest, session)
+            if content is None:
+                content = results.content(entry, manifest, session)
         else:
             content = session.sql(entry.query)
             if "session_window" in entry.query.lower():

@@ -222,7 +222,7 @@ def read_json_part(
     _files: Files, segment: Segment, wanted: Wanted
 ) -> Iterator[tuple[pa.Table, int]]:
     """Read the lines of a JSON file that begin in a segment."""
-    _check_size(segment)
+    check_size(segment)
     for table in read_json(segment.file, wanted.schema, segment.start, segment.bytes):
         yield table, table.num_rows
 
@@ -231,12 +231,13 @@ def read_parquet_file(
     _files: Files, segment: Segment, wanted: Wanted
 ) -> Iterator[tuple[pa.Table, int]]:
     """Read a Parquet file."""
-    _check_size(segment)
+    check_size(segment)
     for table in read_parquet(segment.file, wanted.schema, ROWS_MAX):
         yield table, table.num_rows
 
 
-def _check_size(segment: Segment) -> None:
+def check_size(segment: Segment) -> None:
+    """Raise StateError if a file is shorter than when it was logged, or gone."""
     size = os.path.getsize(segment.file) if os.path.exists(segment.file) else -1
     if size < segment.start + segment.bytes:
         raise damaged(

@@ -11,10 +11,14 @@ import pyarrow.parquet as pq
 from eddyline.errors import DataError
 
 
-def parquet_fault(path: str, schema: pa.Schema) -> str:
-    """Return why these columns of a file can't be read; an empty text if they can."""
+def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> str:
+    """Return why these columns of a file can't be read; an empty text if they can.
+
+    Args:
+        by_spark: judge for Spark's reader, which doesn't convert timestamps to another kind.
+    """
     try:
-        with pq.ParquetFile(path) as file:
+        with _opened(path) as file:
             found = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     except (OSError, pa.ArrowException) as error:
         return str(error)
@@ -22,6 +26,8 @@ def parquet_fault(path: str, schema: pa.Schema) -> str:
     for field in schema:
         if field.name in present and not _readable(found[present[field.name]], field.type):
             return f"column {field.name} is {found[present[field.name]]}, not {field.type}"
+        if by_spark and field.name in present and _is_cut(found[present[field.name]], field.type):
+            return f"column {field.name} is {found[present[field.name]]}: Spark refuses it"
     return ""
 
 
@@ -32,7 +38,7 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
         DataError: the file can't be read, or a column's type can't be converted.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with _opened(path) as file:
             present = _present(schema, file.schema_arrow.names)
             wanted = list(present.values())
             for batch in file.iter_batches(rows_max, columns=wanted, use_threads=False):
@@ -55,6 +61,18 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
         ) from error
 
 
+def _opened(path: str) -> pq.ParquetFile:
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")  # nanoseconds lack most years
+
+
+def _is_cut(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether only Arrow converts one type to the other."""
+    if not pa.types.is_temporal(found) or found == wanted:
+        return False
+    both = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
+    return not both or found.unit == "ns" or (wanted.tz is None and found.tz is not None)
+
+
 def _present(schema: pa.Schema, names: list[str]) -> dict[str, str]:
     """Return the name in the file of each column that it has; the case of letters doesn't matter."""
     folded = {name.lower(): name for name in reversed(names)}
@@ -66,6 +84,10 @@ def _readable(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether every value of one type is one of another."""
     if pa.types.is_dictionary(found):
         return _readable(found.value_type, wanted)
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_fixed_size_binary(found):
+        return bool(wanted == pa.binary())
     if pa.types.is_integer(found) and pa.types.is_integer(wanted):
         unsigned = pa.types.is_unsigned_integer(found) and pa.types.is_signed_integer(wanted)
         return bool(found.bit_width + unsigned <= wanted.bit_width)
@@ -79,8 +101,7 @@ def _readable(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_nested(found) or pa.types.is_nested(wanted):
         return bool(found.id == wanted.id)
     return found == wanted or any(
-        is_kind(found) and is_kind(wanted)
-        for is_kind in (_is_text, pa.types.is_temporal, pa.types.is_boolean, pa.types.is_null)
+        is_kind(found) and is_kind(wanted) for is_kind in (_is_text, pa.types.is_temporal)
     )
 
 
