@@ -21,6 +21,14 @@ from eddyline.relay.acker import Acker, Ackers
 from eddyline.relay.flow import FlowControl
 from eddyline.spark.session import local_session
 
+
+class Thing:
+    """An object of no known type, with the same name in every process."""
+
+    def __repr__(self) -> str:
+        return "Thing()"
+
+
 WRONG: list[Any] = [
     None,
     -1,
@@ -32,7 +40,7 @@ WRONG: list[Any] = [
     (),
     1.5,
     float("nan"),
-    object(),
+    Thing(),
     b"",
     True,
     "\0",
@@ -115,7 +123,7 @@ def test_folders(value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "records", ["text", b"bytes", {"a": 1}, {}, None, 5, object(), [1.5], [None], ["a", 5], "", bytearray(b"a")],
+    "records", ["text", b"bytes", {"a": 1}, {}, None, 5, Thing(), [1.5], [None], ["a", 5], "", bytearray(b"a")],
     ids=repr,
 )  # fmt: skip
 def test_records(tmp_path: Path, records: Any) -> None:
@@ -136,10 +144,10 @@ def test_reports_of_records(tmp_path: Path) -> None:
     queue.put([b"a", b"b"])
     batch, _ = queue.read(10) or (None, None)
     assert batch is not None
-    for places in ([99], [-1], [2], [1.5], ["a"], [None], [0, 99], None, object()):
+    for places in ([99], [-1], [2], [1.5], ["a"], [None], [0, 99], None, Thing()):
         for report in (queue.ack, queue.bury, lambda n, p: queue.fail(n, p, "why")):
             assert raises_clearly(lambda r=report, p=places: r(batch.number, p), "places"), places
-    for number in (None, "1", 1.5, [], object()):
+    for number in (None, "1", 1.5, [], Thing()):
         assert raises_clearly(lambda n=number: queue.ack(n, [0]), "number")
     for rows_max in (None, 0, -1, 1.5, "1", []):
         assert raises_clearly(lambda m=rows_max: queue.read(m), "rows_max")
@@ -159,7 +167,7 @@ def test_an_app_that_kafka_can_not_name() -> None:
     for servers in ("", " ", None, 5, []):
         assert raises_clearly(lambda servers=servers: el.KafkaBackend(servers, "app"), "servers")
     for setting in ("partitions", "replication", "settings"):
-        for value in (0, -1, 1.5, "", [], object()):
+        for value in (0, -1, 1.5, "", [], Thing()):
             wrong = {setting: value}
             assert raises_clearly(lambda w=wrong: el.KafkaBackend("127.0.0.1:1", "a", **w), setting)
 
@@ -167,7 +175,7 @@ def test_an_app_that_kafka_can_not_name() -> None:
 def test_flow_control() -> None:
     good: dict[str, Any] = {"lanes": 2, "slow_ms": 50, "ttl_ms": 1000, "window_max": 8, "window": 1}
     for setting in good:
-        for value in (None, -1, "", [], {}, object(), float("nan")):
+        for value in (None, -1, "", [], {}, Thing(), float("nan")):
             call = lambda s=setting, v=value: FlowControl(**{**good, s: v})  # noqa: E731
             assert raises_clearly(call, setting)
     assert raises_clearly(lambda: FlowControl(0, slow_ms=1, ttl_ms=1), "lanes")
@@ -176,7 +184,7 @@ def test_flow_control() -> None:
     )
 
 
-@pytest.mark.parametrize("ids", [[1.5], ["a"], [None], 1.5, None, object(), [True]], ids=repr)
+@pytest.mark.parametrize("ids", [[1.5], ["a"], [None], 1.5, None, Thing(), [True]], ids=repr)
 def test_ackers(ids: Any) -> None:
     for acker in (Acker(), Ackers(2)):
         assert raises_clearly(lambda a=acker: a.fold(ack=(ids, ids)), "")

@@ -46,7 +46,7 @@ class Reading:
             session = workspace.session()
             for alias, (name, epoch) in earlier.items():
                 self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
-            failing = None
+            failing, names = None, []
             for name in workspace.compiler.mentioned(query, workspace.catalog):
                 entry = workspace.catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
@@ -54,6 +54,7 @@ class Reading:
                     continue
                 content = keep(workspace.results.content(entry, manifest, session))
                 content.createOrReplaceTempView(quoted(name))
+                names.append(name)
             try:
                 with query_errors(query):
                     return session.sql(query)
@@ -61,6 +62,9 @@ class Reading:
                 if failing is None:
                     raise
                 raise view_failing(failing) from error
+            finally:
+                for name in names:  # Spark may keep the session; the epoch shall not stay with it
+                    session.catalog.dropTempView(name)
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
