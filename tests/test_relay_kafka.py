@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import Future
 
 import pyarrow as pa
 import pytest
 
 from broker import Broker
-from eddyline.errors import StateError
+from eddyline.errors import QueueError, StateError
 from eddyline.relay.queue import DataQueue
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from eddyline.relay.kafka import KafkaBackend
 from eddyline.relay.kafka_messages import BUNDLE_BYTES
@@ -59,6 +67,53 @@ def test_topics_have_the_replication_of_the_brokers(
     assert asked == [-1] * 4  # Kafka's word for the brokers' default
     KafkaBackend(broker.address, app + "b", replication=1).close()
     assert asked[4:] == [1] * 4
+
+
+def configure(broker: Broker, topic: str, **settings: str) -> None:
+    """Set settings of a topic, such as `retention_ms`."""
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+
+
+@pytest.mark.parametrize("queue", ["from", "to"])
+def test_failed_records_must_be_retained_until_their_retry(
+    broker: Broker, app: str, queue: str
+) -> None:
+    KafkaBackend(broker.address, app).close()
+    configure(broker, f"{app}.{queue}", retention_ms="60000")
+    backend = KafkaBackend(broker.address, app)
+    for retry_delay_ms in (60_000, 90_000):
+        with pytest.raises(QueueError, match="RETENTION_TOO_SHORT") as refused:
+            DataQueue(backend, retry_delay_ms=retry_delay_ms)
+        for part in (f"{app}.{queue}", "60,000 ms", f"{retry_delay_ms:,} ms", "retention.ms"):
+            assert part in str(refused.value)
+    opened = DataQueue(backend, retry_delay_ms=59_999)
+    with pytest.raises(QueueError, match="RETENTION_TOO_SHORT"):
+        opened.retry_delay_ms = 60_000  # as a pipeline does
+    assert opened.retry_delay_ms == 59_999
+    configure(broker, f"{app}.{queue}", retention_ms="-1")
+    opened.retry_delay_ms = 10**8
+    opened.close()
+
+
+def test_retention_may_be_hidden_from_the_user(
+    broker: Broker, app: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe(*_: object, **__: object) -> object:
+        denied: Future[object] = Future()
+        error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        denied.set_exception(KafkaException(error))
+        return {0: denied}
+
+    monkeypatch.setattr(AdminClient, "describe_configs", describe)
+    DataQueue(KafkaBackend(broker.address, app), retry_delay_ms=10**12).close()
+    assert "retention" in caplog.text
 
 
 def test_messages_of_other_programs_are_records(broker: Broker, app: str) -> None:

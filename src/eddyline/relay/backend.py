@@ -94,6 +94,14 @@ class Backend(Protocol):
         """Become the only reader of the queue and return the committed state."""
         ...
 
+    def check_retention(self, retry_delay_ms: int) -> None:
+        """Check that failed records are kept until they are read again.
+
+        Raises:
+            QueueError: they may be deleted before.
+        """
+        ...
+
     def unread(self) -> int:
         """Return roughly how many rows of eden are not committed; needs no `claim`."""
         ...

@@ -89,6 +89,9 @@ class LogBackend:
             log.forget(read)
         return state
 
+    def check_retention(self, retry_delay_ms: int) -> None:
+        """Do nothing: a record is only removed after it was read."""
+
     def unread(self) -> int:
         """Return the number of rows of eden after the last commit."""
         (read,) = self._committed()[0].read[EDEN]

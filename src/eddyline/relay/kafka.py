@@ -25,8 +25,10 @@ from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import EddylineError
 from eddyline.relay.backend import (
     EDEN,
+    FROM,
     QUEUES,
     TAKEN_OVER,
+    TO,
     Position,
     QueueState,
     Span,
@@ -48,6 +50,7 @@ from eddyline.relay.kafka_client import (
 )
 from eddyline.relay.kafka_messages import HEADER, bundles, offset_of, row_number
 from eddyline.relay.kafka_reader import TopicReader
+from eddyline.relay.kafka_retention import check_retention
 from eddyline.relay.keys import key_slots
 from eddyline.relay.records import KEY, encode, no_records
 
@@ -125,6 +128,12 @@ class KafkaBackend:
         with kafka_errors(self.app):
             self._transactions = self._begin_transactions()
             return self._committed()[0]
+
+    def check_retention(self, retry_delay_ms: int) -> None:
+        if retry_delay_ms:
+            topics = [self._topic(queue) for queue in (FROM, TO)]
+            with kafka_errors(self.app):
+                check_retention(AdminClient(self._settings), topics, retry_delay_ms)
 
     def unread(self) -> int:
         """Return the number of uncommitted messages of eden; a bundle counts as one.

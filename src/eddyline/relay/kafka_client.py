@@ -19,7 +19,7 @@ try:
         Producer,
         TopicPartition,
     )
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
     from confluent_kafka.cimpl import NewTopic
 except ImportError as error:
     raise EngineError(
@@ -30,6 +30,7 @@ except ImportError as error:
 
 __all__ = [
     "AdminClient",
+    "ConfigResource",
     "Consumer",
     "KafkaError",
     "KafkaException",

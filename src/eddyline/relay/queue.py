@@ -90,7 +90,7 @@ class DataQueue:
         check_number("retry_delay_ms", retry_delay_ms, 0)
         self.backend = backend
         self.ttl_ms = ttl_ms
-        self.retry_delay_ms = retry_delay_ms
+        self.retry_delay_ms = retry_delay_ms  # checked before the queue is claimed
         self.together = together
         self.clock = clock
         self.late = 0  # reports of records whose outcome was already set
@@ -107,6 +107,20 @@ class DataQueue:
     def put(self, payloads: Any, keys: Any = None) -> int:
         """Put records and return their number; see `Producer.put`."""
         return self._producer.put(payloads, keys)
+
+    @property
+    def retry_delay_ms(self) -> int:
+        """How long a failed record waits before it is read again.
+
+        Raises:
+            QueueError: on setting it, if the backend may delete failed records before.
+        """
+        return self._retry_delay_ms
+
+    @retry_delay_ms.setter
+    def retry_delay_ms(self, delay_ms: int) -> None:
+        self.backend.check_retention(delay_ms)
+        self._retry_delay_ms = delay_ms
 
     @property
     def committed(self) -> int:
