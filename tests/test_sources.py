@@ -30,7 +30,7 @@ from eddyline.source.json import decode_documents
 from eddyline.source.lines import LINES_BYTES, read_json
 from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.segments import NDJSON, PARQUET, Segment, distribute
+from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, distribute
 from eddyline.source.spark import SparkStream
 from eddyline.testing import FaultyFiles
 
@@ -346,3 +346,15 @@ def test_a_format_of_a_missing_package_names_the_package(tmp_path: Path) -> None
         version = engine.spark.version
         assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" in caught.value.hint
         assert engine.catalog.entries == ()
+
+
+@pytest.mark.parametrize("count", [1, 3, ROWS_MAX, ROWS_MAX + 5])
+def test_logged_rows_are_counted_without_their_columns(files: FaultyFiles, count: int) -> None:
+    """What count(*) reads."""
+    log = RedoLog(files, "t1")
+    log.append_tables([pa.table({"c0": pa.array(range(count), pa.int64())})])
+    (segment,) = log.segments(0, 1)
+    weights = pa.schema([("w", pa.int64())])
+    tables = list(read_segment(files, segment, [], [], weights))
+    assert sum(table.num_rows for table in tables) == count
+    assert max(table.num_rows for table in tables) <= ROWS_MAX

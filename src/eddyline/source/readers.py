@@ -37,10 +37,11 @@ def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tupl
     """Read a segment of state or redo log, whose columns are `c0..` by position."""
     table = read_arrow(files, segment)
     extra = [name for name in (OPERATION, WEIGHT) if name in table.column_names]
-    table = table.select([*(f"c{place}" for place in wanted.places), *extra])
+    names = [*(f"c{place}" for place in wanted.places), *extra]
     for start in range(0, table.num_rows, ROWS_MAX):
         part = table.slice(start, ROWS_MAX)
-        yield part, part.num_rows
+        # Only now: pyarrow gives a slice of a table without columns any number of rows.
+        yield part.select(names), part.num_rows
 
 
 READERS: Mapping[str, Reader] = {
