@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
@@ -808,6 +810,48 @@ def test_a_queue_on_kafka(tmp_path: Path, spark: SparkSession, broker: Broker) -
     for key, words in sent.items():
         assert [word for word in done if word.startswith(key)] == words
     assert found == sorted((word,) for words in sent.values() for word in words)
+
+
+@pytest.mark.kafka
+def test_a_pipeline_goes_on_after_expired_records(
+    tmp_path: Path, spark: SparkSession, broker: Broker
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.address})
+
+    def expire(topic: str, before: int) -> None:
+        at = TopicPartition(f"expiring.{topic}", 0, before)
+        for future in admin.delete_records([at]).values():
+            future.result(10)
+
+    def effect(record: dict[str, Any]) -> dict[str, int]:
+        if record["attempts"] < 1 and int(record["payload"]) % 2:
+            raise ValueError("chance")
+        return {"n": int(record["payload"])}
+
+    for turn in range(2):
+        with (
+            Engine(tmp_path / "storage", spark) as engine,
+            closing(DataQueue(KafkaBackend(broker.address, "expiring"))) as queue,
+        ):
+            made = engine.pipeline("p", queue).bolt(effect, retry_delay=30.0)
+            pipeline = made.into("s", "n BIGINT")
+            if turn == 0:
+                engine.view("v", "SELECT count(*) AS n FROM s")
+                for n in range(10):
+                    queue.put([str(n)])
+                expire("eden", 4)
+                engine.advance()
+                assert pipeline.account() == Account(10, 3, 0, 3, 0, missed=4)
+                expire("from", 1)
+                continue
+            queue.put(["10"])
+            engine.advance()
+            assert pipeline.account() == Account(11, 4, 0, 0, 0, missed=7)
+            (status,) = engine.status()["pipelines"]
+            assert status["missed"] == 7
+            assert rows(engine, "SELECT n FROM s") == [(4,), (6,), (8,), (10,)]
+            assert rows(engine, "SELECT n FROM v") == [(4,)]
+            assert engine.verify().equal
 
 
 # --- crashes ---

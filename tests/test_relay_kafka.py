@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from concurrent.futures import Future
 
@@ -10,11 +11,13 @@ import pytest
 
 from broker import Broker
 from eddyline.errors import QueueError, StateError
+from eddyline.relay.account import Account
+from eddyline.relay.backend import Span
 from eddyline.relay.queue import DataQueue
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -160,6 +163,161 @@ def test_large_records_go_in_bundles_that_a_broker_takes(broker: Broker, app: st
     payloads = [b"x" * (BUNDLE_BYTES // 3), b"y"] * 10
     queue.put(payloads)
     assert pa.concat_tables(all_of(queue))["payload"].to_pylist() == payloads
+    queue.close()
+
+
+def expire(broker: Broker, topic: str, *before: int) -> None:
+    """Delete the messages of each partition before an offset, as retention does."""
+    gone = [TopicPartition(topic, partition, offset) for partition, offset in enumerate(before)]
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    for future in admin.delete_records(gone).values():
+        future.result(10)
+
+
+def put_singly(broker: Broker, topic: str, payloads: list[str], partition: int = 0) -> None:
+    """Write messages of one record each."""
+    producer = Producer({"bootstrap.servers": broker.address})
+    for payload in payloads:
+        producer.produce(topic, payload.encode(), partition=partition)
+    producer.flush(10)
+    producer.close()
+
+
+def payloads(tables: list[pa.Table]) -> list[str]:
+    return [value.decode() for table in tables for value in table["payload"].to_pylist()]
+
+
+def test_new_records_that_expired_are_a_gap_that_is_counted(
+    broker: Broker, app: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app, partitions=2))
+    put_singly(broker, f"{app}.eden", [f"a{i}" for i in range(10)], partition=0)
+    put_singly(broker, f"{app}.eden", [f"b{i}" for i in range(10)], partition=1)
+    expire(broker, f"{app}.eden", 4, 7)
+    read = payloads(all_of(queue, 3))
+    assert sorted(read) == [f"a{i}" for i in range(4, 10)] + [f"b{i}" for i in range(7, 10)]
+    assert queue.account() == Account(20, 9, 0, 0, 0, missed=11)
+    warnings = [r.getMessage() for r in caplog.records if r.name == "eddyline.sources"]
+    lost = {0: 0, 1: 0}
+    for text in warnings:
+        found = re.fullmatch(
+            rf".* deleted (\d+) messages of {app}.eden partition (.) before .*", text
+        )
+        assert found, text
+        lost[int(found[2])] += int(found[1])
+    assert lost == {0: 4, 1: 7}
+    queue.close()
+    reopened = DataQueue(KafkaBackend(broker.address, app))
+    put_singly(broker, f"{app}.eden", ["later"])
+    assert payloads(all_of(reopened)) == ["later"]
+    assert reopened.account() == Account(21, 10, 0, 0, 0, missed=11)
+    reopened.close()
+
+
+def test_a_queue_of_which_everything_expired_goes_on(broker: Broker, app: str) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    put_singly(broker, f"{app}.eden", ["a", "b", "c"])
+    expire(broker, f"{app}.eden", 3)
+    assert queue.backend.unread() == 0
+    assert queue.read(10) is None
+    queue.commit()
+    assert queue.account() == Account(3, 0, 0, 0, 0, missed=3)
+    queue.close()
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    assert queue.account() == Account(3, 0, 0, 0, 0, missed=3)
+    queue.put(["d"])
+    assert payloads(all_of(queue)) == ["d"]
+    assert queue.account() == Account(4, 1, 0, 0, 0, missed=3)
+    queue.close()
+
+
+def test_records_that_expire_between_plan_and_load_are_planned_again(
+    broker: Broker, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = KafkaBackend(broker.address, app)
+    queue = DataQueue(backend)
+    put_singly(broker, f"{app}.eden", list("abcd"))
+    read, raised = backend.read, []
+
+    def late(span: Span) -> pa.Table:
+        if not raised:
+            expire(broker, f"{app}.eden", 2)
+            backend._readers.clear()  # what was fetched while planning
+        try:
+            return read(span)
+        except QueueError as error:
+            raised.append((error.condition, error.retryable))
+            raise
+
+    monkeypatch.setattr(backend, "read", late)
+    assert payloads(all_of(queue)) == ["c", "d"]
+    assert raised == [("RECORDS_EXPIRED", True)]
+    assert queue.account() == Account(4, 2, 0, 0, 0, missed=2)
+    queue.close()
+
+
+def test_failed_records_that_expired_are_counted(
+    broker: Broker, app: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    queue.put([str(i) for i in range(10)])
+    for batch in [queue.read(4)[0], queue.read(3)[0]]:
+        queue.fail(batch.number, range(batch.rows), "no answer")
+        queue.commit()  # writes one message, and the marker of the transaction
+    assert queue.account() == Account(7, 0, 0, 7, 0)
+    queue.close()  # with what it has fetched
+    expire(broker, f"{app}.from", 2)
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    assert payloads(list(queue.retries())) == list("456")
+    assert sorted(payloads(all_of(queue))) == list("456789")
+    assert queue.account() == Account(10, 6, 0, 0, 0, missed=4)
+    assert "deleted 4 failed records" in caplog.text
+    queue.close()
+
+
+def test_a_queue_of_which_all_failed_records_expired_goes_on(broker: Broker, app: str) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    queue.put(["a", "b"])
+    fail(queue, 1)
+    queue.close()
+    expire(broker, f"{app}.from", 2)
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    assert payloads(all_of(queue)) == ["b"]
+    assert queue.account() == Account(2, 1, 0, 0, 0, missed=1)
+    queue.put(["c"])
+    fail(queue, 1)
+    fail(queue, 1)
+    assert payloads(all_of(queue)) == ["c"]
+    assert queue.account() == Account(3, 2, 0, 0, 0, missed=1)
+    queue.close()
+
+
+def fail(queue: DataQueue, rows: int) -> None:
+    """Read records and report them as failed."""
+    read = queue.read(rows)
+    assert read is not None
+    queue.fail(read[0].number, range(read[0].rows), "no answer")
+    queue.commit()
+
+
+def test_expired_markers_of_transactions_are_no_gap(
+    broker: Broker, app: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    queue.put(["a"])
+    fail(queue, 1)
+    fail(queue, 1)
+    all_of(queue)
+    queue.close()
+    for name in ("from", "to"):
+        expire(broker, f"{app}.{name}", 2)  # the record, which was read, and the marker after it
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    assert queue.read(10) is None
+    queue.put(["b"])
+    fail(queue, 1)
+    assert payloads(all_of(queue)) == ["b"]
+    assert queue.account() == Account(2, 2, 0, 0, 0)
+    assert "deleted" not in caplog.text
     queue.close()
 
 

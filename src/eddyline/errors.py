@@ -92,6 +92,7 @@ CONDITIONS: dict[str, Condition] = {
     "QUEUE_FULL": Condition(ENVIRONMENT, True, "The consumer is slower than the producers. Put the records later, or read faster."),
     "QUEUE_IN_USE": Condition(USER, False, "Another reader has this queue. Stop it, or give each reader a queue of its own."),
     "QUEUE_TAKEN": Condition(USER, False, "A newer reader has taken the queue over. Run one reader for each application."),
+    "RECORDS_EXPIRED": Condition(ENVIRONMENT, True, "Kafka deleted records of a batch after it was planned, so that it can't be loaded. Abandon the batch and plan again: reading goes on at the first record that exists, and the missing ones are counted as `missed`."),
     "RETENTION_TOO_SHORT": Condition(USER, False, "A topic of a queue on Kafka would lose failed records before their retry. Raise `retention.ms` of the topic above the retry delay, or shorten the delay."),
     "UNKNOWN_BATCH": Condition(USER, False, "Batches are settled in the order in which the queue has planned them. Settle the first one open."),
     # storage and catalog

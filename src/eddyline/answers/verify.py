@@ -53,7 +53,7 @@ class Report:
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
         failing: the views that are set aside, and the error of each; they aren't compared.
-        pipelines: the account of each pipeline: `received = done + dead + retry + in_flight`.
+        pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
     """
 
     epoch: Epoch

@@ -180,7 +180,7 @@ class Pipeline:
         return self
 
     def account(self) -> Account:
-        """Count the records by state: `received = done + dead + retry + in_flight`."""
+        """Count the records by state: `received = done + dead + retry + in_flight + missed`."""
         return self.source.account()
 
     def dead_letters(self) -> DataFrame:

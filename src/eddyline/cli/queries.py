@@ -115,13 +115,13 @@ def _status(args: argparse.Namespace) -> int:
     heads = ("view", "level", "state rows", "state size", "rows/epoch", "state")
     print(layout(heads, views, right=(1, 2, 3, 4)))
     if status["pipelines"]:
-        names = ("received", "done", "dead", "retry", "in_flight")
-        pipelines = [
+        names = ("received", "done", "dead", "retry", "in_flight", "missed")
+        accounts = [
             (item["name"], *(f"{item[n]:,}" if n in item else "" for n in names))
             for item in status["pipelines"]
         ]
-        heads = ("pipeline", "received", "done", "dead", "in retry", "in flight")
-        print("", layout(heads, pipelines, right=(1, 2, 3, 4, 5)), sep="\n")
+        titles = ("pipeline", "received", "done", "dead", "in retry", "in flight", "missed")
+        print("", layout(titles, accounts, right=(1, 2, 3, 4, 5, 6)), sep="\n")
     if status["readers"]:
         following = [
             (item["reader"], item["view"], str(item["epoch"]), f"{item['behind']:,}")

@@ -26,12 +26,12 @@ from pyspark.sql.types import StructType
 
 from eddyline.arguments import check_number
 from eddyline.changes import APPEND, DELETE
-from eddyline.errors import QueueError
+from eddyline.errors import EddylineError, QueueError
 from eddyline.pipelines.failures import retries_and_letters, untried_records
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
 from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
-from eddyline.relay.backend import EDEN
+from eddyline.relay.backend import EDEN, EXPIRED
 from eddyline.relay.batch import Batch
 from eddyline.relay.bolts import FIT, TIME_MAX_S, Bolt, BoltChain
 from eddyline.relay.flow import FlowControl
@@ -297,9 +297,11 @@ class PipelineStream:
                 return False
             try:
                 processed = self._process(batch)
-            except BaseException:
+            except BaseException as error:
                 self._tuples.forget_waiting()
                 self.queue.abandon(batch)
+                if isinstance(error, EddylineError) and error.condition == EXPIRED:
+                    return True  # plan again, without the records that are gone
                 raise
             try:
                 self._commit(

@@ -9,14 +9,16 @@ from eddyline.errors import QueueError
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Counts of records; `received = done + dead + retry + in_flight` always holds.
+    """Counts of records; `received = done + dead + retry + in_flight + missed` always holds.
 
     Attributes:
-        received: records that were read from eden.
+        received: records of eden that were read, or are missed.
         done: records that were processed successfully, and dead letters that were dropped.
         dead: records that are dead letters.
         retry: failed records that wait to be read again.
         in_flight: records of batches that aren't committed.
+        missed: records that a broker deleted before they were read. New records that were put
+            together may count as one, as their number went with them.
     """
 
     received: int
@@ -24,6 +26,7 @@ class Account:
     dead: int
     retry: int
     in_flight: int
+    missed: int = 0
 
     @property
     def balanced(self) -> bool:

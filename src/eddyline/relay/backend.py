@@ -15,6 +15,7 @@ EDEN, FROM, TO = "eden", "from", "to"
 QUEUES = (EDEN, FROM, TO)
 
 TAKEN_OVER = "QUEUE_TAKEN"
+EXPIRED = "RECORDS_EXPIRED"
 
 Position = tuple[int, ...]
 """A place in a queue: the number of its next row, one number for each partition."""
@@ -22,12 +23,18 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of rows of one queue: from `start` up to but not including `end`."""
+    """A range of rows of one queue: from `start` up to but not including `end`.
+
+    Attributes:
+        rows: number of rows that can be read.
+        missed: number of records that were deleted before they were read.
+    """
 
     queue: str
     start: Position
     end: Position
     rows: int
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,12 @@ class QueueState:
         number: the last committed batch; 0 before the first.
         to: the name of the queue at toP, `to` or `from`.
         read: for each queue, the position of its first unread row.
-        received: number of rows read from eden.
+        received: number of rows read from eden, or missed there.
         done: number of records that were processed successfully.
         dead: number of records that became dead letters.
         returned: number of rows written to the queue at fromP.
-        again: number of rows read from the queue at toP.
+        again: number of rows read from the queue at toP, or missed there.
+        missed: number of records that were deleted before they were read.
     """
 
     number: int = 0
@@ -53,12 +61,13 @@ class QueueState:
     dead: int = 0
     returned: int = 0
     again: int = 0
+    missed: int = 0
 
     @property
     def account(self) -> Account:
         """The counts of all committed records."""
         retry = self.returned - self.again
-        return Account(self.received, self.done, self.dead, retry, in_flight=0)
+        return Account(self.received, self.done, self.dead, retry, 0, self.missed)
 
     @property
     def failure_queue(self) -> str:
@@ -67,10 +76,18 @@ class QueueState:
 
     def after_reading(self, span: Span) -> QueueState:
         """Return the state in which the rows of `span` are read as well."""
+        state = self.after_missing(span.queue, span.missed)
         read = {**self.read, span.queue: span.end}
         if span.queue == EDEN:
-            return replace(self, read=read, received=self.received + span.rows)
-        return replace(self, read=read, to=span.queue, again=self.again + span.rows)
+            return replace(state, read=read, received=state.received + span.rows)
+        return replace(state, read=read, to=span.queue, again=state.again + span.rows)
+
+    def after_missing(self, queue: str, records: int) -> QueueState:
+        """Return the state in which this many records of a queue are known to be missed."""
+        missed = self.missed + records
+        if queue == EDEN:
+            return replace(self, received=self.received + records, missed=missed)
+        return replace(self, again=self.again + records, missed=missed)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as a JSON document."""
@@ -123,8 +140,16 @@ class Backend(Protocol):
         """
         ...
 
+    def expired(self, span: Span) -> Mapping[str, int]:
+        """Return how many messages of a span were gone when it was measured, by topic and partition."""
+        ...
+
     def read(self, span: Span) -> pa.Table:
-        """Return the records of a span; every call returns the same records."""
+        """Return the records of a span; every call returns the same records.
+
+        Raises:
+            QueueError: RECORDS_EXPIRED, a broker has deleted some of them since they were measured.
+        """
         ...
 
     def commit(self, state: QueueState, failed: pa.Table) -> None:

@@ -33,6 +33,11 @@ class Batch:
         """Number of records."""
         return sum(span.rows for span in self.spans)
 
+    @property
+    def missed(self) -> int:
+        """Number of records that were deleted before they were read."""
+        return sum(span.missed for span in self.spans)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the batch as a JSON document."""
         return asdict(self)
@@ -41,7 +46,7 @@ class Batch:
     def from_dict(cls, document: Mapping[str, Any]) -> Batch:
         """Return the batch that `as_dict` described."""
         spans = (
-            Span(s["queue"], tuple(s["start"]), tuple(s["end"]), s["rows"])
+            Span(s["queue"], tuple(s["start"]), tuple(s["end"]), s["rows"], s.get("missed", 0))
             for s in document["spans"]
         )
         return cls(document["number"], tuple(spans))

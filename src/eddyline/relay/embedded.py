@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 
 import numpy as np
@@ -114,6 +114,10 @@ class LogBackend:
             end = min(end, log.end_before(before_ms))
         end = max(start[0], min(end, start[0] + rows_max))
         return (end,), end - start[0]
+
+    def expired(self, span: Span) -> Mapping[str, int]:
+        """Return none: a record is only removed after it was read."""
+        return {}
 
     def read(self, span: Span) -> pa.Table:
         (start,), (end,) = span.start, span.end

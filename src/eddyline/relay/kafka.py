@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from eddyline.arguments import check_number, checked, wrong_argument
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, QueueError
 from eddyline.relay.backend import (
     EDEN,
     FROM,
@@ -145,8 +145,8 @@ class KafkaBackend:
             with kafka_errors(self.app):
                 read = self._committed()[0].read[EDEN]
                 known = sum(
-                    offset_of(end) - offset_of(start)
-                    for start, end in zip(read, self._ends(EDEN), strict=True)
+                    end - max(begin, offset_of(start))
+                    for start, (begin, end) in zip(read, self._watermarks(EDEN), strict=True)
                 )
             self._unread = (time.monotonic(), known)
         return known
@@ -163,6 +163,11 @@ class KafkaBackend:
                 self._readers[queue] = TopicReader(self._consumer(), self._topic(queue))
             return self._readers[queue].measure(start, self._ends(queue), rows_max, before_ms)
 
+    def expired(self, span: Span) -> dict[str, int]:
+        topic, reader = self._topic(span.queue), self._readers[span.queue]
+        gaps = reader.expired(span.start, span.end)
+        return {f"{topic} partition {partition}": count for partition, count in gaps.items()}
+
     def read(self, span: Span) -> pa.Table:
         with kafka_errors(self.app):
             reader = self._readers.get(span.queue)
@@ -175,7 +180,16 @@ class KafkaBackend:
                 finally:
                     consumer.close()
         tables = [message.records_within(span) for message in messages]
-        return pa.concat_tables([no_records(), *tables])
+        records = pa.concat_tables([no_records(), *tables])
+        if records.num_rows < span.rows:
+            raise QueueError(
+                f"{span.rows - records.num_rows} of {span.rows} records were deleted since they "
+                "were planned",
+                condition="RECORDS_EXPIRED",
+                topic=self._topic(span.queue),
+                hint="abandon the batch and plan again",
+            )
+        return records
 
     def commit(self, state: QueueState, failed: pa.Table) -> None:
         if self._taken_over:

@@ -14,6 +14,7 @@ from eddyline.relay.kafka_client import (
     KafkaException,
     Message,
     TopicPartition,
+    retried,
     timed_out,
 )
 from eddyline.relay.kafka_messages import QueueMessage, offset_of, row_number
@@ -29,6 +30,8 @@ class TopicReader:
         next_offsets: for each partition, the offset to fetch next.
         fetched: messages from the last start position on.
         measured: the messages of the span that was measured last.
+        gaps: ranges of messages that the brokers deleted before they were fetched: partition, first
+            offset, and the next offset that exists.
     """
 
     consumer: Consumer
@@ -36,6 +39,7 @@ class TopicReader:
     next_offsets: list[int] = field(default_factory=list)
     fetched: list[QueueMessage] = field(default_factory=list)
     measured: dict[tuple[Position, Position], list[QueueMessage]] = field(default_factory=dict)
+    gaps: list[tuple[int, int, int]] = field(default_factory=list)
 
     def measure(
         self, start: Position, ends: Position, rows_max: int, before_ms: int | None
@@ -86,9 +90,23 @@ class TopicReader:
         """Return the messages of a span if it was measured last; otherwise None."""
         return self.measured.pop((span.start, span.end), None)
 
+    def expired(self, start: Position, end: Position) -> dict[int, int]:
+        """Return the number of deleted messages from `start` up to `end`, by partition."""
+        counts: dict[int, int] = {}
+        for partition, first, begin in self.gaps:
+            first = max(first, offset_of(start[partition]))
+            count = min(begin, offset_of(end[partition])) - first
+            if count > 0:
+                counts[partition] = counts.get(partition, 0) + count
+        return counts
+
     def _seek(self, start: Position) -> None:
         """Make `fetched` begin at `start`."""
         wanted = [offset_of(row) for row in start]
+        self.gaps = [gap for gap in self.gaps if gap[2] > wanted[gap[0]]]
+        for partition, first, begin in self.gaps:
+            if first <= wanted[partition]:
+                wanted[partition] = begin
         begins = self.next_offsets.copy()
         for message in reversed(self.fetched):
             begins[message.partition] = message.offset
@@ -99,10 +117,14 @@ class TopicReader:
             self.fetched = [m for m in self.fetched if m.offset >= wanted[m.partition]]
             return
         self.fetched, self.next_offsets = [], wanted
+        self._assign()
+
+    def _assign(self) -> None:
+        """Make the consumer go on at `next_offsets`."""
         self.consumer.assign(
             [
                 TopicPartition(self.topic, partition, offset)
-                for partition, offset in enumerate(wanted)
+                for partition, offset in enumerate(self.next_offsets)
             ]
         )
 
@@ -112,7 +134,10 @@ class TopicReader:
         while any(
             row_number(offset) < end for offset, end in zip(self.next_offsets, ends, strict=True)
         ):
+            gaps = self.gaps
             received = [self._accept(message) for message in self.consumer.consume(500, 0.2)]
+            if self.gaps is not gaps:
+                self._assign()  # the client has stopped fetching the partition
             if any(received):
                 return True
             if time.monotonic() > deadline:
@@ -130,6 +155,20 @@ class TopicReader:
             return True
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             self.next_offsets[partition] = max(self.next_offsets[partition], offset)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            self._skip_expired(partition, error)
         elif error.code() not in TRANSIENT:
             raise KafkaException(error)
         return False
+
+    def _skip_expired(self, partition: int, error: KafkaError) -> None:
+        """Go on at the first message that exists; raise `error` if no message was deleted."""
+        first = self.next_offsets[partition]
+        at = TopicPartition(self.topic, partition)
+        begin: int = retried(self.consumer.get_watermark_offsets, at)[0]
+        if begin <= first:
+            raise KafkaException(error)
+        # what was there before, when reading began earlier, is deleted too
+        self.gaps = [gap for gap in self.gaps if gap[0] != partition or gap[1] < first]
+        self.gaps.append((partition, first, begin))
+        self.next_offsets[partition] = begin

@@ -16,6 +16,7 @@ swapped only while no commit is running.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.arguments import check_number, checked, wrong_argument
-from eddyline.errors import QueueError
+from eddyline.errors import EddylineError, QueueError
 from eddyline.relay.account import Account
-from eddyline.relay.backend import EDEN, FROM, TO, Backend, Position, QueueState, Span
+from eddyline.relay.backend import EDEN, EXPIRED, FROM, TO, Backend, Position, QueueState, Span
 from eddyline.relay.batch import Batch, OpenBatch, RecordOutcome
 from eddyline.relay.producer import UNREAD_ROWS_MAX, Producer
 from eddyline.relay.records import no_records
@@ -36,6 +37,7 @@ from eddyline.relay.records import no_records
 __all__ = ["DataQueue", "Producer"]
 
 TTL_MS = 60_000
+_LOG = logging.getLogger("eddyline.sources")
 
 
 @checked
@@ -73,7 +75,7 @@ class DataQueue:
         >>> records.select(["payload", "attempts", "reason"]).to_pylist()
         [{'payload': b'bad', 'attempts': 1, 'reason': 'no answer'}]
         >>> queue.account()
-        Account(received=2, done=1, dead=0, retry=0, in_flight=1)
+        Account(received=2, done=1, dead=0, retry=0, in_flight=1, missed=0)
     """
 
     def __init__(
@@ -138,6 +140,8 @@ class DataQueue:
     def plan(self, rows_max: int, number: int | None = None, *, fresh: bool = True) -> Batch | None:
         """Choose the next records to read; None if there are none.
 
+        A batch without rows tells that records were deleted before they were read.
+
         Args:
             rows_max: maximum number of records.
             number: the number of the batch, higher than all before; None for the next one.
@@ -157,8 +161,9 @@ class DataQueue:
                     hint="give each batch a higher number than the one before",
                 )
             spans, planned = self._next_spans(before, rows_max, fresh=fresh)
+            spans, planned = self._with_missed(before, spans, planned)
             batch = Batch(number, tuple(spans))
-            if not batch.rows:
+            if not batch.rows and not batch.missed:
                 return None
             with self._lock:
                 self._planned = replace(planned, number=number)
@@ -174,20 +179,24 @@ class DataQueue:
 
         Report each record with `ack`, `fail` or `bury` within the TTL.
         """
-        batch = self.plan(rows_max)
-        if batch is None:
-            return None
-        try:
-            records = self.load(batch)
-        except BaseException:
-            self.abandon(batch)
-            raise
-        with self._lock:
-            opened = self._open[batch.number]
-            opened.records = records
-            opened.outcomes = np.zeros(records.num_rows, np.uint8)
-            opened.deadline_ms = self.clock() + self.ttl_ms
-        return batch, records
+        while (batch := self.plan(rows_max)) is not None:
+            if not batch.rows:
+                self.settle(batch)
+                continue
+            try:
+                records = self.load(batch)
+            except BaseException as error:
+                self.abandon(batch)
+                if isinstance(error, EddylineError) and error.condition == EXPIRED:
+                    continue
+                raise
+            with self._lock:
+                opened = self._open[batch.number]
+                opened.records = records
+                opened.outcomes = np.zeros(records.num_rows, np.uint8)
+                opened.deadline_ms = self.clock() + self.ttl_ms
+            return batch, records
+        return None
 
     def retries(self) -> Iterator[pa.Table]:
         """Yield the failed records that wait to be read again."""
@@ -256,17 +265,21 @@ class DataQueue:
             StorageError: nothing or everything was committed; the next commit finds out.
         """
         with self._committing:
-            state, failed = self._attempt or self._next_commit()
-            if state.number > self._state.number:
-                state.account.check()
-                self._attempt = state, failed
-                self.backend.commit(state, failed)
-                with self._lock:
-                    self._attempt = None
-                    self._state = state
-                    for number in [n for n in self._open if n <= state.number]:
-                        del self._open[number]
+            self._commit_settled()
             return self._state.number
+
+    def _commit_settled(self) -> None:
+        """Commit the settled batches; `_committing` is held."""
+        state, failed = self._attempt or self._next_commit()
+        if state.number > self._state.number:
+            state.account.check()
+            self._attempt = state, failed
+            self.backend.commit(state, failed)
+            with self._lock:
+                self._attempt = None
+                self._state = state
+                for number in [n for n in self._open if n <= state.number]:
+                    del self._open[number]
 
     def account(self) -> Account:
         """Return the counts of all records by where they are."""
@@ -277,7 +290,9 @@ class DataQueue:
             done=state.done,
             dead=state.dead,
             retry=state.returned - planned.again,
-            in_flight=planned.received - state.received + planned.again - state.again,
+            in_flight=(planned.received + planned.again - planned.missed)
+            - (state.received + state.again - state.missed),
+            missed=planned.missed,
         )
 
     def close(self) -> None:
@@ -317,6 +332,56 @@ class DataQueue:
         if self.together:
             rows_max += sum(span.rows for span in spans)
         return spans, read_next(EDEN, planned, rows_max) if fresh else planned
+
+    def _with_missed(
+        self, before: QueueState, spans: list[Span], planned: QueueState
+    ) -> tuple[list[Span], QueueState]:
+        """Count the records that the spans miss, and log them.
+
+        Args:
+            before: the state before the spans.
+            spans: the spans to plan.
+            planned: the state after them.
+        """
+        expired = [self.backend.expired(span) for span in spans]
+        if not any(expired):
+            return spans, planned
+        counted, retries = [], None
+        for span, places in zip(spans, expired, strict=True):
+            missed = 0
+            if span.queue == EDEN:
+                missed = sum(places.values())
+                for place, messages in places.items():
+                    _LOG.warning(
+                        "the brokers deleted %d messages of %s before they were read",
+                        messages,
+                        place,
+                    )
+            elif places and retries is None:
+                missed = retries = self._missed_retries(before)
+                if missed:
+                    _LOG.warning(
+                        "the brokers deleted %d failed records before their retry, of %s",
+                        missed,
+                        " and ".join(places),
+                    )
+            counted.append(replace(span, missed=missed))
+            planned = planned.after_missing(span.queue, missed)
+        return counted, planned
+
+    def _missed_retries(self, before: QueueState) -> int:
+        """Return how many failed records were deleted; `before` is the state before their spans.
+
+        Messages don't tell it: it is the number of records that wait, without those that are there.
+        """
+        with self._committing:
+            self._commit_settled()  # what is there must be known exactly
+            retry = self._state.returned - before.again
+            there = (
+                self.backend.measure(queue, before.read[queue], max(retry, 1))[1]
+                for queue in (FROM, TO)
+            )
+            return max(retry - sum(there), 0)
 
     def _is_empty(self, planned: QueueState, queue: str, before_ms: int | None = None) -> bool:
         start = planned.read[queue]
