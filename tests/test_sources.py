@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.json import decode_documents
 from eddyline.source.lines import LINES_BYTES, read_json
 from eddyline.source.readers import read_segment
-from eddyline.source.redo_log import RedoLog
+from eddyline.source.redo_log import RedoLog, last_received
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, distribute
 from eddyline.source.spark import SparkStream
 from eddyline.testing import FaultyFiles
@@ -346,6 +347,46 @@ def test_a_format_of_a_missing_package_names_the_package(tmp_path: Path) -> None
         version = engine.spark.version
         assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" in caught.value.hint
         assert engine.catalog.entries == ()
+
+
+def test_entries_keep_the_time_of_their_receipt(files: FaultyFiles) -> None:
+    times = iter([5, 1_000_000, 2_000_000, 3_000_000])
+    log = RedoLog(files, "t1", clock=lambda: next(times))
+    assert last_received(files, "t1") is None
+    one = pa.table({"c0": [1]})
+    log.append_tables([one, one])
+    log.append_tables([one])
+    assert [segment.received_at for segment in log.segments(0, 2)] == [5, 5, 1_000_000]
+    assert last_received(files, "t1") == 1_000_000
+    name = f"{log.folder}/{1:012d}.json"
+    document = files.read_json(name)
+    for segment in document:
+        del segment["received_at"]  # as an older version wrote it
+    files.write_json(name, document)
+    assert [segment.received_at for segment in log.segments(0, 2)] == [5, 5, None]
+    assert last_received(files, "t1") is None
+    log.append(2, [])
+    assert last_received(files, "t1") is None
+    log.append(3, [Segment(NDJSON, "file", 0)])
+    assert last_received(files, "t1") == 3_000_000
+
+
+def test_status_tells_when_a_source_last_received_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    before = datetime.now(UTC)
+    with el.Engine(tmp_path / "kept") as engine:
+        engine.create_stream("s", "n BIGINT", "json", {"path": str(folder)})
+        table = engine.table("t", "n BIGINT")
+        assert ["received_at" in one for one in engine.status()["sources"]] == [False, False]
+        (folder / "a.json").write_text('{"n": 1}')
+        table.insert([(1,)])
+        for _ in range(3):
+            engine.advance()
+        shown = [one["received_at"] for one in engine.status()["sources"]]
+        for text in shown:
+            assert before <= datetime.fromisoformat(text) <= datetime.now(UTC)
+    assert len(shown) == 2
 
 
 @pytest.mark.parametrize("count", [1, 3, ROWS_MAX, ROWS_MAX + 5])

@@ -18,6 +18,7 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.source.files import SET_ASIDE
+from eddyline.source.redo_log import last_received
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.state.runs import read_run
@@ -77,6 +78,9 @@ def _source(
         clock = manifest.clocks.get(entry.id)
         status["watermark"] = _timestamp(watermarks.of(entry))
         status["late_rows"] = clock.late if clock else 0
+    with suppress(StateError):  # the entry has just been forgotten
+        if (received := last_received(files, entry.source)) is not None:
+            status["received_at"] = _timestamp(received)
     aside = f"logs/{entry.id}/{SET_ASIDE}"
     if files.exists(aside) and (faults := files.read_json(aside)):
         status["set_aside"] = {path: known["fault"] for path, known in faults.items()}

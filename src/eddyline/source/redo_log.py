@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right, insort
@@ -24,6 +26,7 @@ NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
 MARK = "watermark-"
 BAD = ["payload", "error"]  # columns of records that become dead letters
+_ENTRY = re.compile(rf"[0-9]{{{NUMBER_DIGITS}}}\.json")
 LOGGED = "file string, rows long, crc long, dead boolean"
 
 
@@ -64,10 +67,21 @@ class RedoLog:
 
     Only one process writes. It caches the list of entries, and reads the folder again only after a
     failed write.
+
+    Args:
+        files: files of the storage.
+        source: id of the source.
+        clock: returns microseconds since 1970.
     """
 
-    def __init__(self, files: Files, source: str) -> None:
+    def __init__(
+        self,
+        files: Files,
+        source: str,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
         self.files = files
+        self.clock = clock
         self.folder = f"logs/{source}"
         self._index: _Index | None = None
         self._lock = threading.RLock()  # Spark's batches and epochs write from several threads
@@ -86,7 +100,7 @@ class RedoLog:
         return self.files.exists(self._entry(number)) or number < self.start()
 
     def append(self, number: int, segments: Iterable[Segment], *, new: bool = False) -> None:
-        """Write an entry; it is durable when this returns.
+        """Write an entry, with the time; it is durable when this returns.
 
         Args:
             new: never replace an entry.
@@ -95,9 +109,9 @@ class RedoLog:
             StateError: FENCED, another engine writes to the storage.
         """
         numbered = []
-        sequence = number << SEQUENCE_SHIFT
+        sequence, now = number << SEQUENCE_SHIFT, self.clock()
         for segment in segments:
-            numbered.append({**segment.as_dict(), "sequence": sequence})
+            numbered.append({**segment.as_dict(), "sequence": sequence, "received_at": now})
             del numbered[-1]["watermark"]  # not known before the entry is processed
             sequence += segment.rows
         with self._changing() as index, self.files.committing():
@@ -245,6 +259,19 @@ class RedoLog:
 
     def _entry(self, number: int) -> str:
         return f"{self.folder}/{number:012d}.json"
+
+
+def last_received(files: Files, source: str) -> int | None:
+    """Return when the last retained entry of a source came (microseconds since 1970), if known.
+
+    Only reads, so that it can be used beside an engine.
+    """
+    folder = f"logs/{source}"
+    entries = [name for name in files.names(folder) if _ENTRY.fullmatch(name)]
+    if not entries:
+        return None
+    segments = files.read_json(f"{folder}/{max(entries)}")
+    return max((s.get("received_at") for s in segments if s.get("received_at")), default=None)
 
 
 def _new_file(folder: str, number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +35,8 @@ class Segment:
         crc: CRC-32 of the whole file; only for files of the redo log.
         watermark: rows with an event time below it (microseconds since 1970) are late; None if
             there is no watermark, or none yet.
+        received_at: when the redo log received it (microseconds since 1970); None if that isn't
+            known, as in entries of older versions.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Segment:
     bytes: int = 0
     crc: int = 0
     watermark: int | None = None
+    received_at: int | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the segment as a JSON document."""
