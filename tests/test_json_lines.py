@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from eddyline import Engine
+from eddyline.source.json import decode_documents
 from eddyline.source.lines import read_json
+from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import local_session
 
 COLUMNS = (
@@ -381,6 +384,16 @@ def comparable(table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
+def single(lines: Iterable[bytes]) -> list[bytes]:
+    """Return the lines that are one line of a file and one document."""
+    return [line for line in lines if not set(line) & set(b"\r\n")]
+
+
+def documents(lines: list[bytes]) -> tuple[list[tuple[Any, ...]], dict[int, Exception]]:
+    rows, errors = decode_documents(pa.chunked_array([lines], pa.binary()), SCHEMA, "UTC")
+    return comparable(rows), errors
+
+
 def by_spark(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
     return comparable(spark.read.schema(COLUMNS).json(str(path)).toArrow())
 
@@ -411,6 +424,28 @@ def spark() -> SparkSession:
 
 def test_a_line_is_read_alike_alone_and_beside_a_malformed_one(tmp_path: Path) -> None:
     assert differences(tmp_path, list(corpus())) == []
+
+
+def test_a_document_that_is_decoded_is_the_row_of_its_line(tmp_path: Path) -> None:
+    lines = single(corpus())
+    rows, errors = documents(lines)
+    fitting = [line for place, line in enumerate(lines) if place not in errors]
+    assert 200 < len(fitting) < len(lines) - 1000
+    assert rows == decoded(written(tmp_path, [b"", *fitting]))
+    for place, line in enumerate(lines):
+        alone, error = documents([line])
+        assert (len(alone), len(error)) == ((0, 1) if place in errors else (1, 0)), line
+        assert [str(one) for one in error.values()] == [str(errors[at]) for at in [place] if error]
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1 << 60))
+def test_a_block_of_documents_is_decoded_like_each(seed: int) -> None:
+    source = random.Random(seed)
+    lines = single(fuzzed(source, 200, odd=source.choice([0.0, 0.02, 0.5])))
+    rows, errors = documents(lines)
+    alone, others = documents([*lines, b"{"])
+    assert (rows, list(errors)) == (alone, list(others)[:-1])
 
 
 @settings(max_examples=5, deadline=None)
@@ -454,6 +489,60 @@ def test_a_live_stream_holds_what_spark_reads(tmp_path: Path, spark: SparkSessio
         assert live == sorted(by_spark(spark, path), key=repr)
         assert [row.n for row in count.snapshot().collect()] == [len(lines)]
         assert engine.verify()
+
+
+NESTED = (
+    "s STRING, c DECIMAL(10, 2), e DATE, x BINARY, t TIMESTAMP, z TIMESTAMP_NTZ, a ARRAY<STRING>, "
+    "n ARRAY<INT>, o STRUCT<i: INT, s: STRING, q: ARRAY<DOUBLE>>, m MAP<STRING, BIGINT>"
+)
+DAYS = (b"026", b"1", b"5", b"20260101", b"20260131", b"1700000000")
+NOT_FOLLOWED = {
+    *(b'{"e": "%s"}' % days for days in DAYS),
+    # Spark refuses a zero of several bytes, but not an escaped one
+    *(b'{"x": "%s"}' % zero for zero in (b"\xc0\x80", b"\xe0\x80\x80")),
+}
+NESTED_VALUES = [
+    *(*NUMBERS, *OTHERS, b'"1,234.5"', b'"1.005"', b"1.005", b"99999999.99", b"99999999.995"),
+    *(b'"+1."', b'".5"', b'"1e3"', b'"0x1"', b'" 1"', b'"1 "', b'"1_0"', b'"a"', b'"aGk="'),
+    *(b'"aGk"', b'"aG k="', b'" aGk= "', b'"aGk=aGk="', b'"aGl="', b'"a==="', b'"=a"', b'"aGk=="'),
+    *(b'["a", 5, null, {"k": 1.0}, [1, 2 ], true, "\\u00e9"]', b"[1, 2, null]", b"[1, 2.0]"),
+    *(b'{"i": 1, "s": {"k": 1.0}, "q": [1, 2.5, "NaN", null]}', b'{"i": "x", "s": "y"}'),
+    *(b'{"q": [1, "x"], "i": 1}', b'{"a": 1, "b": null}', b'{"a": 1.0}', b'{"i": 1, "i": 2}'),
+    *(b"[[1], [2]]", b'[{"i": 1}]', b"[1", b'{"i": 1', b"[1,,2]", b'{"i": 1,}', b"{'i': 1}"),
+    *(b'{"x": {"i": 3}, "i": 4}', b"[" * 400 + b"]" * 400, b"[" * 1000 + b"]" * 1000),
+    *(json.dumps(time).encode() for time in TIMES),
+    *(b'"5"', b'"20260131"', b'"2026-01-31x"', b'"2026-01-31 x"', b'"9999999-12-31"'),
+    *(b'"2026-03-29T02:30:00"', b'"2026-10-25T02:30:00"', b'"2050-07-01T00:00:00"'),
+]
+
+
+@pytest.mark.spark
+def test_documents_are_decoded_by_sparks_rules(tmp_path: Path, spark: SparkSession) -> None:
+    zone = "Europe/Berlin"
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", zone)
+    kinds = StructType.fromDDL(NESTED)
+    lines = [b'{"%s": %s}' % (f.name.encode(), value) for f in kinds for value in NESTED_VALUES]
+    frame = session.read.schema(f"{NESTED}, _corrupt_record STRING").json(
+        str(written(tmp_path, lines))
+    )
+    wanted = frame.toArrow()
+    assert wanted.num_rows == len(lines)
+    fits = wanted["_corrupt_record"].is_null()
+    rows, errors = decode_documents(pa.chunked_array([lines]), arrow_schema(kinds, zone), zone)
+    odd = [place for place, fit in enumerate(fits.to_pylist()) if fit == (place in errors)]
+    assert {lines[place] for place in odd} == NOT_FOLLOWED
+    both = [fit and place not in errors for place, fit in enumerate(fits.to_pylist())]
+    ours = [fit for place, fit in enumerate(fits.to_pylist()) if place not in errors]
+    expected = wanted.drop_columns("_corrupt_record").filter(pa.array(both)).cast(rows.schema)
+    rows = rows.filter(pa.array(ours))
+    for name in rows.column_names:
+        numbers = {pa.date32(): pa.int32()}.get(rows[name].type, rows[name].type)
+        numbers = pa.int64() if pa.types.is_timestamp(numbers) else numbers
+        found, right = (table[name].cast(numbers).to_pylist() for table in (rows, expected))
+        if name == "m":  # of a repeated key Spark keeps both entries
+            right = [None if one is None else list(dict(one).items()) for one in right]
+        assert list(map(str, found)) == list(map(str, right)), name
 
 
 @pytest.mark.spark

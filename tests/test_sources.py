@@ -27,8 +27,8 @@ from eddyline.source.base import PlannedSource
 from eddyline.source.dead_letters import LETTERS, Rejects
 from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
-from eddyline.source.json import decode_documents
-from eddyline.source.lines import LINES_BYTES, read_json
+from eddyline.source.json import LINES_BYTES, decode_documents
+from eddyline.source.lines import read_json
 from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog, last_received
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, distribute
@@ -313,6 +313,21 @@ def test_a_document_is_decoded_alike_whatever_stands_beside_it(document: bytes) 
     assert none == {}
     assert list(one) == [1]
     assert beside.to_pylist() == alone.to_pylist()
+
+
+def test_a_document_has_summer_time_in_any_year() -> None:
+    documents = [f'{{"t": "{year}-07-01T12:00:00"}}'.encode() for year in (2026, 2050)]
+    rows, errors = decode_documents(pa.chunked_array([documents]), COLUMNS, "Europe/Berlin")
+    assert errors == {}
+    assert [time.hour for time in rows["t"].to_pylist()] == [10, 10]
+
+
+def test_the_last_of_repeated_members_counts_and_each_must_fit() -> None:
+    documents = [b'{"i": 1, "i": 2}', b'{"i": "x", "i": 2}', b'{"i": 1, "i": "x"}']
+    rows, errors = decode_documents(pa.chunked_array([documents]), COLUMNS, "UTC")
+    assert rows["i"].to_pylist() == [2]
+    reason = 'i is "x", no int32'
+    assert {place: str(error) for place, error in errors.items()} == {1: reason, 2: reason}
 
 
 def test_documents_have_nested_columns() -> None:

@@ -16,8 +16,8 @@ from eddyline.source.json import decode_documents
 class Decode:
     """Decode the payloads of records, as a vectorised bolt.
 
-    Missing members are null; members without a column are ignored. A record fails if its payload is no JSON
-    object, or has a value that doesn't fit its column's type.
+    Missing members are null; members without a column are ignored; of repeated ones the last counts. A
+    record fails if its payload is no JSON object, or has a value that doesn't fit its column's type.
 
     Attributes:
         schema: columns and types.

@@ -3,21 +3,27 @@
 Spark reads JSON by Jackson's parser of byte streams. What is odd about it: only the first value of a
 line counts; an array is as many rows as it has objects; single quotes and `NaN` are accepted; an error
 in the text of a wanted column makes only this column null; any other error makes the whole row null.
+A document of a queue is read by the same parser, which then refuses whatever Spark would make null.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from fractions import Fraction
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from eddyline.source.timestamps import instant, local_time
+from eddyline.source.conversions import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    OTHER,
+    TEXT,
+    Token,
+    converter,
+    is_null,
+)
 
 BOM = b"\xef\xbb\xbf"
 DEPTH_MAX, NUMBER_MAX, NAME_MAX = 1000, 1000, 50_000  # Jackson's limits
@@ -25,6 +31,9 @@ DEPTH_MAX, NUMBER_MAX, NAME_MAX = 1000, 1000, 50_000  # Jackson's limits
 _BLANKS = re.compile(rb"[ \t\r\n]*")
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
 _QUICK = re.compile(rb'"[^"\\\x00-\x1f\x80-\xff]*"')  # a text that needs no check
+_MEMBER = re.compile(
+    rb'"([^"\\\x00-\x1f\x80-\xff]*)"[ \t\r\n]*:[ \t\r\n]*'
+)  # a name that needs no check
 _NUMBER = re.compile(
     rb"-?(0(?![0-9])|[1-9][0-9]*+)(\.[0-9]++|(?!\.))((?:[eE][+-]?[0-9]++)|(?![eE]))"
 )
@@ -41,12 +50,6 @@ _ESCAPED = {
     47: "/",
     92: "\\",
 }
-_INFINITE = {"+INF", "+Infinity", "Infinity"}, {"-INF", "-Infinity"}
-_BITS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
-
-TEXT, INTEGER, FLOAT, BOOLEAN, OTHER = range(5)  # kinds of tokens
-Token: TypeAlias = tuple[int, str]
-Convert: TypeAlias = Callable[[Token], Any]
 
 
 class _MalformedError(Exception):
@@ -64,19 +67,31 @@ class _BadTextError(Exception):
         self.at = at
 
 
+class _MisfitError(Exception):
+    """A value of a document doesn't fit its column."""
+
+
 class LineParser:
     """Reads lines as rows of the columns of a schema."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, zone: str) -> None:
+        """Read rows of a schema.
+
+        Args:
+            zone: time zone of timestamps without an offset.
+        """
+        self._schema = schema
         self._width = len(schema)
         self._places = {name: place for place, name in enumerate(schema.names)}
         self._texts = {place for place, field in enumerate(schema) if field.type == pa.string()}
-        self._converters = [_converter(field.type) for field in schema]
+        self._converters = [converter(field.type, zone) for field in schema]
+        self._types = [field.type if pa.types.is_nested(field.type) else None for field in schema]
         self._line = b""
+        self._strict = False
 
     def rows(self, line: bytes) -> list[list[Any]]:
-        """Return the rows of a line; timestamps are microseconds."""
-        self._line = _as_utf8(line)
+        """Return the rows of a line; a value that doesn't fit its column is null."""
+        self._line, self._strict = _as_utf8(line), False
         at = self._skip_blanks(0)
         if at == len(self._line):
             return []
@@ -88,6 +103,26 @@ class LineParser:
         except _MalformedError:
             pass
         return [[None] * self._width]
+
+    def document(self, line: bytes) -> list[Any]:
+        """Return the row of a line.
+
+        Raises:
+            ValueError: it is not exactly one object, or names the first value that doesn't fit its column.
+        """
+        self._line, self._strict = _as_utf8(line), True
+        at = self._skip_blanks(0)
+        try:
+            row, end = self._object(self._expect(at, b"{"), 1)
+        except _MalformedError:
+            raise _fault(self._line) from None
+        except _MisfitError as error:
+            raise ValueError(*error.args) from None
+        if self._skip_blanks(end) < len(self._line):
+            before = self._line[:end].decode(errors="replace")
+            after = self._line[end:].decode(errors="replace")
+            raise json.JSONDecodeError("Extra data", before + after, len(before))
+        return row
 
     def _array_of_rows(self, at: int) -> list[list[Any]]:
         found: list[list[Any]] = []
@@ -114,7 +149,7 @@ class LineParser:
                 try:
                     at = self._column(row, place, at, depth)
                 except _BadMemberError:
-                    if depth > 1 or place not in self._texts:
+                    if self._strict or depth > 1 or place not in self._texts:
                         raise
                     return row, len(self._line)  # Spark ends the record here
             at = self._skip_blanks(at)
@@ -122,6 +157,9 @@ class LineParser:
 
     def _name(self, at: int) -> tuple[str, int]:
         """Return the name of a member, and where its value begins."""
+        plain = _MEMBER.match(self._line, at)
+        if plain is not None and len(plain[1]) <= NAME_MAX:
+            return plain[1].decode(), plain.end()
         quote = self._line[at : at + 1]
         if quote not in (b'"', b"'"):
             raise _MalformedError
@@ -138,29 +176,66 @@ class LineParser:
 
     def _column(self, row: list[Any], place: int, at: int, depth: int) -> int:
         """Set a column unless its value can't be converted; return where the value ends."""
-        first = self._line[at : at + 1]
-        token: Token
-        if first == b'"':
-            try:
-                text, end = self._text(at + 1, 34)
-            except _BadTextError as error:
-                return error.at
-            token = TEXT, text
-        elif first == b"'":
-            text, end = self._checked_text(at)
-            token = TEXT, text
-        elif first in _CLOSING:
-            end = self._skip_container(at, depth)
-            token = OTHER, self._line[at:end].decode(errors="replace")
-        else:
-            kind, end = self._scalar(at)
-            token = kind, self._line[at:end].decode()
-            if token == (OTHER, "null"):
-                row[place] = None
-                return end
-        with suppress(ValueError):  # then an earlier member of this name counts
+        try:
+            token, end = self._token(at, depth, self._types[place])
+        except _BadTextError as error:
+            if self._strict:
+                raise _MalformedError from None
+            return error.at
+        if is_null(token):
+            row[place] = None
+            return end
+        try:
             row[place] = self._converters[place](token)
+        except ValueError:  # then an earlier member of this name counts
+            if self._strict:
+                column = self._schema[place]
+                shown = self._line[at:end].decode()
+                raise _MisfitError(f"{column.name} is {shown}, no {column.type}") from None
         return end
+
+    def _token(self, at: int, depth: int, kind: pa.DataType | None) -> tuple[Token, int]:
+        """Return a value and where it ends.
+
+        Args:
+            kind: its type, if that has inner types: the values in it are read, too.
+
+        Raises:
+            _BadTextError: it is a malformed text in double quotes.
+        """
+        first = self._line[at : at + 1]
+        if first == b'"':
+            text, end = self._text(at + 1, 34)
+            return Token(TEXT, text), end
+        if first == b"'":
+            text, end = self._checked_text(at)
+            return Token(TEXT, text), end
+        if first in _CLOSING:
+            parts: list[tuple[str, Token]] = []
+            if kind is not None and first == (b"[" if pa.types.is_list(kind) else b"{"):
+                parts, end = self._parts(at, depth + 1, kind)
+            else:
+                end = self._skip_container(at, depth)
+            return Token(OTHER, self._line[at:end].decode(errors="replace"), parts), end
+        scalar, end = self._scalar(at)
+        return Token(scalar, self._line[at:end].decode()), end
+
+    def _parts(self, at: int, depth: int, kind: pa.DataType) -> tuple[list[tuple[str, Token]], int]:
+        """Return the names and values in an array or object, and where it ends."""
+        closing = _CLOSING[self._line[at : at + 1]]
+        if depth > DEPTH_MAX:
+            raise _MalformedError
+        parts: list[tuple[str, Token]] = []
+        at, name = self._skip_blanks(at + 1), ""
+        while self._line[at : at + 1] != closing:
+            if parts:
+                at = self._skip_blanks(self._expect(at, b","))
+            if closing == b"}":
+                name, at = self._name(at)
+            token, at = self._token(at, depth, _inner(kind, name))
+            parts.append((name, token))
+            at = self._skip_blanks(at)
+        return parts, at + 1
 
     def _skip_value(self, at: int, depth: int) -> int:
         """Return where a value ends."""
@@ -314,6 +389,8 @@ class LineParser:
         return self._line[at]
 
     def _skip_blanks(self, at: int) -> int:
+        if self._line[at : at + 1] > b" ":
+            return at
         match = _BLANKS.match(self._line, at)
         return match.end() if match else at
 
@@ -355,96 +432,26 @@ def _joined(units: str) -> str:
     return pairs.encode(errors="replace").decode()
 
 
-def _converter(kind: pa.DataType) -> Convert:
-    """Return the function that converts a token; it raises ValueError if it doesn't fit the type."""
-    if kind in _BITS:
-        return partial(_integer, _BITS[kind])
-    if pa.types.is_timestamp(kind):
-        return _instant if kind.tz else _local_time
-    simple: Mapping[pa.DataType, Convert] = {
-        pa.string(): lambda token: token[1],
-        pa.bool_(): _boolean,
-        pa.float32(): _single,
-        pa.float64(): _double,
-    }
-    return simple[kind]
+def _inner(kind: pa.DataType, name: str) -> pa.DataType | None:
+    """Return the type of what a value of a type has under a name, if that type has inner types."""
+    if pa.types.is_struct(kind):
+        place = kind.get_field_index(name)
+        inner = None if place < 0 else kind[place].type
+    else:
+        inner = kind.value_type if pa.types.is_list(kind) else kind.item_type
+    return inner if inner is not None and pa.types.is_nested(inner) else None
 
 
-def _integer(bits: int, token: Token) -> int:
-    kind, text = token
-    if kind != INTEGER:
-        raise ValueError
-    value, limit = int(text), 1 << bits - 1
-    if bits == 8 and limit <= value < 2 * limit:  # Jackson takes bytes without sign, too
-        return value - 2 * limit
-    if not -limit <= value < limit:
-        raise ValueError
-    return value
-
-
-def _boolean(token: Token) -> bool:
-    if token[0] != BOOLEAN:
-        raise ValueError
-    return token[1] == "true"
-
-
-def _double(token: Token) -> float:
-    kind, text = token
-    if text == "NaN":
-        return float("nan")
-    for infinite, value in zip(_INFINITE, (float("inf"), float("-inf")), strict=True):
-        if text in infinite:
-            return value
-    if kind not in (INTEGER, FLOAT):
-        raise ValueError
-    return 0.0 if kind == INTEGER and text == "-0" else float(text)
-
-
-def _single(token: Token) -> float:
-    """Return the nearest number of 32 bits; rounding by way of 64 bits can miss it."""
-    kind, text = token
-    value = _double(token)
-    with np.errstate(over="ignore"):
-        near = float(np.float32(value))
-    if kind == INTEGER and len(text.lstrip("-")) > 18:
-        return near
-    if kind == TEXT or not np.isfinite(near) or not halfway(np.array([value])).any():
-        return near
-    exact, single = Fraction(text), np.float32(near)
-    around = [np.nextafter(single, np.float32(side)) for side in ("-inf", "inf")]
-    nearest = min(
-        (single, *(one for one in around if np.isfinite(one))),
-        key=lambda one: (abs(Fraction(float(one)) - exact), one.view(np.int32) & 1),
+def _fault(line: bytes) -> ValueError:
+    """Return why a line is no single object, in the words of Python's parser if it refuses it too."""
+    try:
+        value = json.loads(line.decode())
+    except ValueError as error:
+        return error
+    except RecursionError:
+        value = {}
+    if not isinstance(value, dict):
+        return ValueError(f"a JSON object is wanted, not {line.decode().strip()[:20]}")
+    return ValueError(
+        f"it is beyond a limit: {NUMBER_MAX} digits, {NAME_MAX} bytes of a name, {DEPTH_MAX} levels"
     )
-    return float(nearest)
-
-
-def halfway(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return which numbers may lie halfway between two of 32 bits."""
-    low = values.view(np.int64) & ((1 << 29) - 1)
-    tiny = (np.abs(values) < np.float64(2) ** -126) & (values != 0)
-    halves: np.ndarray[Any, Any] = (low == 1 << 28) | tiny
-    return halves
-
-
-def _instant(token: Token) -> int:
-    kind, text = token
-    if kind == INTEGER:
-        seconds = int(text)
-        if not -(1 << 63) <= seconds < 1 << 63:
-            raise ValueError
-        return wrapped(seconds * 1_000_000)
-    if kind != TEXT:
-        raise ValueError
-    return instant(text)
-
-
-def wrapped(value: int) -> int:
-    """Return the 64 low bits as a number, as Java's multiplication does."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def _local_time(token: Token) -> int:
-    if token[0] != TEXT:
-        raise ValueError
-    return local_time(token[1])

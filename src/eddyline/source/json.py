@@ -1,30 +1,29 @@
-"""JSON documents of records as columns.
+"""Lines of JSON as columns, converted by the rules of Spark's reader.
 
-Polars decodes many documents at once. If it can't, or its result would depend on the documents beside
-one, fewer are tried, and then single ones. A document that is no JSON object, or has a value that can't
-be converted to its column's type, is an error of its record.
+Polars decodes a block of lines at once. If it can't, or its result could differ from that of Spark's
+reader, smaller blocks are tried, and then single lines, by `jackson.LineParser`. What doesn't fit is null
+in a file, as in the mode PERMISSIVE, and an error of its record in a document of a queue.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_UP, Context, Decimal
-from functools import partial
-from typing import Any, TypeAlias
-from zoneinfo import ZoneInfo
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.source.conversions import halfway
+from eddyline.source.jackson import DEPTH_MAX, NAME_MAX, NUMBER_MAX, LineParser
+from eddyline.source.members import Members
+
+BLOCK_BYTES = 8 << 20
 LINES_BYTES = 32 << 10  # blocks of this size are decoded line by line if polars can't decode them
 PARTS = 16  # of a larger block
-
 BY_POLARS = {
     pa.string(): pl.String,
     pa.bool_(): pl.Boolean,
@@ -35,16 +34,20 @@ BY_POLARS = {
     pa.float32(): pl.Float64,
     pa.float64(): pl.Float64,
 }
-_BITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
-_SPECIAL = ("NaN", "Infinity", "-Infinity")
-_ZONED = r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_LITERAL = r"^(-?\d[\d.eE+-]*|true|false)$"
-_BLANKS = " \t\r\n"
-_DECODER = json.JSONDecoder()
+_STEP = 50  # bytes from one sample to the next
 
-Convert: TypeAlias = Callable[[Any], Any]
+_LITERAL = r"^(-?\d[\d.eE+-]*|true|false|[{\[][\s\S]*)$"
+_INTEGER = r"^-?\d{1,18}$"
+_SECOND = 1_000_000
+_SECONDS_MAX = (1 << 63) // _SECOND - 1
+_YEAR_MAX = 2037  # Arrow doesn't know summer time after it
+_ZONED = r":\d\d:\d\d(\.\d+)?(Z|[+-](0\d|1[0-7])(:?[0-5]\d)?)$"
+_SHORTEST_UTC = len("2026-01-31T10:20:30Z")
+_REWRITTEN = rb"\s*:\s*(?:[{\[]|-?[0-9]+[.eE]|-0|-?[0-9]{19})"  # polars doesn't keep its text
+_WRITTEN = rb'\s*:\s*(?:"|([^"{\[,}\s]+))'
+_OF_NUMBERS, _OF_LITERALS = (
+    np.isin(np.arange(256), list(chosen)) for chosen in (b"-+.0123456789eE", b"-0123456789tf{[")
+)
 
 
 def decode_documents(
@@ -59,44 +62,45 @@ def decode_documents(
     Returns:
         The table, and the error of each document that couldn't be decoded, by its index.
     """
-    decoder = _Decoder(schema, zone)
-    tables = [schema.empty_table(), *decoder.tables(_lines(documents))]
+    decoder = Decoder(schema, zone, documents=True)
+    tables = [schema.empty_table()]
+    step = 1 + BLOCK_BYTES * len(documents) // (documents.nbytes + 1)
+    for start in range(0, len(documents), step):
+        tables += decoder.tables(_lines(documents.slice(start, step)))
     return pa.concat_tables(tables), decoder.errors
 
 
-@dataclass(slots=True)
-class _Decoder:
-    """Decodes blocks of lines, one after the other.
+class Decoder:
+    """Decodes blocks of whole lines, one after the other.
 
     Attributes:
-        schema: columns and types.
-        zone: time zone of timestamps without an offset.
-        errors: by line number, why a line couldn't be decoded; such lines are omitted.
-        line: number of the first line of the next block.
+        errors: by line number, why a document couldn't be decoded; such lines are omitted.
     """
 
-    schema: pa.Schema
-    zone: str
-    errors: dict[int, Exception] = field(default_factory=dict)
-    line: int = 0
-    converters: Mapping[str, Convert] = field(init=False)
-    decoder: json.JSONDecoder = field(init=False)
+    def __init__(self, schema: pa.Schema, zone: str, *, documents: bool = False) -> None:
+        """Decode the columns of a schema.
 
-    def __post_init__(self) -> None:
-        self.converters = {f.name: _converter(f.type, ZoneInfo(self.zone)) for f in self.schema}
-        exact = any("decimal" in str(kind) for kind in self.schema.types)
-        self.decoder = json.JSONDecoder(
-            parse_float=Decimal if exact else None,
-            object_pairs_hook=_first_members,
-        )
+        Args:
+            zone: time zone of timestamps without an offset.
+            documents: each line is a document, whose values have to fit; else what doesn't is null.
+        """
+        self.errors: dict[int, Exception] = {}
+        self._line = 0
+        self._schema, self._zone, self._documents = schema, zone, documents
+        self._parser = LineParser(schema, zone)
+        self._flat = all(map(_is_flat, schema.types))
+        self._wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in schema}
+        self._names = {name: _quoted(name) for name in schema.names}
+        alternatives = b"|".join(map(re.escape, self._names.values()))
+        self._any_name = alternatives.decode()
 
     def tables(self, block: bytes) -> Iterator[pa.Table]:
         """Decode whole lines."""
         if not block:
             return
-        table = self._at_once(block)
+        table = self._at_once(block) if len(self._schema) else self._rows_only(block)
         if table is not None:
-            self.line += table.num_rows
+            self._line += table.num_rows
             yield table
             return
         size, start = len(block) // PARTS, 0
@@ -109,74 +113,130 @@ class _Decoder:
             start = end
 
     def _at_once(self, block: bytes) -> pa.Table | None:
-        """Decode a block by polars; None if the result would differ from that of `_by_line`."""
-        wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in self.schema}
-        if not wanted or not all(_flat(field.type) for field in self.schema):
+        """Decode a block by polars; None if the result may differ from that of `_by_line`."""
+        if not self._flat:
             return None
         try:
-            frame = pl.read_ndjson(block, schema=wanted)
-            if frame.height != block.count(b"\n"):
-                return None  # blank lines are skipped
-            columns = [self._column(frame[field.name], field, block) for field in self.schema]
+            frame = pl.read_ndjson(block, schema=self._wanted)
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+            if self._documents and frame.height != len(ends):
+                return None  # polars skips blank lines
+            if _is_extreme(block, ends) or self._is_ambiguous(block, frame):
+                return None
+            columns = [self._column(frame[field.name], field, block) for field in self._schema]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError):
             return None
-        return pa.table(columns, schema=self.schema)
+        return pa.table(columns, schema=self._schema)
 
     def _column(self, values: pl.Series, wanted: pa.Field, block: bytes) -> pa.Array:
         """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it."""
         column, kind = values.to_arrow(), wanted.type
-        if kind == pa.string() and _starts(column, "{", "["):
-            raise ValueError  # polars rewrites nested values
         if kind == pa.string():
-            # a record that is read again has other neighbours, and must not become another row
-            if pc.any(pc.match_substring(column, "\0")).as_py():
-                raise ValueError  # half of a surrogate pair
-            if pc.any(pc.match_substring_regex(column, _LITERAL)).as_py():
-                _check_quoted(block, wanted.name)
+            return self._texts(column.cast(kind), self._names[wanted.name], block)
         if pa.types.is_timestamp(kind):
-            return _moments(column, kind, self.zone)
+            return self._moments(column, wanted, block)
+        if pa.types.is_decimal(kind):
+            return self._texts(column.cast(pa.string()), self._names[wanted.name], block).cast(kind)
+        if kind == pa.float32():
+            numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+            if halfway(numbers).any():
+                raise ValueError
+            with np.errstate(over="ignore"):
+                singles = numbers.astype(np.float32)
+            return pa.array(singles, mask=column.is_null().to_numpy(zero_copy_only=False))
         return column.cast(kind)
+
+    def _texts(self, column: pa.Array, name: bytes, block: bytes) -> pa.Array:
+        """Return texts as they are written; ValueError if polars may have changed one."""
+        if _zeros(column):  # half of a surrogate pair
+            raise ValueError
+        if not _may_be_literal(column) or not _member(name, _REWRITTEN).search(block):
+            return column
+        if column.null_count or block.count(name) != len(column):
+            raise ValueError
+        literals = [text.decode() for text in _member(name, _WRITTEN).findall(block)]
+        if len(literals) != len(column):
+            raise ValueError
+        written = pa.array(literals, pa.string())
+        return pc.if_else(pc.equal(written, ""), column, written)
+
+    def _moments(self, column: pa.Array, wanted: pa.Field, block: bytes) -> pa.Array:
+        try:
+            return _times(column, wanted.type, self._zone)
+        except pa.ArrowInvalid:
+            whole = pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()
+            if wanted.type.tz is None or whole is not True:
+                raise
+        if _member(self._names[wanted.name], rb'\s*:\s*(?:"|-?[0-9]+[.eE])').search(block):
+            raise ValueError
+        seconds = column.cast(pa.int64())
+        if pc.max(pc.abs(seconds)).as_py() > _SECONDS_MAX:
+            raise ValueError
+        return pc.multiply(seconds, _SECOND).cast(wanted.type)
+
+    def _is_ambiguous(self, block: bytes, frame: pl.DataFrame) -> bool:
+        """Whether a line may have two members of a wanted name: polars takes the first, Spark the last."""
+        nulls = dict(zip(frame.columns, frame.null_count().row(0), strict=True))
+        escaped = b"\\" in block
+        values = frame.height * frame.width - sum(nulls.values())
+        if not escaped and _most_names(block, self._names.values()) == values:
+            return False  # each value stands beside the only occurrence of its name
+        missing = _count(block, f"(?:{self._any_name})") - values
+        if missing and not escaped:
+            some = [self._names[name].decode() for name, count in nulls.items() if count]
+            explicit = [re.escape(name) + r"\s*:\s*null" for name in some]
+            if explicit and missing == _count(block, "|".join(explicit)):
+                twice = [
+                    f"{re.escape(name)}[^\n]*{null}"
+                    for name, null in zip(some, explicit, strict=True)
+                ]
+                return _count(block, "|".join(twice)) > 0
+        if not missing and not escaped:
+            return False
+        members = Members(block)
+        if members.has_escaped_name(self._names):
+            return True
+        return missing != 0 and any(map(members.repeats, self._names.values()))
+
+    def _rows_only(self, block: bytes) -> pa.Table | None:
+        """Count the rows of a block: one a line, whatever it holds; None if a line may be an array."""
+        if self._documents:
+            return None
+        lines = [line for line in block.split(b"\n") if line.strip(b" \t\r")]
+        if any(line.lstrip(b" \t\r")[0] not in b'{"' for line in lines):
+            return None
+        return pa.table({"rows": pa.nulls(len(lines))}).select([])
 
     def _by_line(self, block: bytes) -> pa.Table:
         """Decode a block line by line."""
-        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        rows = 0
-        for line in block.removesuffix(b"\n").split(b"\n"):
-            try:
-                found = self._values(line)
-            except (ValueError, RecursionError) as error:
-                self.errors[self.line] = error
-            else:
-                rows += 1
-                for name, value in found.items():
-                    columns[name].append(value)
-            self.line += 1
-        if not columns:  # only the number of rows matters
-            return pa.table({"rows": pa.nulls(rows)}).select([])
-        arrays = [_array(columns[field.name], field.type) for field in self.schema]
-        return pa.table(arrays, schema=self.schema)
+        if self._documents:
+            rows = self._rows_of_documents(block.removesuffix(b"\n").split(b"\n"))
+        else:
+            rows = [row for line in block.split(b"\n") for row in self._parser.rows(line)]
+        if not len(self._schema):  # only the number of rows matters
+            return pa.table({"rows": pa.nulls(len(rows))}).select([])
+        columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(self._schema)
+        arrays = [
+            pa.array(values, pa.int64()).cast(pa.timestamp("us", field.type.tz)).cast(field.type)
+            if pa.types.is_timestamp(field.type)
+            else pa.array(values, field.type)
+            for values, field in zip(columns, self._schema, strict=True)
+        ]
+        return pa.table(arrays, schema=self._schema)
 
-    def _values(self, line: bytes) -> dict[str, Any]:
-        """Decode a line; raise ValueError for a bad one."""
-        text = line.decode()
-        members = _members(self.decoder, text)
-        found = {}
-        for column in self.schema:
-            value = members.get(column.name)
-            if value is not None and column.type == pa.string() and not isinstance(value, str):
-                value = _texts(text)[column.name]
+    def _rows_of_documents(self, lines: list[bytes]) -> list[list[Any]]:
+        rows = []
+        for line in lines:
             try:
-                found[column.name] = self.converters[column.name](value)
-            except (ArithmeticError, TypeError, ValueError):
-                shown = json.dumps(value, default=str)
-                raise ValueError(f"{column.name} is {shown}, no {column.type}") from None
-        return found
+                rows.append(self._parser.document(line))
+            except ValueError as error:
+                self.errors[self._line] = error
+            self._line += 1
+        return rows
 
 
 def _lines(documents: pa.ChunkedArray) -> bytes:
     """Join documents as lines; a line break is blank space in JSON, or an error as a tab is one."""
-    if not len(documents):
-        return b""
     ended = pc.binary_join_element_wise(documents, pa.scalar(b"\n"), pa.scalar(b""))
     block: bytes = ended.combine_chunks().buffers()[2].to_pybytes()
     if block.count(b"\n") == len(documents):
@@ -184,158 +244,104 @@ def _lines(documents: pa.ChunkedArray) -> bytes:
     return b"\n".join([*(line.replace(b"\n", b"\t") for line in documents.to_pylist()), b""])
 
 
-def _check_quoted(block: bytes, name: str) -> None:
-    """Raise ValueError if a member of this name may be a number or a boolean: polars rewrites them."""
-    key = json.dumps(name, ensure_ascii=False).encode()
-    if re.search(re.escape(key) + rb"\s*:\s*[-\dtf]", block):
-        raise ValueError
+def _is_flat(kind: pa.DataType) -> bool:
+    others = pa.types.is_timestamp, pa.types.is_date32, pa.types.is_decimal
+    return kind in BY_POLARS or any(is_one(kind) for is_one in others)
 
 
-def _first_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of an object; of repeated ones the first, as polars does."""
-    return dict(reversed(pairs))
-
-
-def _flat(kind: pa.DataType) -> bool:
-    return kind in BY_POLARS or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
-
-
-def _starts(texts: pa.Array, *prefixes: str) -> bool:
-    return any(pc.any(pc.starts_with(texts, prefix)).as_py() for prefix in prefixes)
-
-
-def _moments(texts: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Parse timestamps in ISO 8601; ValueError for other texts and for ambiguous local times."""
+def _times(texts: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
+    """Parse timestamps in ISO 8601; ArrowInvalid or ValueError for other texts."""
     if kind.tz is None:
         return texts.cast(kind)
     if pc.all(pc.ends_with(texts, "Z")).as_py():
+        if (pc.min(pc.binary_length(texts)).as_py() or _SHORTEST_UTC) < _SHORTEST_UTC:
+            raise ValueError  # Arrow also accepts a zone behind hours
         return texts.cast(kind)
     zoned = pc.match_substring_regex(texts, _ZONED)
-    if pc.all(zoned).as_py():
-        return texts.cast(kind)
-    local = texts if not pc.any(zoned).as_py() else pc.if_else(zoned, None, texts)
-    moments = pc.assume_timezone(local.cast(pa.timestamp("us")), zone).cast(kind)
-    if local is texts:
-        return moments
-    return pc.coalesce(pc.if_else(zoned, texts, None).cast(kind), moments)
+    local = pc.if_else(zoned, None, texts).cast(pa.timestamp("us"))
+    if zone != "UTC":
+        if (pc.max(pc.year(local)).as_py() or 0) > _YEAR_MAX:
+            raise ValueError
+        local = pc.assume_timezone(local, zone)  # ArrowInvalid if it is none or two in this zone
+    return pc.coalesce(local.cast(kind), pc.if_else(zoned, texts, None).cast(kind))
 
 
-def _members(decoder: json.JSONDecoder, text: str) -> dict[str, Any]:
-    """Return the members of the object that a text is; ValueError if it is none."""
-    value, end = decoder.raw_decode(text, _skip(text, 0))
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON object is wanted, not {text.strip()[:20]}")
-    if _skip(text, end) < len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-    return value
+def _quoted(name: str) -> bytes:
+    return json.dumps(name, ensure_ascii=False).encode()
 
 
-def _texts(text: str) -> dict[str, str]:
-    """Return the members of a JSON object as they are written; of repeated ones the first."""
-    found: dict[str, str] = {}
-    at = _skip(text, text.index("{") + 1)
-    while text[at] != "}":
-        name, at = _DECODER.raw_decode(text, at)
-        start = _skip(text, _skip(text, at) + 1)
-        _, end = _DECODER.raw_decode(text, start)
-        found.setdefault(name, text[start:end])
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+def _member(name: bytes, value: bytes) -> re.Pattern[bytes]:
+    return re.compile(re.escape(name) + value)
+
+
+def _count(block: bytes, pattern: str) -> int:
+    """Return how often a pattern occurs; polars' regular expressions are faster than Python's."""
+    offsets = np.array([0, len(block)], np.int64)
+    text = pa.Array.from_buffers(
+        pa.large_string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(block)]
+    )
+    found = pl.from_arrow(text)
+    assert isinstance(found, pl.Series)
+    return int(found.str.count_matches(pattern).item())
+
+
+def _most_names(block: bytes, names: Iterable[bytes]) -> int:
+    """Return how often quotes stand as far apart as in these names, before their first letters.
+
+    The names, given with quotes, are written at most so often. Counting them exactly takes longer.
+    """
+    data = np.frombuffer(block, np.uint8)
+    quotes, found = data == 34, 0
+    for name in names:
+        last = len(name) - 1
+        first = max(len(data) - last, 0)
+        like = quotes[:first] & quotes[last : last + first]
+        like &= data[1 : first + 1] == name[1]
+        found += int(np.count_nonzero(like))
     return found
 
 
-def _skip(text: str, at: int) -> int:
-    while text[at : at + 1] in _BLANKS and at < len(text):
-        at += 1
-    return at
+def _is_extreme(block: bytes, ends: np.ndarray[Any, Any]) -> bool:
+    """Whether a line may be beyond a limit of Jackson's, which polars doesn't have."""
+    starts = np.concatenate([[0], ends + 1])
+    lengths = np.append(ends, len(block)) - starts
+    longest = int(lengths.max())
+    if longest <= NUMBER_MAX:
+        return False
+    if longest > NAME_MAX or _has_long_number(block):
+        return True
+    long = np.flatnonzero(lengths > 2 * DEPTH_MAX)  # or it can't be nested too deeply
+    spans = zip(starts[long].tolist(), (starts + lengths)[long].tolist(), strict=True)
+    return any(block.count(b"{", *span) + block.count(b"[", *span) > DEPTH_MAX for span in spans)
 
 
-def _converter(kind: pa.DataType, zone: ZoneInfo) -> Convert:
-    """Return the function that converts a JSON value to a type; it raises if a value doesn't fit."""
-    if pa.types.is_list(kind):
-        element = _converter(kind.value_type, zone)
-        return _nullable(lambda value: [element(one) for one in _of(list, value)])
-    if pa.types.is_struct(kind):
-        fields = {field.name: _converter(field.type, zone) for field in kind}
-        return _nullable(lambda value: {n: f(_of(dict, value).get(n)) for n, f in fields.items()})
-    if pa.types.is_map(kind):
-        item = _converter(kind.item_type, zone)
-        return _nullable(lambda value: [(n, item(v)) for n, v in _of(dict, value).items()])
-    return _nullable(_scalar_converter(kind, zone))
+def _has_long_number(block: bytes) -> bool:
+    sample = _OF_NUMBERS[np.frombuffer(block, np.uint8)[::_STEP]]
+    if np.diff(np.flatnonzero(~sample), prepend=-1, append=len(sample)).max() < NUMBER_MAX // _STEP:
+        return False
+    return re.search(rb"[-+.0-9eE]{%d}" % NUMBER_MAX, block) is not None
 
 
-def _scalar_converter(kind: pa.DataType, zone: ZoneInfo) -> Convert:
-    if kind in _BITS:
-        return partial(_integer, 1 << _BITS[kind])
-    if pa.types.is_timestamp(kind):
-        return partial(_moment, zone if kind.tz else None)
-    if pa.types.is_decimal(kind):
-        return partial(_decimal, kind)
-    simple: dict[pa.DataType, Convert] = {
-        pa.string(): _string,
-        pa.bool_(): partial(_of, bool),
-        pa.float32(): _number,
-        pa.float64(): _number,
-        pa.date32(): lambda value: date.fromisoformat(_of(str, value)),
-        pa.binary(): lambda value: b64decode(_of(str, value), validate=True),
-    }
-    return simple.get(kind, _unsupported)
+def _bytes_of(column: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the offsets of texts, and their bytes."""
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return places, np.frombuffer(data if data is not None else b"", np.uint8)
 
 
-def _nullable(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)
+def _zeros(column: pa.Array) -> bool:
+    places, data = _bytes_of(column)
+    return bool((data[places[0] : places[-1]] == 0).any())
 
 
-def _of(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def _string(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text.encode(errors="replace").decode()  # half a surrogate pair has no UTF-8
-
-
-def _integer(limit: int, value: Any) -> int:
-    if type(value) is not int or not -limit <= value < limit:
-        raise ValueError
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or (isinstance(value, str) and value not in _SPECIAL):
-        raise ValueError
-    return float(value)
-
-
-def _decimal(kind: pa.DataType, value: Any) -> Decimal:
-    if isinstance(value, bool):
-        raise TypeError
-    found = Decimal(value)
-    rounded = found.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, Context(prec=76))
-    if not rounded.is_finite() or len(rounded.as_tuple().digits) > kind.precision:
-        raise ValueError
-    return rounded
-
-
-def _moment(zone: ZoneInfo | None, value: Any) -> int:
-    """Return microseconds since 1970, for a local time if `zone` is None."""
-    if zone is not None and type(value) is int:
-        return _integer(1 << 63, value * 1_000_000)
-    found = datetime.fromisoformat(_of(str, value))
-    if zone is None and found.tzinfo is not None:
-        raise ValueError
-    moment = found if found.tzinfo else found.replace(tzinfo=zone or UTC)
-    return (moment - _EPOCH) // _MICROSECOND
-
-
-def _unsupported(_value: Any) -> Any:
-    raise TypeError
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(pa.timestamp("us", kind.tz)).cast(kind)
-    return pa.array(values, kind)
+def _may_be_literal(column: pa.Array) -> bool:
+    """Whether a text may be a number, a boolean, an array or an object without quotes."""
+    places, data = _bytes_of(column)
+    filled = places[1:] > places[:-1]
+    first = data[places[:-1][filled]]
+    if not _OF_LITERALS[first].any():
+        return False
+    chosen = np.zeros(len(column), np.bool_)
+    chosen[filled] = _OF_LITERALS[first]
+    literal = pc.match_substring_regex(column.filter(pa.array(chosen)), _LITERAL)
+    return bool(pc.any(literal).as_py())

@@ -1,4 +1,4 @@
-"""Texts of timestamps, parsed as Spark parses them when no format is given.
+"""Texts of timestamps and dates, parsed as Spark parses them when no format is given.
 
 Spark accepts `[+-]yyyy[-[m]m[-[d]d]]`, followed by a blank or `T`, a time of one to three numbers, and
 after the seconds a fraction and a time zone. Fractions are cut at microseconds.
@@ -12,7 +12,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 _SECOND, _DAY = 1_000_000, 86_400
-_LONG = 1 << 63
+_INT, _LONG = 1 << 31, 1 << 63
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097  # the calendar repeats itself
 _TRIMMED = "".join(map(chr, (*range(0x21), 0x7F)))
@@ -22,6 +22,7 @@ _MOMENT = re.compile(
     r"(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?)?)?)?",
     re.DOTALL,
 )
+_DATE = re.compile(r"([+-]?[0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.DOTALL)
 _OFFSET = re.compile(r"([+-])([0-9]{2})(?::?([0-9]{2}))?(?::?([0-9]{2}))?")
 _OFFSET_S = 18 * 3600
 _SHORT_ZONES = {
@@ -56,8 +57,8 @@ _SHORT_ZONES = {
 }
 
 
-def instant(text: str) -> int:
-    """Return microseconds since 1970 of a TIMESTAMP, which is in UTC if it names no time zone.
+def instant(text: str, zone: str) -> int:
+    """Return microseconds since 1970 of a TIMESTAMP, which is in `zone` if it names no time zone.
 
     A time without a date is refused, although Spark takes the current day for it: a record must
     not become another row when it is read again.
@@ -66,12 +67,12 @@ def instant(text: str) -> int:
         ValueError: it is no timestamp.
     """
     try:
-        found, zone = _parsed(text)
-        return _checked(found if zone is None else found - _offset_s(zone, found) * _SECOND)
+        found, named = _parsed(text)
+        return _checked(found - _offset_s(named or zone, found) * _SECOND)
     except ValueError:
         if "GMT" not in text:
             raise
-        return instant(text.replace("GMT", ""))
+        return instant(text.replace("GMT", ""), zone)
 
 
 def local_time(text: str) -> int:
@@ -80,6 +81,21 @@ def local_time(text: str) -> int:
     if zone is not None:
         raise ValueError(f"{text} has a time zone")
     return _checked(found)
+
+
+def day(text: str) -> int:
+    """Return days since 1970 of a DATE; ValueError if it is none.
+
+    A number in quotes is a year, although Spark takes one that isn't for a number of days.
+    """
+    match = _DATE.fullmatch(text.replace("GMT", "").strip(_TRIMMED))
+    if match is None:
+        raise ValueError(f"{text} is no date")
+    year, month, of_month = (1 if one is None else int(one) for one in match.groups())
+    days = _days(year, month, of_month)
+    if not -_INT <= days < _INT:
+        raise ValueError(f"{text} is too far away")
+    return days
 
 
 def _checked(micros: int) -> int:
