@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.source.conversions import halfway
-from eddyline.source.jackson import DEPTH_MAX, NAME_MAX, NUMBER_MAX, LineParser
+from eddyline.source.jackson import LineParser
 from eddyline.source.members import Members
+from eddyline.source.scanner import DEPTH_MAX, NAME_MAX, NUMBER_MAX
 
 BLOCK_BYTES = 8 << 20
 LINES_BYTES = 32 << 10  # blocks of this size are decoded line by line if polars can't decode them

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from eddyline.source.compression import is_compressed, open_file
-from eddyline.source.jackson import BOM
 from eddyline.source.json import BLOCK_BYTES, BY_POLARS, Decoder
+from eddyline.source.scanner import BOM
 
 _ANY = 1 << 62
 
