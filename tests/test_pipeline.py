@@ -535,7 +535,7 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.pipeline("q", queue).bolt(number, by_key=True)
     with pytest.raises(EngineError, match="tuple_rows"):
         engine.pipeline("q", queue, tuple_rows=0)
-    with pytest.raises(EngineError, match="whole number from 0 on"):
+    with pytest.raises(EngineError, match="whole number"):
         engine.pipeline("q", queue, lanes=1.5)  # type: ignore[arg-type]
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")

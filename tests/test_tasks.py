@@ -19,6 +19,7 @@ from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest
 from eddyline.storage.files import Files
+from eddyline.storage.lock import StorageLock
 from eddyline.testing import FaultyFiles, replayed
 from processes import Child
 
@@ -143,6 +144,8 @@ def test_a_pause_outlives_the_engine(
 
 
 def made_again(files: FaultyFiles, spark: SparkSession, url: str = "") -> Engine:
+    """Open the storage as after a crash: the engine before it is lost."""
+    StorageLock(files, take_over=True).release()
     return Engine(files, spark, Options(catalog=url, retain_epochs=50))
 
 
