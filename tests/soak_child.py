@@ -63,8 +63,14 @@ def again(action: Callable[[], T]) -> T:
     return action()
 
 
-def worker_died(error: Exception) -> bool:
-    return any(words in str(error) for words in ("exited unexpectedly", "Broken pipe", "EOFExc"))
+def worker_died(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, comes from a worker that was killed."""
+    words = ("exited unexpectedly", "Broken pipe", "EOFExc")
+    while error is not None:
+        if any(word in str(error) for word in words):
+            return True
+        error = error.__cause__
+    return False
 
 
 class Journal:
