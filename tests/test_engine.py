@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.testing import Offline, PlainTable
 
 pytestmark = pytest.mark.spark
 
@@ -341,6 +342,17 @@ def test_two_engines_share_a_session(tmp_path, spark):
             engine.advance()
         assert rows(a.sql("SELECT * FROM v")) == [(1,)]
         assert rows(b.sql("SELECT * FROM v")) == [(2,)]
+
+
+def test_the_active_session_of_the_user_stays_the_active_one(engine, spark):
+    engine.table("t", "v INT").insert([(1,)])
+    engine.view("v", "SELECT v FROM t")
+    engine.execute("DELETE FROM t WHERE v = 2")  # reads what waits in the redo log
+    engine.advance()
+    assert engine.verify()
+    offline = Offline(spark, {"t": PlainTable("v INT", rows=[(1,)])})
+    offline.load()
+    assert SparkSession.getActiveSession() is spark
 
 
 def test_replace_and_drop(engine):

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.answers.difference import Difference, difference
 from eddyline.changes import APPEND, Epoch
-from eddyline.spark.session import cloned
+from eddyline.spark.session import cloned, frame
 from eddyline.storage.files import Files
 
 Row = tuple[Any, ...]
@@ -97,7 +97,7 @@ class Offline:
         return difference(left, self.result(self.views[name]))
 
     def _frame(self, table: PlainTable) -> DataFrame:
-        return self.session.createDataFrame(table.rows, table.schema)
+        return frame(self.session, table.rows, table.schema)
 
 
 def replayed(changes: Iterable[Sequence[Any]]) -> list[Row]:

@@ -21,7 +21,7 @@ from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import zone_of
+from eddyline.spark.session import frame, zone_of
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import repeat
 from eddyline.storage.files import Files
@@ -138,7 +138,7 @@ class Dml:
         change = operator.resolve(operations, rows).select(layout.columns)
         settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
-        return self.session.createDataFrame(kept.rename_columns(columns.names), columns)
+        return frame(self.session, kept.rename_columns(columns.names), columns)
 
 
 def _where(condition: str | None) -> str:

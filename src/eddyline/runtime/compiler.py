@@ -30,7 +30,7 @@ from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import epoch_session
+from eddyline.spark.session import epoch_session, frame
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
@@ -127,7 +127,7 @@ class Compiler:
         relations: dict[int, Relation] = {}
         for name in upstream:
             known = catalog.get(name)
-            leaf = session.createDataFrame(session.sparkContext.emptyRDD(), known.columns)
+            leaf = frame(session, session.sparkContext.emptyRDD(), known.columns)
             leaf.createOrReplaceTempView(quoted(name))
             plan = catalyst.plan(leaf)
             relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
@@ -186,10 +186,10 @@ class Compiler:
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; return their segments by leaf."""
         found: dict[str, list[Segment]] = {}
-        for leaf, frame in compiled.compiled.build.constants.items():
+        for leaf, constant in compiled.compiled.build.constants.items():
             self.files.make_folder("constants")
             name = f"constants/{compiled.plan.id}.{leaf}.arrow"
-            found[leaf] = [write_rows(self.files, name, frame.toArrow())]
+            found[leaf] = [write_rows(self.files, name, constant.toArrow())]
         return found
 
     def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, StructType]) -> Build:

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
 from eddyline.spark.jvm import logging_settings, start_jvm
@@ -101,6 +102,22 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
     for name, value in settings.items():
         twin.conf.set(name, value)
     return twin
+
+
+def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFrame:
+    """Return a DataFrame of local rows; the user's active session stays the active one.
+
+    `SparkSession.createDataFrame` makes its own session the active one, which is wrong for an
+    engine's: the user's next `getActiveSession()` would return a session with its settings.
+    """
+    active = SparkSession.getActiveSession()
+    try:
+        return session.createDataFrame(data, schema)
+    finally:
+        if active is not None:
+            SparkSession._activeSession = active  # noqa: SLF001  # not public in PySpark
+            jvm = session.sparkContext._jvm  # noqa: SLF001
+            jvm.SparkSession.setActiveSession(active._jsparkSession)  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def zone_of(session: SparkSession) -> str:
