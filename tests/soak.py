@@ -3,8 +3,10 @@
     python tests/soak.py --minutes 120 --write docs/soak.md
 
 Each round opens the storage in a new process with random options, lets it work for some seconds and
-breaks it: the process or one of its Python workers is killed, or stopped for a while. Rows on which views
-fail, and views that are made, paused, replaced and dropped, are among the changes (`soak_child.py`).
+breaks it: the process, its Python workers, the PostgreSQL server of its catalog or the Kafka broker of a
+pipeline are killed, the process is stopped for a while, or its disk is full. Rows on which views fail, and
+views that are made, paused, replaced and dropped, are among the changes (`soak_child.py`).
+What isn't installed, or needs root, is left out: the table names only what was broken.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker import JARS, Broker
+from eddyline_apps.postgres import Server, programs
 from eddyline_bench.cluster import members
 from processes import Child
 
 CHILD = Path(__file__).with_name("soak_child.py")
-FAULTS = {"kill the process": 5, "kill its workers": 3, "stop it for two seconds": 1}
+KILL = "kill the process"
+DISK_BYTES = 1 << 30
 OPTIONS = {"native_rules": [1, 1, 0], "hash_bits": [64, 64, 6], "compaction_fan_in": [8, 2], "retain_epochs": [16, 3]}  # fmt: skip
 
 
@@ -55,14 +62,94 @@ class Outcome:
             ("faults in all", f"{total:,}"),
             ("epochs committed", f"{self.numbers['epochs']:,}"),
             ("records written", f"{self.numbers['records']:,}"),
+            ("records through the pipeline", f"{self.numbers['piped']:,}"),
+            ("rows late for the watermark", f"{self.numbers['late']:,}"),
             ("records lost, doubled", "0, 0"),
-            ("views different from offline SQL", "0"),
+            ("views, and rows in the sink, different from offline SQL", "0"),
             ("files in the storage at the end", f"{self.numbers['files']:,}"),
             ("longest start, with the check of everything", f"{max(self.recoveries):.0f} s"),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"| {name:{width}} | {value} |" for name, value in rows]
         return "\n".join(["| measure | value |", "|---|---|", *lines, ""])
+
+
+class World:
+    """All that a process of the long test needs and that can break: use it in a `with` block.
+
+    Attributes:
+        faults: what can be broken here, by its name: how often, and the function that does it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk = folder / "disk"
+        self._settings: dict[str, str] = {}
+        self._stack = ExitStack()
+        self.faults: dict[str, tuple[int, Callable[[Child], None]]] = {
+            KILL: (5, Child.kill),
+            "kill its workers": (3, Child.kill_workers),
+            "stop it for two seconds": (1, _stopped),
+        }
+
+    def __enter__(self) -> World:
+        try:
+            self._prepare()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _prepare(self) -> None:
+        self.disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(self.disk)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+            umount = ["umount", "--lazy", str(self.disk)]
+            self._stack.callback(subprocess.run, umount, check=False)
+            self.faults["fill its disk for two seconds"] = 1, self._fill
+        if programs() is not None:
+            # a folder that the server's own user can enter
+            temporary = tempfile.TemporaryDirectory(prefix="eddyline-postgres-")
+            folder = Path(self._stack.enter_context(temporary))
+            folder.chmod(0o755)
+            server = self._stack.enter_context(Server(folder / "server"))
+            self._settings["EDDYLINE_CATALOG"] = server.url
+            self.faults["kill PostgreSQL"] = 1, lambda _: _kill_server(server, folder)
+        if list(JARS.glob("kafka_2.13-*.jar")):
+            (self.folder / "kafka").mkdir()
+            broker = self._stack.enter_context(Broker(self.folder / "kafka"))
+            self._settings["SOAK_BROKER"] = broker.address
+            self.faults["kill the Kafka broker"] = 1, lambda _: _kill_broker(broker)
+
+    def start(self, chance: random.Random, mode: str) -> Child:
+        """Start a process on the storage, with random options."""
+        options = json.dumps({name: chance.choice(values) for name, values in OPTIONS.items()})
+        command = [
+            sys.executable,
+            str(CHILD),
+            str(self.folder),
+            str(chance.random()),
+            options,
+            mode,
+        ]
+        return Child(command, self.folder / "errors.log", **self._settings)
+
+    def drawn(self, chance: random.Random) -> list[str]:
+        """Return the faults of one process; the last one ends it."""
+        weights = [weight for weight, _ in self.faults.values()]
+        kinds = chance.choices(list(self.faults), weights, k=5)
+        return [kind for kind in kinds if kind != KILL] + [KILL]
+
+    def _fill(self, _: Child) -> None:
+        filler = self.disk / "filler"
+        with open(filler, "wb", buffering=0) as stream, suppress(OSError):
+            while stream.write(bytes(1 << 20)):
+                pass
+        time.sleep(2)
+        filler.unlink()
 
 
 def soak(folder: Path, minutes: float, seed: int, *, say: bool = False) -> Outcome:
@@ -73,54 +160,54 @@ def soak(folder: Path, minutes: float, seed: int, *, say: bool = False) -> Outco
     """
     chance, outcome = random.Random(seed), Outcome()
     started = time.monotonic()
-    while (spent := time.monotonic() - started) < minutes * 60:
-        child = _start(folder, chance, "go")
+    with World(folder) as world:
+        while (spent := time.monotonic() - started) < minutes * 60:
+            child = world.start(chance, "go")
+            try:
+                outcome.recoveries.append(float(child.wait_for("ready")))
+                for fault in world.drawn(chance):
+                    time.sleep(chance.uniform(0.5, 8))
+                    if child.process.poll() is not None:
+                        raise AssertionError(child.last_words())
+                    world.faults[fault][1](child)
+                    outcome.faults[fault] += 1
+            finally:
+                child.kill()
+            if say:
+                faults = sum(outcome.faults.values())
+                last = outcome.recoveries[-1]
+                print(f"{spent / 60:6.1f} min  {faults:4} faults  start {last:4.0f} s", flush=True)
+        child = world.start(chance, "end")
         try:
             outcome.recoveries.append(float(child.wait_for("ready")))
-            for fault in _faults(chance):
-                time.sleep(chance.uniform(0.5, 6))
-                if child.process.poll() is not None:
-                    raise AssertionError(child.last_words())
-                _break(child, fault)
-                outcome.faults[fault] += 1
+            outcome.numbers = json.loads(child.wait_for("numbers"))
         finally:
             child.kill()
-        if say:
-            print(f"{spent / 60:6.1f} min  {sum(outcome.faults.values()):4} faults", flush=True)
-    child = _start(folder, chance, "end")
-    try:
-        outcome.recoveries.append(float(child.wait_for("ready")))
-        outcome.numbers = json.loads(child.wait_for("numbers"))
-    finally:
-        child.kill()
     outcome.minutes = (time.monotonic() - started) / 60
     return outcome
 
 
-def _start(folder: Path, chance: random.Random, mode: str) -> Child:
-    options = json.dumps({name: chance.choice(values) for name, values in OPTIONS.items()})
-    command = [sys.executable, str(CHILD), str(folder), str(chance.random()), options, mode]
-    return Child(command, folder / "errors.log")
+def _stopped(child: Child) -> None:
+    """Stop a process and its descendants for two seconds."""
+    stopped = members(child.process.pid)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for member in stopped:
+            with suppress(OSError):
+                os.kill(member, number)
+        time.sleep(2 if number == signal.SIGSTOP else 0)
 
 
-def _faults(chance: random.Random) -> list[str]:
-    """Return the faults of one process; the last one ends it."""
-    kinds = chance.choices(list(FAULTS), list(FAULTS.values()), k=3)
-    return [kind for kind in kinds if kind != "kill the process"] + ["kill the process"]
+def _kill_server(server: Server, folder: Path) -> None:
+    identity = (folder / "server/data/postmaster.pid").read_text().split()[0]
+    os.killpg(int(identity), signal.SIGKILL)
+    server.stop()
+    server.start()
 
 
-def _break(child: Child, fault: str) -> None:
-    if fault == "kill the process":
-        child.kill()
-    elif fault == "kill its workers":
-        child.kill_workers()
-    else:
-        stopped = members(child.process.pid)
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for member in stopped:
-                with suppress(OSError):
-                    os.kill(member, number)
-            time.sleep(2 if number == signal.SIGSTOP else 0)
+def _kill_broker(broker: Broker) -> None:
+    broker.stop(kill=True)
+    time.sleep(1)
+    broker.start()
 
 
 def main() -> None:
