@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -29,3 +30,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
     with Broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(autouse=True)
+def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
+    if request.node.get_closest_marker("spark") is None:
+        return
+    import eddyline.runtime.epoch
+
+    chance = random.Random(request.node.nodeid)
+    rows = lambda _: chance.choice([0, 1 << 40])
+    monkeypatch.setattr(eddyline.runtime.epoch, "rows_of", rows)

@@ -402,8 +402,10 @@ class Soak:
         report = self.engine.verify()
         assert report, str(report)
         bad = self.engine.sql(f"SELECT count(*) FROM facts WHERE {BAD}").collect()[0][0]
+        # a paused view isn't tried again
+        paused = {view for view in VIEWS if (e := self.engine.catalog.find(view)) and e.paused}
         assert set(report.failing) <= FAILING, str(report)
-        assert bad or not report.failing, str(report)
+        assert bad or set(report.failing) <= paused, str(report)
 
     def check_pipeline(self) -> None:
         """Compare what the pipeline has done so far with what was put into its queue."""
@@ -448,7 +450,7 @@ def main(folder: str, seed: str, options: str, mode: str) -> None:
     soak.do(bad)
     soak.expect(bad)
     for view in soak.engine.status()["views"]:
-        if view["state"] == "paused" and soak.engine.catalog.get(view["name"]).paused:
+        if soak.engine.catalog.get(view["name"]).paused:
             soak.engine.resume(view["name"])
     soak.check()
     assert {view["state"] for view in soak.engine.status()["views"]} <= {"live"}

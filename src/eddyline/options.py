@@ -33,6 +33,12 @@ class Options:
     scan_tasks: int = _setting(
         2, "number of tasks that read the input of one source in an epoch", 1, 4096
     )
+    short_lane_rows: int = _setting(
+        20_000,
+        "rows of input up to which an epoch of a view runs in the driver, without a Spark job; 0: never",
+        0,
+        1_000_000,
+    )
     retain_epochs: int = _setting(
         1000, "number of committed epochs whose snapshots and changes stay readable", 1, 1_000_000
     )

@@ -70,6 +70,7 @@ class Epochs:
             workspace.epochs_session,
             workspace.compiler.catalyst,
             workspace.options.scan_tasks,
+            workspace.options.short_lane_rows,
             workspace.zone,
             workspace.settings,
             self._show_rows,

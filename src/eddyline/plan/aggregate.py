@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -185,7 +184,7 @@ def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
     child, keys, names = aggregation.child, aggregation.keys, aggregation.names
     measures, largest = aggregation.measures, aggregation.largest
     branches, shown_child = _branches(build, aggregation)
-    united = _united(branches, names, aggregation.calls)
+    united = _united(build, branches, names, aggregation.calls)
     rows = _preaggregated(build, united, names, measures, len(largest), child.single)
     kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
     reducer = Reduce(len(keys), measures, largest, build.catalyst.ansi)
@@ -288,7 +287,9 @@ def _distinct_rows(
     return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
 
 
-def _united(branches: list[_Branch], names: Sequence[str], calls: list[_LinearCall]) -> DataFrame:
+def _united(
+    build: Build, branches: list[_Branch], names: Sequence[str], calls: list[_LinearCall]
+) -> DataFrame:
     """Return all branches with all accumulators: zero where a branch has no rows for a call."""
     frames = []
     for branch in branches:
@@ -308,7 +309,7 @@ def _united(branches: list[_Branch], names: Sequence[str], calls: list[_LinearCa
         frame.selectExpr(*names, *_accumulator_columns(frame.columns, calls, types), "w")
         for frame in frames
     ]
-    return functools.reduce(DataFrame.unionAll, complete)
+    return build.lane.union(complete)
 
 
 def _accumulator_columns(
@@ -367,14 +368,15 @@ def _preaggregated(
         frame = build.hashed(build.normalised(frame, keys), keys, columns)
         return build.shuffled(frame, single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
-        frame = frame.repartition(build.buckets)
+        frame = build.lane.spread(frame, build.buckets)
     sums = []
     for i, measure in enumerate(measures):
         name, kept = f"m{i}", column_type(frame, f"m{i}")
         total = _TOTALS[measure].format(name, kept)
         sums.append(expr(f"cast({total} as {kept}) as {name}"))
     sums.append(expr("coalesce(sum(w), 0L) as w"))
-    return build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)
+    groups = build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)
+    return build.lane.grouped(groups, build.buckets if keys else 1, keys)
 
 
 def _finished(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
-from eddyline.changes import BUCKET
 from eddyline.errors import QueryError
 from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
+from eddyline.plan.lanes import Lane
 from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
 from eddyline.plan.nodes import Leaf, Node, StatefulPart
 from eddyline.plan.refusals import TYPES, Refusal
@@ -23,8 +23,6 @@ PARTITION_BY_TIME = (
     "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
 )
 UNHASHABLE = ("map", "variant", "interval")
-
-ArrowFunction = Callable[..., object]  # as `mapInArrow` takes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Build:
 
     Attributes:
         relations: for the RDD id of each leaf the relation that it represents.
-        scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
+        lane: what runs leaves and stateful operators.
         buckets: hash partitions of each stateful operator.
         hash_bits: how many bits of the key hash are used.
         native: use the fast rules; otherwise recompute wherever that is possible.
@@ -111,8 +109,7 @@ class Build:
     catalyst: Catalyst
     view: str
     relations: dict[int, Relation]
-    scan: Callable[[Leaf, StructType], ArrowFunction]
-    task: Callable[[StatefulPart, StructType], ArrowFunction]
+    lane: Lane
     buckets: int
     scan_tasks: int
     hash_bits: int
@@ -171,7 +168,7 @@ class Build:
 
     def shuffled(self, rows: DataFrame, *, single: bool) -> DataFrame:
         """Shuffle rows into the buckets of their hash, or into one task if there are no keys."""
-        return rows.repartition(1 if single else self.buckets, "h")
+        return self.lane.shuffled(rows, 1 if single else self.buckets, ["h"])
 
     def run(
         self,
@@ -186,10 +183,7 @@ class Build:
         buckets = 1 if single else self.buckets
         part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
-        # a union numbers its tasks differently, so the task's number isn't the bucket
-        rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
-        schema = StructType(list(out)).add("w", LongType())
-        return rows.mapInArrow(self.task(part, schema), schema)  # type: ignore[arg-type]
+        return self.lane.operator(rows, part, StructType(list(out)).add("w", LongType()))
 
     def grows(self, what: str, way_out: str) -> None:
         """Record that an operator's state grows as long as a stream goes on."""
@@ -215,8 +209,7 @@ class Build:
         """Add a leaf; return a frame of the changes that it reads in each epoch."""
         leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
-        numbers = self.catalyst.session.range(0, self.scan_tasks, 1, self.scan_tasks)
-        return numbers.mapInArrow(self.scan(leaf, schema), schema)  # type: ignore[arg-type]
+        return self.lane.leaf(leaf, schema)
 
     def constant(self, rows: DataFrame) -> DataFrame:
         """Return a frame that has the rows (columns `c0..` and `w`) in the view's first epoch only."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -312,7 +311,7 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
             branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
     padded = [_padded(build, branch, columns) for branch in branches]
-    plan, others = build.rebound(functools.reduce(DataFrame.unionAll, padded), columns)
+    plan, others = build.rebound(build.lane.union(padded), columns)
     shown = Node(
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
@@ -400,7 +399,9 @@ def _operator(
         sides.append(build.hashed(frame, keys, rest).selectExpr("*", f"{number} as side"))
     columns = ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
     first, second = sides
-    united = _completed(first, second, columns).unionAll(_completed(second, first, columns))
+    united = build.lane.union(
+        [_completed(first, second, columns), _completed(second, first, columns)]
+    )
     rows = build.shuffled(united, single=not keys)
     out = [rows.schema[name] for name in names[0]]
     if how is JoinKind.EXISTS:

@@ -322,16 +322,14 @@ def _expand(build: Build, node: Plan) -> Delta:
 
 
 def _union(build: Build, node: Plan) -> Delta:
-    deltas, united = [], None
+    deltas, frames = [], []
     for child in items(node.children()):
         delta = lower(build, child)
         columns = [(a, f"c{i}") for i, a in enumerate(items(child.output()))]
-        frame = build.named(delta, columns)
-        united = frame if united is None else united.unionAll(frame)
+        frames.append(build.named(delta, columns))
         deltas.append(delta)
-    assert united is not None
     output = items(node.output())
-    plan, others = build.rebound(united, output)
+    plan, others = build.rebound(build.lane.union(frames), output)
     shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
     inputs = [items(child.output()) for child in items(node.children())]
     return Delta(

@@ -69,7 +69,8 @@ def versions(
         names = numbered("c", len(columns) + 1)
         real = f"c{len(columns)}"
         once = first_row(build, frame).selectExpr("*", f"false as {real}")
-        frame = frame.selectExpr("*", f"true as {real}").unionByName(once)
+        frame = frame.selectExpr("*", f"true as {real}")
+        frame = build.lane.union([frame, once.select(*frame.columns)])
     rows = build.hashed(build.normalised(frame, key_names), key_names, names)
     if child.keys != canonical_texts(keys):
         rows = build.shuffled(rows, single=not keys)

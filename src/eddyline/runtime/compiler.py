@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -17,6 +18,7 @@ from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import stream_bound
+from eddyline.plan.lanes import ShortLane, WideLane
 from eddyline.plan.limits import Order
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
@@ -24,16 +26,20 @@ from eddyline.plan.partitions import check_partitions
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
+from eddyline.runtime.short_lane import NotShortError, ShortPlan
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
+from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import epoch_session, frame
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
+
+logger = logging.getLogger(__name__)
 
 HASH_BITS = 64
 """How many bits of the key hash the rows of tables and streams are stored by."""
@@ -131,10 +137,41 @@ class Compiler:
             leaf.createOrReplaceTempView(quoted(name))
             plan = catalyst.plan(leaf)
             relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
-        build = self._build(catalyst, entry, {r.name: r.schema for r in relations.values()})
+        known_columns = {r.name: r.schema for r in relations.values()}
+        build = self._build(catalyst, entry, known_columns)
         build.relations.update(relations)
         compiled = compile_view(build, entry.query, final=entry.final)
-        return self._planned(entry, catalog, compiled, upstream)
+        short = self._short(entry, build, relations, known_columns)
+        return self._planned(entry, catalog, compiled, upstream, short)
+
+    def _short(
+        self,
+        entry: Entry,
+        wide: Build,
+        relations: Mapping[int, Relation],
+        known: dict[str, StructType],
+    ) -> ShortPlan | None:
+        """Return a view's plan for the short lane; None if it can't run there."""
+        driver = Driver(wide.catalyst.session)
+        lane = ShortLane(
+            driver.placeholder,
+            partial(self._scan, entry.id, known),
+            partial(self._kernel, entry.id),
+        )
+        build = replace(
+            wide, lane=lane, relations=dict(relations), leaves=[], parts=[], constants={},
+            warnings=[], growing=[], needed=set(),
+        )  # fmt: skip
+        compile_view(build, entry.query, final=entry.final)
+        try:
+            plan = ShortPlan(driver, wide.catalyst, lane)
+        except NotShortError as error:
+            logger.info("view %s always runs as a Spark job: %s", entry.name, error)
+            return None
+        if _form(build) != _form(wide):
+            logger.warning("view %s always runs as a Spark job: its two plans differ", entry.name)
+            return None
+        return plan
 
     def _relation(self, entry: Entry, plan_of: Callable[[Entry], CompiledPlan]) -> Relation:
         if entry.kind == VIEW:
@@ -197,8 +234,12 @@ class Compiler:
             catalyst,
             entry.name,
             {},
-            partial(self._scan, entry.id, known),
-            partial(self._kernel, entry.id),
+            WideLane(
+                catalyst.session,
+                self.options.scan_tasks,
+                partial(self._scan, entry.id, known),
+                partial(self._kernel, entry.id),
+            ),
             self.buckets,
             self.options.scan_tasks,
             self.options.hash_bits,
@@ -256,6 +297,7 @@ class Compiler:
         catalog: Catalog | None,
         compiled: Compiled,
         upstream: Sequence[str],
+        short: ShortPlan | None = None,
     ) -> CompiledPlan:
         build = compiled.build
         physical = build.catalyst.executable(compiled.frame)
@@ -271,6 +313,7 @@ class Compiler:
             tuple(build.parts),
             1 + max(levels, default=0) if catalog else 0,
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
+            short,
         )
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator
@@ -278,6 +321,12 @@ class Compiler:
             for i, kind in enumerate(compiled.order_types):
                 stored.add(StructField(_unused(f"order_{i}", stored.names), kind))
         return CompiledPlan(plan, compiled, stored)
+
+
+def _form(build: Build) -> tuple[object, ...]:
+    """Return what two lowerings of one view must have in common to write the same state."""
+    parts = [(part.name, part.operator, part.buckets) for part in build.parts]
+    return parts, build.leaves, list(build.constants)
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

@@ -18,10 +18,11 @@ from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
-from eddyline.runtime.failures import VIEW_FAILING, failed_view
+from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.runtime.faults import Piece, pieces_at_fault
-from eddyline.runtime.plans import EpochPlan, PlanInput
+from eddyline.runtime.plans import EpochPlan, PlanInput, Reports
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
+from eddyline.runtime.short_lane import rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.state.arrangement import difference_run
@@ -93,6 +94,7 @@ class EpochRunner:
     """Runs epochs against one storage, in one time zone and with fixed settings of Spark.
 
     Attributes:
+        short_lane_rows: rows of input up to which a view's plan runs in the driver.
         show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
     """
 
@@ -100,6 +102,7 @@ class EpochRunner:
     session: SparkSession
     catalyst: Catalyst
     scan_tasks: int
+    short_lane_rows: int
     zone: str
     settings: dict[str, str]
     show_rows: Callable[[Sequence[Piece]], Sequence[str]]
@@ -206,14 +209,14 @@ class EpochRunner:
                         pieces = [(leaf, s) for leaf, own in segments.items() for s in own]
                         ready.append((one.plan, pieces))
             with timer.stage("run"):
-                failures = self._execute_all(ready, context)
-                for plan, pieces in ready:
-                    if (failure := failures.get(ViewId(plan.id))) is not None:
+                done = self._execute_all(ready, context)
+                for (plan, pieces), told in zip(ready, done, strict=True):
+                    if isinstance(told, EddylineError):
                         again = plan.id in context.rebuilt
                         rows = () if again else self._rows_at_fault(plan, pieces, context)
-                        _set_aside(plan, failure, context.base, state, rows)
+                        _set_aside(plan, told, context.base, state, rows)
                         continue
-                    collect_reports(self.files, context.folder, plan, state, watermarks)
+                    collect_reports(self.files, context.folder, plan, state, watermarks, told)
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
 
     def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
@@ -228,28 +231,24 @@ class EpochRunner:
 
     def _execute_all(
         self, plans: Sequence[tuple[EpochPlan, list[Piece]]], context: EpochContext
-    ) -> dict[ViewId, EddylineError]:
-        """Execute the plans of one level, some at a time; return the errors of views that fail."""
+    ) -> list[Reports | EddylineError | None]:
+        """Execute the plans of one level, some at a time; return for each what `_execute` does.
 
-        def attempt(one: tuple[EpochPlan, list[Piece]]) -> EddylineError | None:
+        For a view that fails, return its error.
+        """
+
+        def attempt(one: tuple[EpochPlan, list[Piece]]) -> Reports | EddylineError | None:
             try:
-                self._execute(*one, context)
+                return self._execute(*one, context)
             except EngineError as error:
                 if error.condition != VIEW_FAILING or not one[0].level:
                     raise  # only views can be left out of an epoch
                 return error
-            return None
 
         if len(plans) < 2:
-            found = [attempt(one) for one in plans]
-        else:
-            with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-                found = list(pool.map(attempt, plans))
-        return {
-            ViewId(plan.id): error
-            for (plan, _), error in zip(plans, found, strict=True)
-            if error is not None
-        }
+            return [attempt(one) for one in plans]
+        with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+            return list(pool.map(attempt, plans))
 
     def _rows_at_fault(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
@@ -275,10 +274,22 @@ class EpochRunner:
         found = [(names[leaf], segment) for leaf, segment in pieces_at_fault(pieces, fails)]
         return tuple(self.show_rows(found))
 
-    def _execute(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
+    def _execute(
+        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> Reports | None:
+        """Execute a plan; return the reports, or None if Spark's tasks have written them."""
         if isinstance(plan.physical, TableUpkeep):
-            plan.physical(context, [segment for _, segment in pieces])
-            return
+            return plan.physical(context, [segment for _, segment in pieces])
+        if plan.short is not None and rows_of(s for _, s in pieces) <= self.short_lane_rows:
+            segments = {
+                leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves
+            }
+            try:
+                told = plan.short.run(context, segments)
+            except Exception as error:  # whatever Spark or an operator raises: it is named
+                raise failed_in_driver(plan.name, error) from error
+            if told is not None:
+                return told
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
         spark.setJobDescription(f"eddyline {plan.name}")
@@ -289,6 +300,7 @@ class EpochRunner:
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
+        return None
 
     def _continue_changelog(
         self,

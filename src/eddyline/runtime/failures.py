@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import traceback
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from eddyline.errors import DATA, USER, EddylineError, EngineError, StateError
@@ -68,6 +70,20 @@ def failed_view(view: str, error: Exception) -> EddylineError:
         view=view,
         hint="nothing was committed; mend the cause and call advance() again",
     )
+
+
+def failed_in_driver(view: str, error: Exception) -> EddylineError:
+    """Return the error for a view that has failed in the driver, like `failed_view`."""
+    if isinstance(error, EddylineError) and error.fault not in (DATA, USER):
+        return error
+    if isinstance(error, PySparkException):
+        return failed_view(view, error)
+    if isinstance(error, Py4JJavaError):  # as Spark tells of an exception in a task
+        thrown = str(error.java_exception.toString()).partition("\n")[0]
+        return failed_view(
+            view, RuntimeError(f"Lost task 0.0 in stage 0.0 (TID 0) (driver): {thrown}")
+        )
+    return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
 
 
 def _of_the_view(error: Exception, cause: str) -> bool:

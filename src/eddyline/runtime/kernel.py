@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -65,21 +66,33 @@ class Kernel:
             bucket = BucketId(
                 task.partitionId()
             )  # no shuffle comes after the one that made the buckets
-        name = f"{task.stageId()}-{task.partitionId()}-{task.taskAttemptId()}"
-        for table in self.run(context, name, bucket, delta):
+        name = f"{task.stageId()}-{task.partitionId()}"
+        report = f"{self.prefix(context)}{name}{REPORT}"
+        tell = partial(self.files.write_json, report, durable=False)
+        for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, delta, tell):
             yield from batches_of(table, self.schema)
 
+    def prefix(self, context: EpochContext) -> str:
+        """Return the beginning of the names of all files that this operator writes in an epoch."""
+        return f"{context.folder}/{self.node}.{self.part}."
+
     def run(
-        self, context: EpochContext, task: str, bucket: BucketId | None, delta: pa.Table | None
+        self,
+        context: EpochContext,
+        task: str,
+        bucket: BucketId | None,
+        delta: pa.Table | None,
+        tell: Callable[[dict[str, Any]], object],
     ) -> Iterator[pa.Table]:
-        """Yield the output of one bucket, then write its runs and the report.
+        """Yield the output of one bucket, then write its runs and tell about them.
 
         Args:
-            task: the task's name, ending in `-` and the number of its attempt.
+            task: the task's name, a part of the names of its files.
             bucket: number of the bucket; None if the task got no rows, from which it is read.
             delta: the input rows; None if there are none.
+            tell: gets the task's report; the runs that it names are written.
         """
-        prefix = f"{context.folder}/{self.node}.{self.part}."
+        prefix = self.prefix(context)
         operator, limits = self._limited(context)
         delta = delta if delta is not None and delta.num_rows else None
         counts = {"in": 0 if delta is None else delta.num_rows, "out": 0}
@@ -93,8 +106,7 @@ class Kernel:
             for slot, rows in step.appends.items():
                 name = f"{prefix}{slot}.{task}"
                 slots[slot] = self._write_slot(name, state[slot], rows, limits.get(slot, ()))
-        report = {"bucket": bucket, "counts": counts, "slots": slots}
-        self.files.write_json(f"{prefix}{task.rpartition('-')[0]}{REPORT}", report, durable=False)
+        tell({"bucket": bucket, "counts": counts, "slots": slots})
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyspark
 
@@ -16,9 +16,12 @@ from eddyline.intake.sources import Sources
 from eddyline.operators.base import STATE_VERSION
 from eddyline.operators.result import ROWS
 from eddyline.plan.nodes import Leaf, StatefulPart
-from eddyline.runtime.context import arrangement_name
+from eddyline.runtime.context import EpochContext, arrangement_name
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
+
+Reports = Mapping[str, Sequence[dict[str, Any]]]
+"""What the tasks of a plan have done, by the name of the leaf or operator."""
 
 # what differs between two compilations of one plan: ids, numbers of stages and tasks
 _VOLATILE = re.compile(r"#\d+L?|\*\(\d+\) |\[plan_id=\d+\]|Range \(.*?\)")
@@ -57,6 +60,20 @@ def other_plan(entry: Entry) -> EddylineError:
     )
 
 
+class ShortPlan(Protocol):
+    """A plan that runs in the driver; see `runtime/short_lane.py`."""
+
+    def run(
+        self, context: EpochContext, segments: Mapping[str, Sequence[Segment]]
+    ) -> Reports | None:
+        """Run one epoch over the segments of each leaf; None if there are too many rows.
+
+        Raises:
+            Exception: whatever Spark or an operator raises.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
     """A compiled table or view as epochs run it.
@@ -67,6 +84,7 @@ class EpochPlan:
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
+        short: the same plan for the short lane; None if the plan can't run there.
     """
 
     id: str
@@ -76,6 +94,7 @@ class EpochPlan:
     parts: tuple[StatefulPart, ...]
     level: int
     fingerprint: str
+    short: ShortPlan | None = None
 
     @property
     def result(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from eddyline.errors import EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
-from eddyline.runtime.plans import EpochPlan
+from eddyline.runtime.plans import EpochPlan, Reports
 from eddyline.runtime.table import TableUpkeep
 from eddyline.state.manifest import Buckets, Failure
 from eddyline.state.runs import Run
@@ -42,14 +42,22 @@ class EpochState:
 
 
 def collect_reports(
-    files: Files, folder: str, plan: EpochPlan, state: EpochState, watermarks: Watermarks
+    files: Files,
+    folder: str,
+    plan: EpochPlan,
+    state: EpochState,
+    watermarks: Watermarks,
+    told: Reports | None,
 ) -> None:
     """Add the reports of all tasks of a plan to `state` and `watermarks`.
+
+    Args:
+        told: the reports, if the plan ran in the driver; None to read those of Spark's tasks.
 
     Raises:
         EngineError: a task of a stateful operator hasn't reported.
     """
-    reports = _Reports(files, folder, plan)
+    reports = _Reports(files, folder, plan, told)
     rows_in = sum(_leaf(reports, leaf, watermarks) for leaf in plan.leaves)
     for part in plan.parts:
         total = _part(reports, part, state)
@@ -70,13 +78,17 @@ def row_count(buckets: Buckets) -> int:
 class _Reports:
     """The reports of one plan."""
 
-    def __init__(self, files: Files, folder: str, plan: EpochPlan) -> None:
+    def __init__(self, files: Files, folder: str, plan: EpochPlan, told: Reports | None) -> None:
         self.files = files
         self.folder = folder
         self.plan = plan
-        self._names = [name for name in files.names(folder) if name.endswith(REPORT)]
+        self.told = told
+        names = files.names(folder) if told is None else []
+        self._names = [name for name in names if name.endswith(REPORT)]
 
-    def of(self, piece: Leaf | StatefulPart) -> list[dict[str, Any]]:
+    def of(self, piece: Leaf | StatefulPart) -> Sequence[dict[str, Any]]:
+        if self.told is not None:
+            return self.told.get(piece.name, ())
         prefix = f"{self.plan.id}.{piece.name}."
         names = [name for name in self._names if name.startswith(prefix)]
         return [self.files.read_json(f"{self.folder}/{name}") for name in names]
@@ -95,7 +107,7 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
 def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str, int]:
     """Return the rows in and out of a stateful operator; add its runs to `state`."""
     found = reports.of(part)
-    if len(found) < part.buckets:
+    if reports.told is None and len(found) < part.buckets:
         raise EngineError(
             f"{len(found)} of {part.buckets} tasks of operator {part.name} reported",
             condition="MISSING_REPORT",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -77,19 +78,21 @@ class LeafScan:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 if number < len(tasks) and tasks[number]:
-                    yield from self._scan(context.folder, number, tasks[number])
+                    name = f"{context.folder}/{self.node}.{self.leaf}.{number}{REPORT}"
+                    tell = partial(self.files.write_json, name, durable=False)
+                    yield from self.run(tasks[number], tell)
 
-    def _scan(
-        self, folder: str, number: int, segments: Iterable[Segment]
+    def run(
+        self, segments: Iterable[Segment], tell: Callable[[dict[str, Any]], object]
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some segments, then tell how many there were."""
         report = {"read": 0, "late": 0}
         for segment in segments:
             for table in self._read(segment, report):
                 report["read"] += table.num_rows
                 rows = table if SEQUENCE in table.column_names else merged_if_repetitive(table)
                 yield from batches_of(rows, self.schema)
-        name = f"{folder}/{self.node}.{self.leaf}.{number}{REPORT}"
-        self.files.write_json(name, report, durable=False)
+        tell(report)
 
     def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
         """Yield a segment's rows; for a stream with a watermark only those in time, or the late ones."""

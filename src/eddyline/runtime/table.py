@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from eddyline.changes import HASH, BucketId
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
+from eddyline.runtime.plans import Reports
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.state.kernels import key_hashes
@@ -31,7 +33,7 @@ class TableUpkeep:
     key: tuple[str, ...]
     wire: pa.Schema
 
-    def __call__(self, context: EpochContext, segments: Iterable[Segment]) -> None:
+    def __call__(self, context: EpochContext, segments: Iterable[Segment]) -> Reports:
         """Apply the operations of some segments of the redo log."""
         files, columns = self.kernel.files, range(len(self.wire) - 3)
         tables = [
@@ -42,7 +44,9 @@ class TableUpkeep:
         operations = pa.concat_tables(tables).cast(self.wire)
         hashes = key_hashes(operations, self.key)
         operations = operations.add_column(0, HASH, pa.array(hashes))
+        reports: list[dict[str, Any]] = []
         for bucket in map(BucketId, range(self.buckets)):
             rows = operations.filter(pa.array(hashes % self.buckets == bucket))
-            for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows):
+            for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows, reports.append):
                 pass  # a table's operator emits nothing
+        return {self.kernel.part: reports}

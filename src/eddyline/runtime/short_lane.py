@@ -1,0 +1,227 @@
+"""The short lane: an epoch of one view in the driver, without a Spark job, for few rows.
+
+Leaves and operators run here as they do in Spark's tasks, all buckets one after the other. The stateless
+pieces between them are Spark plans, which `DriverPlan` evaluates over the few rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from eddyline.changes import BUCKET, BucketId
+from eddyline.operators.hold import Hold
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.lanes import ShortLane
+from eddyline.plan.logical import Plan, items, kind
+from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.runtime.context import EpochContext
+from eddyline.runtime.kernel import Kernel
+from eddyline.runtime.plans import Reports
+from eddyline.runtime.scan import LeafScan
+from eddyline.source.segments import BUCKET_RUNS, Segment
+from eddyline.spark.driver import Driver, DriverPlan, TaskContext
+from eddyline.state.kernels import cast_to
+
+OUTPUT_ROWS_MAX = 1_000_000
+"""Rows that an operator may put out before the wide lane takes over."""
+
+UNKNOWN = 1 << 62  # rows of a segment that can't be estimated
+
+_BYTES_A_ROW = 100  # of a file whose rows aren't counted
+
+# the nodes that work row by row, or on the rows of one partition
+_NARROW = frozenset(
+    (
+        *("ProjectExec", "FilterExec", "GenerateExec", "ExpandExec", "RDDScanExec", "SortExec"),
+        *("WholeStageCodegenExec", "InputAdapter", "WindowExec", "WindowGroupLimitExec"),
+        *("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"),
+    )
+)
+_AGGREGATES = frozenset(("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"))
+
+Rows = list[tuple[BucketId | None, pa.Table]]  # by bucket; None: not by bucket
+
+
+class NotShortError(Exception):
+    """A plan has a piece that can't run in the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stateless piece of a plan.
+
+    Attributes:
+        source: number of the step over whose output it works.
+        plan: None if it passes the rows on as they are.
+        of_none: whether it has an output over no rows, as a global aggregate does.
+        shuffled: whether its output names the bucket of each row.
+    """
+
+    source: int
+    plan: DriverPlan
+    of_none: bool
+    shuffled: bool
+
+    def over(self, table: pa.Table, context: TaskContext) -> pa.Table:
+        if not table.num_rows and not self.of_none:
+            return self.plan.schema.empty_table()
+        return self.plan(table, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step with its pieces; see `plan.lanes.Step`."""
+
+    pieces: tuple[_Piece, ...]
+    run: Leaf | StatefulPart | None
+    function: Any
+    schema: pa.Schema
+
+
+class ShortPlan:
+    """A view's plan for the short lane.
+
+    Args:
+        lane: has recorded the steps of the plan.
+
+    Raises:
+        NotShortError: a piece needs a job of Spark, or a Python worker.
+    """
+
+    def __init__(self, driver: Driver, catalyst: Catalyst, lane: ShortLane) -> None:
+        self.driver = driver
+        self._catalyst = catalyst
+        self._lane = lane
+        self.steps = [
+            _Step(
+                tuple(map(self._piece, step.inputs)),
+                step.run,
+                step.function,
+                driver.schema(step.schema),
+            )
+            for step in lane.steps
+        ]
+
+    def run(
+        self, context: EpochContext, segments: Mapping[str, Sequence[Segment]]
+    ) -> Reports | None:
+        """Run one epoch over the segments of each leaf; None if there are too many rows.
+
+        Raises:
+            Exception: whatever Spark or an operator raises.
+        """
+        reports: dict[str, list[dict[str, Any]]] = {}
+        outputs: list[Rows] = []
+        with self.driver.context() as task:
+            for step in self.steps:
+                if isinstance(step.run, Leaf):
+                    told = reports.setdefault(step.run.name, [])
+                    rows = self._scanned(step, segments.get(step.run.name, ()), told.append)
+                elif step.run is None:
+                    tables = [self._all(piece, outputs, task) for piece in step.pieces]
+                    rows = [(None, pa.concat_tables([cast_to(t, step.schema) for t in tables]))]
+                else:
+                    told = reports.setdefault(step.run.name, [])
+                    rows = self._operated(step, step.run, outputs, context, task, told)
+                if sum(table.num_rows for _, table in rows) > OUTPUT_ROWS_MAX:
+                    return None
+                outputs.append(rows)
+        return reports
+
+    def _scanned(self, step: _Step, segments: Sequence[Segment], tell: Any) -> Rows:
+        scan: LeafScan = step.function
+        batches = list(scan.run(segments, tell))
+        return [(None, pa.Table.from_batches(batches, step.schema))]
+
+    def _all(self, piece: _Piece, outputs: Sequence[Rows], task: TaskContext) -> pa.Table:
+        tables = [table for _, table in outputs[piece.source]]
+        if not tables:
+            tables = [self.steps[piece.source].schema.empty_table()]
+        return piece.over(pa.concat_tables(tables), task)
+
+    def _operated(
+        self,
+        step: _Step,
+        part: StatefulPart,
+        outputs: Sequence[Rows],
+        context: EpochContext,
+        task: TaskContext,
+        told: list[dict[str, Any]],
+    ) -> Rows:
+        """Run an operator over the buckets that have rows; return its output by bucket."""
+        kernel: Kernel = step.function
+        (piece,) = step.pieces
+        if piece.shuffled:
+            deltas = _by_bucket(self._all(piece, outputs, task))
+        else:
+            deltas = {
+                bucket: piece.over(table, task)
+                for bucket, table in outputs[piece.source]
+                if bucket is not None
+            }
+        buckets = range(part.buckets) if isinstance(part.operator, Hold) else sorted(deltas)
+        rows: Rows = []
+        for bucket in map(BucketId, buckets):
+            ran = kernel.run(context, f"driver-{bucket}-0", bucket, deltas.get(bucket), told.append)
+            tables = [cast_to(table, step.schema) for table in ran if table.num_rows]
+            if tables:
+                rows.append((bucket, pa.concat_tables(tables)))
+        return rows
+
+    def _piece(self, frame: DataFrame) -> _Piece:
+        catalyst = self._catalyst
+        plan = catalyst.plan(frame)
+        leaves = [node for node in catalyst.nodes(plan) if not items(node.children())]
+        sources = [
+            self._lane.ids.get(catalyst.rdd_id(leaf)) if kind(leaf) == "LogicalRDD" else None
+            for leaf in leaves
+        ]
+        if len(sources) != 1 or sources[0] is None:
+            raise NotShortError(f"{len(sources)} inputs")
+        physical = catalyst.executable(frame)
+        nodes = list(_nodes(physical))
+        wide = [name for name in map(kind, nodes) if name not in _NARROW]
+        if wide or any(items(node.subqueries()) for node in nodes):
+            raise NotShortError(", ".join(wide) or "a subquery")
+        return _Piece(
+            sources[0],
+            DriverPlan(self.driver, physical, frame.schema),
+            any(kind(node) in _AGGREGATES for node in nodes),
+            BUCKET in frame.columns,
+        )
+
+
+def rows_of(segments: Iterable[Segment]) -> int:
+    """Return how many rows some segments have; an estimate for files."""
+    return sum(map(_rows, segments))
+
+
+def _rows(segment: Segment) -> int:
+    if segment.kind == BUCKET_RUNS:
+        return sum(rows for _, rows in json.loads(segment.file))
+    if segment.rows or not segment.bytes:
+        return segment.rows or UNKNOWN
+    return segment.bytes // _BYTES_A_ROW
+
+
+def _by_bucket(rows: pa.Table) -> dict[BucketId, pa.Table]:
+    """Return the rows of each bucket that has some."""
+    numbers = rows[BUCKET]
+    plain = rows.drop_columns([BUCKET])
+    found = pc.unique(numbers).to_pylist()
+    if len(found) == 1:
+        return {BucketId(found[0]): plain}
+    return {BucketId(bucket): plain.filter(pc.equal(numbers, bucket)) for bucket in found}
+
+
+def _nodes(plan: Plan) -> Iterable[Plan]:
+    yield plan
+    for child in items(plan.children()):
+        yield from _nodes(child)

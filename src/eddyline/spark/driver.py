@@ -1,0 +1,206 @@
+"""Evaluates Spark plans over a few rows in the driver: without a job, a task or a shuffle.
+
+This is private API of Spark: the RDD of a physical plan is kept, and each evaluation gives its first
+partition other rows. Known to work with 4.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from eddyline.spark.schema import arrow_schema
+from eddyline.spark.session import zone_of
+
+_ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
+_LENGTH = 4  # bytes before each message, big-endian
+
+
+class Driver:
+    """The classes of one JVM that an evaluation needs, looked up once.
+
+    Args:
+        session: plans are made in it.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+        self.zone = zone_of(session)
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001  # not public in PySpark
+        self.jvm = jvm
+        self._jsession = session._jsparkSession  # noqa: SLF001
+        self.nothing = jvm.scala.Option.apply(None)
+        self.arrow = self._object(_ARROW)
+        self.python = self._object("org.apache.spark.api.python.PythonRDD")
+        self.contexts = self._object("org.apache.spark.TaskContext")
+        self.partition: Any = jvm.org.apache.spark.rdd.ParallelCollectionPartition
+        self.list: Any = jvm.java.util.Collections.singletonList
+        self.seq: Any = jvm.PythonUtils.toSeq
+        self.file: Any = jvm.java.io.FileOutputStream
+        self.stream: Any = jvm.java.io.DataOutputStream
+        self._memory_field = self._class("org.apache.spark.TaskContextImpl").getDeclaredField(
+            "taskMemoryManager"
+        )
+        self._memory_field.setAccessible(True)
+
+    def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
+        """Return a frame for rows that come later, all in one partition, and the id of its RDD."""
+        java = self._jsession.parseDataType(schema.json())
+        threshold = "spark.sql.execution.arrow.localRelationThreshold"
+        before = self.session.conf.get(threshold)
+        self.session.conf.set(threshold, "0")  # an RDD, not a relation with these rows
+        try:
+            frame = self.arrow.toDataFrame(
+                self.rows_of(_one_batch(self.schema(schema).empty_table())).iterator(),
+                java,
+                self._jsession,
+                self.zone,
+                False,
+                False,
+            )
+        finally:
+            self.session.conf.set(threshold, str(before))
+        known = frame.queryExecution().analyzed()
+        single = self._object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
+        constructor = self._class(known.getClass().getName()).getConstructors()[0]
+        none, given = self.nothing, [known.output(), known.rdd(), single, self.seq([]), False]
+        given += [none, self._jsession, none, none, False]
+        leaf = self.jvm.org.apache.spark.sql.execution.LogicalRDD(
+            *given[: constructor.getParameterCount()]
+        )
+        made = self._object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, leaf)
+        return DataFrame(made, self.session), int(known.rdd().id())
+
+    def schema(self, columns: StructType) -> pa.Schema:
+        """Return the Arrow schema of some columns."""
+        return arrow_schema(columns, self.zone)
+
+    def rows_of(self, batch: pa.RecordBatch) -> Any:
+        """Return a Scala Seq of one Arrow message."""
+        return self.seq(self.list(batch.serialize().to_pybytes()))
+
+    def context(self) -> TaskContext:
+        """Return a context for evaluations in this thread; close it afterwards."""
+        return TaskContext(self)
+
+    def memory(self, number: int) -> Any:
+        """Return a memory manager for the rows of one context."""
+        return self.jvm.org.apache.spark.memory.TaskMemoryManager(self._memory, number)
+
+    def give_memory(self, context: Any, memory: Any) -> None:
+        """Set the memory manager of a task's context."""
+        self._memory_field.set(context, memory)
+
+    @cached_property
+    def _memory(self) -> Any:
+        # not by Py4J's reflection: it loads all classes that SparkEnv names, and PySpark lacks some
+        types, lookup = self.jvm.java.lang.invoke.MethodType, self.jvm.java.lang.invoke
+        public, environment = lookup.MethodHandles.publicLookup(), "org.apache.spark.SparkEnv"
+        owner = self._class(environment)
+        arguments = self.jvm.java.util.ArrayList()
+        get = public.findStatic(owner, "get", types.methodType(owner))
+        arguments.add(get.invokeWithArguments(self.jvm.java.util.ArrayList()))
+        manager = self._class("org.apache.spark.memory.MemoryManager")
+        memory = public.findVirtual(owner, "memoryManager", types.methodType(manager))
+        return memory.invokeWithArguments(arguments)
+
+    def _class(self, name: str) -> Any:
+        loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        return loader.loadClass(name)
+
+    def _object(self, name: str) -> Any:
+        return self._class(f"{name}$").getField("MODULE$").get(None)
+
+
+class TaskContext:
+    """Spark's context of a task, for evaluations in the thread that makes it. Use it in a `with` block."""
+
+    _numbers = itertools.count(-2, -1)  # ids of real tasks are positive
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        number = next(TaskContext._numbers)
+        self.java = driver.contexts.empty()
+        self._memory = driver.memory(number)
+        driver.give_memory(self.java, self._memory)
+        self.path = os.path.join(_folder(), f"eddyline-{os.getpid()}{number}.arrow")
+
+    def __enter__(self) -> TaskContext:
+        self.driver.contexts.setTaskContext(self.java)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.java.markTaskCompleted(self.driver.nothing)
+            self._memory.cleanUpAllAllocatedMemory()
+        finally:
+            self.driver.contexts.unset()
+            if os.path.exists(self.path):
+                os.unlink(self.path)
+
+
+class DriverPlan:
+    """A physical plan over one placeholder, evaluated over other rows each time.
+
+    Args:
+        physical: Spark's plan. Its nodes have one input each, and need no job.
+        schema: the columns of its output.
+    """
+
+    def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
+        self.driver = driver
+        self.schema = driver.schema(schema)
+        self._rows = physical.execute()
+        self._java_schema = physical.schema()
+        first = self._rows
+        while first.dependencies().nonEmpty():
+            first = first.dependencies().head().rdd()
+        self._id = first.id()
+        self._tag = driver.jvm.scala.reflect.ClassTag.AnyRef()
+
+    def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
+        """Return the plan's output over the rows of a table."""
+        driver = self.driver
+        part = driver.partition(self._id, 0, driver.rows_of(_one_batch(table)), self._tag)
+        rows = self._rows.iterator(part, context.java)
+        messages = driver.arrow.toBatchIterator(
+            rows, self._java_schema, 0, driver.zone, False, False, context.java
+        )
+        # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
+        stream = driver.stream(driver.file(context.path))
+        try:
+            driver.python.writeIteratorToStream(messages, stream)
+        finally:
+            stream.close()
+        return pa.Table.from_batches(self._read(context.path), self.schema)
+
+    def _read(self, path: str) -> Iterator[pa.RecordBatch]:
+        with open(path, "rb") as stream:
+            data = stream.read()
+        at, buffer = 0, pa.py_buffer(data)
+        while at < len(data):
+            length = int.from_bytes(data[at : at + _LENGTH])
+            yield pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), self.schema)
+            at += _LENGTH + length
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    whole = table.combine_chunks()
+    columns = [
+        column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        for column in whole.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def _folder() -> str:
+    """Return a folder in memory if there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
