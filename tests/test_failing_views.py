@@ -182,6 +182,110 @@ def test_a_function_that_is_mended_brings_its_view_back(
     assert rows(engine, "p") == [(0, -1), (5, 2)]
 
 
+def test_a_view_that_cannot_be_compiled_any_more_is_set_aside(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    storage = str(tmp_path / "storage")
+    spark.udf.register("twice", udf(lambda v: 2 * v, "bigint"))
+    queries = {
+        "doubled": "SELECT v, twice(v) AS x FROM t",
+        "last": "SELECT v, twice(v) AS x FROM t ORDER BY v DESC LIMIT 1",
+        "total": "SELECT sum(x) AS s FROM doubled",
+        "n": "SELECT count(*) AS doubled FROM t",  # only a name, no reader of the view
+    }
+    with el.Engine(storage, spark=spark) as engine:
+        table = engine.table("t", "v INT")
+        for name, query in queries.items():
+            engine.view(name, query)
+        table.insert([(1,), (2,)])
+        before = engine.advance()
+    other = spark.newSession()  # it doesn't have the function
+    with el.Engine(storage, spark=other) as engine:
+        assert rows(engine, "doubled") == [(1, 2), (2, 4)]  # what is stored needs no function
+        assert rows(engine, "n") == [(2,)]
+        with pytest.raises(el.QueryError, match="UNRESOLVED_ROUTINE"):
+            engine.snapshot("last")  # its order would get lost
+        told: list[el.EddylineError] = []
+        engine.on_error(told.append)
+        table = engine.table("t", "v INT")
+        table.insert([(3,)])
+        after = engine.advance()
+        assert after == before + 1
+        assert rows(engine, "n") == [(3,)]
+        aside = {"doubled": "failing", "last": "failing", "total": "failing", "n": "live"}
+        assert states(engine) == aside
+        assert [error.condition for error in told] == ["VIEW_FAILING"] * 3
+        [doubled] = [view for view in engine.status()["views"] if view["name"] == "doubled"]
+        assert doubled["since"] == after
+        assert "can't be compiled" in doubled["error"]
+        assert "`twice`" in doubled["error"]
+        assert "spark.udf.register" in doubled["error"]
+        with pytest.raises(el.EngineError, match=r"spark\.udf\.register"):
+            engine.snapshot("doubled")
+        with pytest.raises(el.EngineError, match="total reads doubled, which fails"):
+            engine.snapshot("total")
+        for view, good in (("doubled", [(1, 2), (2, 4)]), ("last", [(2, 4)]), ("total", [(6,)])):
+            kept = engine.view(view, queries[view]).snapshot(last_good=True).collect()
+            assert sorted(tuple(row) for row in kept) == good
+        assert rows(engine, "n") == [(3,)]
+        report = engine.verify()
+        assert report.equal
+        assert set(report.failing) == {"doubled", "last", "total"}
+        assert set(report.views) == {"n"}
+        assert engine.advance() == after  # a try that fails commits no epoch
+        table.insert([(4,)])
+        engine.advance()
+        assert states(engine) == aside
+
+        other.udf.register("twice", udf(lambda v: 2 * v, "bigint"))
+        engine.advance()
+        assert set(states(engine).values()) == {"live"}
+        assert rows(engine, "doubled") == [(1, 2), (2, 4), (3, 6), (4, 8)]
+        assert rows(engine, "last") == [(4, 8)]
+        assert rows(engine, "total") == [(20,)]
+        assert engine.verify().failing == {}
+        assert engine.verify()
+        seen = engine.changes("doubled", after=before).collect()
+        assert sorted(tuple(row)[:3] for row in seen) == [(3, 6, "append"), (4, 8, "append")]
+        assert replayed(engine, "total") == [(20,)]
+
+
+def test_a_view_that_cannot_be_compiled_is_set_aside_without_new_rows(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    storage = str(tmp_path / "storage")
+    spark.udf.register("twice", udf(lambda v: 2 * v, "bigint"))
+    with el.Engine(storage, spark=spark) as engine:
+        engine.table("t", "v INT").insert([(1,)])
+        engine.view("doubled", "SELECT twice(v) AS x FROM t")
+        engine.advance()
+    other = spark.newSession()
+    with el.Engine(storage, spark=other) as engine:
+        engine.start(0.02)
+        wait(lambda: states(engine) == {"doubled": "failing"}, engine)
+        assert engine.status()["run"]["state"] == "running"
+        engine.table("t", "v INT").insert([(2,)])
+        other.udf.register("twice", udf(lambda v: 2 * v, "bigint"))
+        wait(lambda: states(engine) == {"doubled": "live"}, engine)
+        wait(lambda: rows(engine, "doubled") == [(2,), (4,)], engine)
+
+
+def test_a_replaced_view_that_failed_fails_in_its_old_epochs(engine: el.Engine) -> None:
+    table = engine.table("t", "a INT")
+    engine.view("v", "SELECT 6 DIV a AS q FROM t")
+    table.insert([(1,)])
+    good = engine.advance()
+    table.insert([(0,)])
+    bad = engine.advance()
+    engine.view("v", "SELECT 6 DIV nullif(a, 0) AS q FROM t", replace=True)
+    assert [tuple(row) for row in engine.snapshot("v", good).collect()] == [(6,)]
+    with pytest.raises(el.EngineError, match="DIVIDE_BY_ZERO") as caught:
+        engine.snapshot("v", bad)
+    assert caught.value.condition == "VIEW_FAILING"
+    with pytest.raises(el.EngineError, match="DIVIDE_BY_ZERO"):
+        engine.sql(f"SELECT * FROM v VERSION AS OF {bad}")
+
+
 def test_a_failing_view_can_be_paused_resumed_replaced_and_dropped(engine: el.Engine) -> None:
     table = engine.table("t", "a INT")
     engine.view("v", "SELECT 1 DIV a AS q FROM t")

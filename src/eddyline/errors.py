@@ -82,7 +82,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
     "STREAM_FAILED": Condition(ENVIRONMENT, True, "Spark can't read a stream. Mend the source; nothing was lost, and the next call reads on."),
-    "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error. Mend the rows or the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),
+    "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error, or its query can't be compiled in this process. Mend the rows, mend or register the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),
     "WORKER_DIED": Condition(ENVIRONMENT, True, "A Python worker of a pipeline died. Its records are tried one by one to find the one that kills it."),
     # data queues
     "ACCOUNT_WRONG": Condition(BUG, False, "A commit would count a record twice or not at all. Nothing was committed; report it."),

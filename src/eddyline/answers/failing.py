@@ -1,4 +1,4 @@
-"""Views that are set aside because they fail on their rows: what readers get instead of rows."""
+"""Views that are set aside because they fail: what readers get instead of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def view_failing(failure: Failure) -> EngineError:
     return EngineError(
         failure.message,
         condition="VIEW_FAILING",
-        hint="mend the rows or the function, and the view comes back by itself; "
+        hint="mend the rows, or mend or register the function, and the view comes back by itself; "
         "snapshot(last_good=True) reads the rows of its last good epoch",
         since=failure.since,
         rows="; ".join(failure.rows) or None,
@@ -22,6 +22,11 @@ def view_failing(failure: Failure) -> EngineError:
 
 def check_live(entry: Entry, manifest: Manifest) -> None:
     """Raise EngineError VIEW_FAILING if a view is set aside in an epoch."""
-    failure = manifest.failing.get(ViewId(entry.id))
+    check_holder(ViewId(entry.id), manifest)
+
+
+def check_holder(view: ViewId, manifest: Manifest) -> None:
+    """Raise EngineError VIEW_FAILING if the view that held rows in an epoch was set aside in it."""
+    failure = manifest.failing.get(view)
     if failure is not None:
         raise view_failing(failure)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
+from pyspark.sql.types import StructType
 
-from eddyline.answers.failing import check_live
+from eddyline.answers.failing import check_holder, check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
-from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.intake.sources import Sources
@@ -57,6 +58,7 @@ class Results:
 
         Raises:
             StateError: the view was made later, or had other columns.
+            EngineError: VIEW_FAILING: the view, or its predecessor, is set aside in that epoch.
         """
         view = ViewId(entry.id)
         holder = now.holder(view, then.epoch)
@@ -69,10 +71,8 @@ class Results:
             )
         if holder == view:
             return self.content(entry, then, session)
-        buckets = then.arrangements.get(then.result(holder, ROWS), {})
-        return snapshot_frame(
-            session, self.files, entry.name, list(buckets.values()), entry.columns, then.epoch
-        )
+        check_holder(ViewId(holder), then)
+        return self._rows(entry, then, session, holder, entry.columns)
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
         """Return the rows of a table, stream or view as of an epoch; a view's rows by its ORDER BY.
@@ -84,7 +84,14 @@ class Results:
         return self.stored(entry, manifest, session)
 
     def stored(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
-        """Return the stored rows as of an epoch; those of a failing view are its last good ones."""
+        """Return the stored rows as of an epoch; those of a failing view are its last good ones.
+
+        Only the order of an ORDER BY needs a compiled view. The rows of a failing view that can't be
+        compiled come in no order.
+
+        Raises:
+            QueryError: a view with ORDER BY can't be compiled, and isn't set aside.
+        """
         columns = entry.columns
         if _unarranged(entry):
             assigned = distribute(self.history(entry, manifest), self.scan_tasks)
@@ -93,24 +100,47 @@ class Results:
             return segments_frame(
                 session, self.files, assigned, columns, time, late=late, readers=readers
             )
-        compiled = self.plan_of(entry)
-        buckets = manifest.arrangements.get(compiled.plan.result, {})
-        stored = compiled.stored_schema
-        held = list(buckets.values())
-        frame = snapshot_frame(session, self.files, entry.name, held, stored, manifest.epoch)
-        keys = zip(stored.names[len(columns) :], compiled.order, strict=True)
-        sorts = [_sort_column(name, order) for name, order in keys]
+        stored, sorts = self._stored_order(entry, manifest)
+        frame = self._rows(entry, manifest, session, entry.id, stored)
         if sorts:
             frame = frame.orderBy(*sorts)
         return frame.select(
             *(col(quoted(f.name)).alias(f.name, metadata=f.metadata or {}) for f in columns)
         )
 
+    def _rows(
+        self,
+        entry: Entry,
+        manifest: Manifest,
+        session: SparkSession,
+        holder: str,
+        schema: StructType,
+    ) -> DataFrame:
+        """Return the rows that `holder`, an entry or its predecessor, has stored as of an epoch."""
+        buckets = manifest.arrangements.get(manifest.result(holder, ROWS), {})
+        held = list(buckets.values())
+        return snapshot_frame(session, self.files, entry.name, held, schema, manifest.epoch)
+
+    def _stored_order(self, entry: Entry, manifest: Manifest) -> tuple[StructType, list[Column]]:
+        """Return the stored columns of an entry, and by which of them its rows are sorted."""
+        columns = entry.columns
+        if entry.kind != VIEW or entry.result:
+            return columns, []
+        try:
+            compiled = self.plan_of(entry)
+        except QueryError:
+            if entry.id not in manifest.failing:
+                raise
+            return columns, []
+        stored = compiled.stored_schema
+        keys = zip(stored.names[len(columns) :], compiled.order, strict=True)
+        return stored, [_sort_column(name, order) for name, order in keys]
+
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """Return all segments of a relation as of an epoch, as input for a new view."""
         if _unarranged(entry):
             return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
-        buckets = manifest.arrangements.get(self.plan_of(entry).plan.result, {})
+        buckets = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
         return [bucket_segment(runs) for runs in buckets.values() if runs]
 
     def initial_input(
@@ -153,8 +183,8 @@ class Results:
                 condition="UNKNOWN_FORM",
                 hint="use retract or update",
             )
-        key = self.plan_of(entry).key
         update = form == "update"
+        key = self.plan_of(entry).key if update else None
         return changes_frame(session, self.files, runs, entry.columns, update=update, key=key)
 
     def changed_runs(
@@ -168,7 +198,7 @@ class Results:
         Raises:
             StateError: the epochs after `after` are no longer retained.
         """
-        view, own = ViewId(entry.id), self.plan_of(entry).plan.result
+        view = ViewId(entry.id)
         start = Epoch(max(after or 0, 0))
         ended = next((end for name, end in manifest.replaced.get(view, ()) if not name), Epoch(0))
         if 0 < start < ended:
@@ -181,8 +211,7 @@ class Results:
         for epoch in (epoch for epoch in retained if epoch > start and epoch >= ended):
             known = read_manifest(self.files, epoch)
             cut = epoch == retained[0] and start < epoch - 1
-            holder = manifest.holder(view, epoch)
-            result = own if holder == view else known.result(holder, ROWS)
+            result = known.result(manifest.holder(view, epoch), ROWS)
             buckets = (known.arrangements if cut else known.deltas).get(result, {})
             runs = tuple(run for own in buckets.values() for run in own)
             if runs:

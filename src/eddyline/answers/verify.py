@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +18,7 @@ from eddyline.intake.watermarks import Watermarks, rows_below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
+from eddyline.spark.failures import FAILURES
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
@@ -127,7 +128,7 @@ def verify_views(
     for epoch in sorted(by_epoch):
         then = manifest if epoch == manifest.epoch else read_manifest(results.files, epoch)
         session = cloned(spark)
-        offline = _load_offline(results, catalog, then, session, catalyst)
+        offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
             sides = (_variants_as_text(frame).toArrow() for frame in (live, offline[entry.name]))
@@ -143,8 +144,13 @@ def _load_offline(
     manifest: Manifest,
     session: SparkSession,
     catalyst: Catalyst,
+    aside: Collection[ViewId],
 ) -> dict[str, DataFrame]:
-    """Register all relations as of an epoch: sources as stored or read again, views as their queries."""
+    """Register all relations as of an epoch: sources as stored or read again, views as their queries.
+
+    Args:
+        aside: views that aren't compared; they are left out if Spark can't read their queries.
+    """
     relations = {}
     session.conf.set(JSON_PUSHDOWN, "false")  # it drops malformed records, depending on the query
     for entry in catalog.entries:
@@ -152,8 +158,9 @@ def _load_offline(
             content = read_by_spark(results, entry, manifest, session)
             if content is None:
                 content = results.content(entry, manifest, session)
+        elif (content := _as_query(entry, session, aside)) is None:
+            continue
         else:
-            content = session.sql(entry.query)
             if "session_window" in entry.query.lower():
                 # or Spark filters by a session's end before it has merged the sessions
                 content = content.limit(ALL_ROWS)
@@ -164,6 +171,16 @@ def _load_offline(
         content.createOrReplaceTempView(quoted(entry.name))
         relations[entry.name] = content
     return relations
+
+
+def _as_query(entry: Entry, session: SparkSession, aside: Collection[ViewId]) -> DataFrame | None:
+    """Return a view's query over the registered relations; None if Spark can't read one of `aside`."""
+    try:
+        return session.sql(entry.query)
+    except FAILURES:
+        if entry.id not in aside:
+            raise
+        return None
 
 
 def _variants_as_text(frame: DataFrame) -> DataFrame:

@@ -234,7 +234,7 @@ class Engine:
     def advance(self) -> int:
         """Process all available input, in one epoch or several; return the last committed epoch.
 
-        A view that fails on its rows is set aside; each call tries it again.
+        A view that fails on its rows, or can't be compiled, is set aside; each call tries it again.
         """
         return self._running.advance()
 

@@ -17,10 +17,11 @@ from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
-from eddyline.runtime.failures import VIEW_FAILING
+from eddyline.runtime.failures import VIEW_FAILING, not_compiled
 from eddyline.runtime.faults import Piece
-from eddyline.runtime.plans import PlanInput, new_input, other_plan
+from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.sink.cursors import first_needed
+from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
 from eddyline.state.leases import retiring
 from eddyline.state.manifest import (
@@ -82,29 +83,28 @@ class Epochs:
         Args:
             ingest_s: seconds that logging the input took, for the Progress.
         """
-        self._rebuild_changed()
         workspace = self._workspace
+        started = time.perf_counter()
+        plans, aside = self._compiled()
+        plan_s = time.perf_counter() - started
+        if self._rebuild_changed(plans, aside):
+            plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
         watermarks = Watermarks.of_next_epoch(base, catalog)
-        if not positions and not self._rows_are_final(watermarks):
+        if not positions and not aside and not self._rows_are_final(watermarks, plans):
             return False
-        started = time.perf_counter()
-        plans = [
-            workspace.plan(entry).plan
-            for entry in catalog.entries
-            if entry.arranged or self._is_live(entry)
-        ]
-        plan_s = time.perf_counter() - started
         for stream in watermarks.streams:
             watermark = watermarks.of(stream)
             if stream.id in positions and watermark is not None:
                 first = base.positions.get(stream.id, 0)
                 workspace.sources.log(stream).mark(first, watermark)
         started = time.perf_counter()
-        inputs = [new_input(plan, catalog, workspace.sources, base, positions) for plan in plans]
+        inputs = [
+            new_input(plan, catalog, workspace.sources, base, positions) for plan in plans.values()
+        ]
         plan_s += time.perf_counter() - started
-        seconds = self._run(inputs, positions, watermarks)
+        seconds = self._run(inputs, positions, watermarks, aside=aside)
         seconds["plan"] += plan_s
         self.committed({"ingest": ingest_s, **seconds})
         return True
@@ -115,6 +115,7 @@ class Epochs:
         plans: Sequence[CompiledPlan],
         rebuilt: Sequence[ViewId] = (),
         replaced: Entry | None = None,
+        aside: Mapping[ViewId, Failure] | None = None,
     ) -> dict[str, float]:
         """Compute views from all rows of their inputs, in a separate epoch.
 
@@ -122,6 +123,7 @@ class Epochs:
             catalog: the catalog with these views.
             rebuilt: ids of views that have rows already; the new rows replace their old ones.
             replaced: the view that the one of the only plan replaces.
+            aside: other views, to set aside in the same epoch.
 
         Returns:
             The seconds of each stage.
@@ -139,19 +141,24 @@ class Epochs:
         replacement = None
         if replaced is not None:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
-        return self._run(inputs, {}, watermarks, rebuilt, replacement)
+        return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
-    def rebuild(self, entries: Sequence[Entry]) -> None:
+    def rebuild(
+        self, entries: Sequence[Entry], aside: Mapping[ViewId, Failure] | None = None
+    ) -> None:
         """Compute views again in a separate epoch; their changelogs get the difference.
 
         Those that fail are set aside. If all were failing already and still do, nothing is committed.
+
+        Args:
+            aside: other views, to set aside in the same epoch.
         """
         if not entries:
             return
         plans = [self._workspace.plan(entry) for entry in entries]
         ids = [ViewId(entry.id) for entry in entries]
         try:
-            seconds = self.fill(self._workspace.catalog, plans, ids)
+            seconds = self.fill(self._workspace.catalog, plans, ids, aside=aside)
         except EngineError as error:
             if error.condition != VIEW_FAILING:
                 raise
@@ -244,15 +251,44 @@ class Epochs:
         failing = self._workspace.manifest.failing
         return entry.kind == VIEW and not entry.paused and entry.id not in failing
 
-    def _rebuild_changed(self) -> None:
-        """Rebuild the views whose state another plan has written, and all views that read them."""
+    def _compiled(self) -> tuple[dict[str, EpochPlan], dict[ViewId, Failure]]:
+        """Return the plans of all tables and live views by name, and why views can't be compiled.
+
+        A view that was compiled in another process may call a function that this one doesn't know.
+        """
         workspace = self._workspace
-        written = workspace.manifest.plans
-        changed: dict[str, Entry] = {}
+        plans: dict[str, EpochPlan] = {}
+        aside: dict[ViewId, Failure] = {}
+        since = Epoch(workspace.manifest.epoch + 1)
         for entry in workspace.catalog.entries:
             if not (entry.arranged or self._is_live(entry)):
                 continue
-            same = written.get(entry.id) == workspace.plan(entry).plan.fingerprint
+            try:
+                plans[entry.name] = workspace.plan(entry).plan
+            except QueryError as error:
+                if entry.kind != VIEW or jvm_lost(error.__cause__):
+                    raise
+                read = [
+                    failure.view for failure in aside.values() if failure.view in entry.upstream
+                ]
+                upstream = read[0] if read else ""
+                aside[ViewId(entry.id)] = not_compiled(entry.name, since, error, upstream)
+        return plans, aside
+
+    def _rebuild_changed(
+        self, plans: Mapping[str, EpochPlan], aside: Mapping[ViewId, Failure]
+    ) -> bool:
+        """Rebuild the views whose state another plan has written, and all views that read them.
+
+        Returns:
+            Whether there were any.
+        """
+        workspace = self._workspace
+        written = workspace.manifest.plans
+        changed: dict[str, Entry] = {}
+        for name, plan in plans.items():
+            entry = workspace.catalog.get(name)
+            same = written.get(entry.id) == plan.fingerprint
             if entry.kind != VIEW:
                 if not same and entry.id in written:
                     raise other_plan(entry)
@@ -263,7 +299,8 @@ class Epochs:
                 "views are computed again, because another plan has written their state: %s",
                 ", ".join(changed),
             )
-            self.rebuild(list(changed.values()))
+            self.rebuild(list(changed.values()), aside)
+        return bool(changed)
 
     def _compiles(self, entry: Entry) -> bool:
         """Compile a failing view again; return whether that succeeds."""
@@ -307,12 +344,12 @@ class Epochs:
             before = (*kept, (replaced.id, epoch))
         return Replacement(ViewId(entry.id), len(columns), before)
 
-    def _rows_are_final(self, watermarks: Watermarks) -> bool:
+    def _rows_are_final(self, watermarks: Watermarks, plans: Mapping[str, EpochPlan]) -> bool:
         """Whether rows that EMIT FINAL holds back can be final now."""
         return any(
-            watermarks.have_advanced(self._workspace.plan(entry).plan.parts)
-            for entry in self._workspace.catalog.entries
-            if entry.final and self._is_live(entry)
+            watermarks.have_advanced(plan.parts)
+            for name, plan in plans.items()
+            if self._workspace.catalog.get(name).final
         )
 
     def _run(
@@ -322,6 +359,7 @@ class Epochs:
         watermarks: Watermarks,
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
+        aside: Mapping[ViewId, Failure] | None = None,
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace
@@ -329,7 +367,7 @@ class Epochs:
         epoch = before.epoch + 1
         try:
             workspace.manifest, seconds = self._runner.run(
-                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement
+                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement, aside
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:

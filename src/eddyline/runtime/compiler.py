@@ -13,6 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.changes import WEIGHT
+from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
 from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
@@ -113,11 +114,14 @@ class Compiler:
             upstream: names that the query may read.
 
         Raises:
-            QueryError: the query is wrong, or no live view can keep it.
+            QueryError: the query is wrong, or no live view can keep it; or that of a view that it reads.
         """
+        broken: list[QueryError] = []
         try:
-            return self._view(entry, catalog, plan_of, upstream)
+            return self._view(entry, catalog, plan_of, upstream, broken)
         except FAILURES as error:
+            if broken:
+                raise broken[0] from error
             raise query_error(entry.query, error, view=entry.name) from error
 
     def _view(
@@ -126,6 +130,7 @@ class Compiler:
         catalog: Catalog,
         plan_of: Callable[[Entry], CompiledPlan],
         upstream: Sequence[str],
+        broken: list[QueryError],
     ) -> CompiledPlan:
         # a new clone has the functions that the user has registered so far
         session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
@@ -133,10 +138,15 @@ class Compiler:
         relations: dict[int, Relation] = {}
         for name in upstream:
             known = catalog.get(name)
+            try:
+                relation = self._relation(known, plan_of)
+            except QueryError as error:
+                broken.append(error)  # the name may also be that of a column
+                continue
             leaf = frame(session, session.sparkContext.emptyRDD(), known.columns)
             leaf.createOrReplaceTempView(quoted(name))
             plan = catalyst.plan(leaf)
-            relations[catalyst.rdd_id(plan)] = self._relation(known, plan_of)
+            relations[catalyst.rdd_id(plan)] = relation
         known_columns = {r.name: r.schema for r in relations.values()}
         build = self._build(catalyst, entry, known_columns)
         build.relations.update(relations)

@@ -115,6 +115,7 @@ class EpochRunner:
         watermarks: Watermarks,
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
+        aside: Mapping[ViewId, Failure] | None = None,
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -127,6 +128,7 @@ class EpochRunner:
                 this epoch is all their rows, and their changelog gets the difference to the old
                 rows.
             replacement: the view that replaces another one in this epoch, if there is one.
+            aside: views to set aside because they can't be run at all.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
@@ -145,7 +147,10 @@ class EpochRunner:
         context = EpochContext(folder, base.epoch, self._limits(plans, watermarks), tuple(rebuilt))
         state = EpochState(
             _without(base.arrangements, rebuilt),
-            failing={view: why for view, why in base.failing.items() if view not in rebuilt},
+            failing={
+                **{view: why for view, why in base.failing.items() if view not in rebuilt},
+                **(aside or {}),
+            },
         )
         timer = _Timer("plan", "run")
         try:

@@ -8,7 +8,9 @@ import traceback
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from eddyline.errors import DATA, USER, EddylineError, EngineError, StateError
+from eddyline.changes import Epoch
+from eddyline.errors import DATA, USER, EddylineError, EngineError, QueryError, StateError
+from eddyline.state.manifest import Failure
 
 VIEW_FAILING = "VIEW_FAILING"
 
@@ -84,6 +86,22 @@ def failed_in_driver(view: str, error: Exception) -> EddylineError:
             view, RuntimeError(f"Lost task 0.0 in stage 0.0 (TID 0) (driver): {thrown}")
         )
     return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
+
+
+def not_compiled(view: str, since: Epoch, error: QueryError, upstream: str) -> Failure:
+    """Return why a view is set aside whose query can't be compiled any more.
+
+    Args:
+        since: the first epoch without it.
+        upstream: another view that can't be compiled, which it reads; empty if it fails itself.
+    """
+    why = f"can't be compiled: {error.message}; {error.hint}"
+    return Failure(
+        view,
+        since,
+        f"view {view} " + (f"reads {upstream}, which fails" if upstream else why),
+        upstream,
+    )
 
 
 def _of_the_view(error: Exception, cause: str) -> bool:

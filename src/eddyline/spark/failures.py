@@ -47,7 +47,7 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
         return QueryError(
             message_of(error),
             condition="INVALID_QUERY",
-            hint="correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS",
+            hint=_way_out(error),
             fragment=fragment,
             **context,
         )
@@ -58,6 +58,17 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
         fragment=fragment,
         **context,
     )
+
+
+def _way_out(error: BaseException) -> str:
+    if isinstance(error, PySparkException) and error.getCondition() == "UNRESOLVED_ROUTINE":
+        return "correct the query, or register the function in this session (spark.udf.register)"
+    return "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
+
+
+def jvm_lost(error: BaseException | None) -> bool:
+    """Return whether the JVM no longer answers, which says nothing about a query."""
+    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
 
 
 def message_of(error: BaseException) -> str:
