@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.arguments import wrong_argument
@@ -17,6 +17,7 @@ from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.watermarks import declared_watermark, with_watermark
 from eddyline.source.dead_letters import KEY, LETTERS
+from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES
 from eddyline.sql.names import check_name
 
@@ -28,6 +29,8 @@ def table(name: str, schema: str | StructType, primary_key: Key) -> Entry:
     """Return the entry of a table; see `Engine.table`."""
     check_name(name, TABLE)
     columns = columns_of(schema)
+    if any(map(is_received, columns.names)):
+        raise _reserved(f"table {name}", "only streams have it", "give the column another name")
     return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
 
 
@@ -81,7 +84,34 @@ def stream(
         "", STREAM, name, shown.json(), key_of(shown, primary_key, name),
         format=format, options=dict(options or {}), operation=op or "",
     )  # fmt: skip
+    _check_received(entry)
     return with_watermark(entry, watermark, spark)
+
+
+def _check_received(stream: Entry) -> None:
+    """Raise DataError if a stream can't have the column `_received_at` that it declares."""
+    fields = [field for field in stream.columns if is_received(field.name)]
+    if not fields:
+        return
+    what = f"stream {stream.name}"
+    if not isinstance(fields[0].dataType, TimestampType):
+        shown = f"it is a TIMESTAMP, not {fields[0].dataType.simpleString().upper()}"
+        raise _reserved(what, shown, f"declare it as {RECEIVED_AT} TIMESTAMP, or leave it out")
+    if not stream.given_columns.names:
+        raise _reserved(what, "it is the only column", "declare the columns of the source too")
+    if any(map(is_received, stream.key)):
+        raise _reserved(what, "the source doesn't give it", "take other columns as primary key")
+    if stream.operation and not stream.key:
+        why = "a row is deleted at another time than it came, and would not be found"
+        raise _reserved(what, why, "declare a primary key, or leave the column out")
+
+
+def _reserved(what: str, why: str, hint: str) -> DataError:
+    return DataError(
+        f"{what} can't have this column {RECEIVED_AT}: {why}",
+        condition="RESERVED_COLUMN",
+        hint=hint,
+    )
 
 
 def pipeline_letters(pipeline: str, into: Entry | None) -> Entry:

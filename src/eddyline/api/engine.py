@@ -154,7 +154,7 @@ class Engine:
 
         Args:
             name: name in SQL.
-            schema: columns; None if the source declares them.
+            schema: columns; None if the source declares them. `_received_at` is the time of receipt.
             format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
                 documents of a data queue), or any streaming source of Spark.
             options: options of the format.

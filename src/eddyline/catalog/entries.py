@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError
+from eddyline.source.received import given_places
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -73,6 +74,14 @@ class Entry:
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self.schema))
+
+    @property
+    def given_columns(self) -> StructType:
+        """The columns whose values the source of a stream gives: all but `_received_at`."""
+        from pyspark.sql.types import StructType
+
+        columns = self.columns
+        return StructType([columns[place] for place in given_places(columns.names)])
 
     @property
     def source(self) -> str:

@@ -147,7 +147,7 @@ class SparkFormat:
         return self.name.lower() in _WITH_MALFORMED and modes == [DROP_MALFORMED]
 
     def _frame(self, stream: Entry, context: Context) -> DataFrame:
-        columns = StructType([*stream.columns])
+        columns = stream.given_columns
         if stream.operation:
             columns.add(stream.operation, "string")
         if not self._drops_malformed(stream):
@@ -248,7 +248,7 @@ class FileFormat:
         """Return the function that tells why a file can't be read."""
         if self.kind == NDJSON:
             return compression_fault
-        return partial(parquet_fault, schema=arrow_schema(stream.columns, "UTC"))
+        return partial(parquet_fault, schema=arrow_schema(stream.given_columns, "UTC"))
 
     @property
     def _spark(self) -> SparkFormat:
@@ -297,7 +297,7 @@ class GeneratorFormat:
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError for unknown columns, a key or operations, and wrong options."""
         known = {f.name: f.dataType for f in self.columns(stream.name, stream.options, context)}
-        for column in stream.columns:
+        for column in stream.given_columns:
             if known.get(column.name) != column.dataType:
                 shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
                 raise DataError(

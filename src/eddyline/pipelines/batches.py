@@ -39,6 +39,7 @@ from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.received import given_places
 from eddyline.source.redo_log import as_operations, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
@@ -114,10 +115,11 @@ class PipelineStream:
         self.queue = queue
         self.settings = settings
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
-        schema = None
+        places = None
         if columns is not None:
-            schema = arrow_schema(columns, zone)
-            fit = Fit(schema, name, zone)
+            places = given_places(columns.names)
+            given = StructType([columns[place] for place in places])
+            fit = Fit(arrow_schema(given, zone), name, zone)
             # the same row never fits: no second attempt, and no time limit that could fail it
             delay_s = bolts[-1].retry_delay
             into = Bolt(fit, "into", FIT, TIME_MAX_S, max_attempts=1, retry_delay=delay_s)
@@ -132,7 +134,7 @@ class PipelineStream:
             name,
             files,
             chain,
-            schema,
+            places,
             FlowControl(lanes, slow_ms=slow_ms, ttl_ms=PATIENCE * slow_ms, window=WINDOW),
             spark,
             ordered=settings.ordered,
@@ -405,7 +407,7 @@ class Fit:
     """The last step of a pipeline: a function that returns rows as the columns of the stream.
 
     Attributes:
-        schema: the columns of the stream.
+        schema: the columns of the stream, without `_received_at`.
         name: name of the pipeline, for errors.
         zone: time zone of timestamps without one.
     """

@@ -50,7 +50,7 @@ class QueueFormat:
         assert letters is not None
         queue = open_queue(stream)
         try:
-            decode = Decode(arrow_schema(stream.columns, context.zone), context.zone)
+            decode = Decode(arrow_schema(stream.given_columns, context.zone), context.zone)
             return PipelineStream(
                 stream.name,
                 pipeline_files(context.files, letters, stream, context.log_of),

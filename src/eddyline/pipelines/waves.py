@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from eddyline.errors import EngineError
-from eddyline.operators.base import numbered
 from eddyline.pipelines.outcomes import PipelineFiles
 from eddyline.relay.acker import Ackers
 from eddyline.relay.bolts import BoltChain
@@ -50,7 +49,7 @@ class Waves:
         pipeline: name of the pipeline.
         files: its files.
         chain: the bolts to run for each record.
-        schema: schema of the outputs; None if they aren't kept.
+        places: places of the outputs' columns in the stream; None if they aren't kept.
         flow: assigns tuples to lanes.
         spark: the session that runs the lanes as tasks.
         ordered: whether to process the records of a key in order.
@@ -63,7 +62,7 @@ class Waves:
         pipeline: str,
         files: PipelineFiles,
         chain: BoltChain,
-        schema: pa.Schema | None,
+        places: Sequence[int] | None,
         flow: FlowControl,
         spark: SparkSession,
         *,
@@ -74,7 +73,7 @@ class Waves:
         self.name = pipeline
         self.files = files
         self.chain = chain
-        self.schema = schema
+        self.places = places
         self.flow = flow
         self.spark = spark
         self.ordered = ordered
@@ -202,7 +201,7 @@ class Waves:
         try:
             if self._frame is None:
                 task = WaveTask(
-                    files, self.chain, self.ordered, self._folder, self.schema, self.keyed
+                    files, self.chain, self.ordered, self._folder, self.places, self.keyed
                 )
                 lanes = numbers(self.spark, len(self.flow.lanes))
                 self._frame = lanes.mapInArrow(task, from_arrow_schema(REPORTS))
@@ -263,7 +262,7 @@ class WaveTask:
     Attributes:
         files, chain, ordered: as for `LaneWorker`.
         folder: folder of the redo log for the outputs; empty for none.
-        schema: schema of the outputs; None if they aren't kept.
+        places: places of the outputs' columns in the stream; None if they aren't kept.
         keyed: write a file for each tuple, so that the order of outputs is known.
     """
 
@@ -271,7 +270,7 @@ class WaveTask:
     chain: BoltChain
     ordered: bool
     folder: str
-    schema: pa.Schema | None
+    places: Sequence[int] | None
     keyed: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -293,7 +292,7 @@ class WaveTask:
         reports, unwritten = [REPORTS.empty_table()], []
         for bundle, (report, outputs) in zip(tuples, worker.work(tuples), strict=False):
             reports.append(report)
-            if self.schema is not None and len(outputs):
+            if self.places is not None and len(outputs):
                 unwritten.append(outputs)
                 if self.keyed:
                     reports.append(self._write_outputs(unwritten, bundle, number))
@@ -304,8 +303,8 @@ class WaveTask:
 
     def _write_outputs(self, outputs: Sequence[pa.Table], first: Tuple, number: int) -> pa.Table:
         """Write outputs durably, before they are acknowledged; return the report of the file."""
-        assert self.schema is not None
-        rows = pa.concat_tables(outputs).rename_columns(numbered("c", len(self.schema)))
+        assert self.places is not None
+        rows = pa.concat_tables(outputs).rename_columns([f"c{place}" for place in self.places])
         unique = f"{number:012d}-{np.random.default_rng().integers(1 << 62):x}"
         name = f"{self.folder}/{unique}.arrow"
         segment = write_rows(self.files, name, rows.combine_chunks())

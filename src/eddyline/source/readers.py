@@ -12,7 +12,9 @@ from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.errors import EngineError
 from eddyline.source.files import read_json_part, read_parquet_file
 from eddyline.source.generator import read_events
+from eddyline.source.received import is_received, with_received
 from eddyline.source.segments import (
+    BUCKET_RUNS,
     LOG,
     NDJSON,
     NEXMARK,
@@ -64,6 +66,8 @@ def read_segment(
 ) -> Iterator[pa.Table]:
     """Read the rows of a segment as `c0.., w` (or `seq, op, c0.., w` where the schema says so).
 
+    A stream's column `_received_at` is filled here with the time of the segment.
+
     Args:
         names: names of all columns of the relation; empty if its segments number their columns.
         columns: positions of the columns to read.
@@ -82,8 +86,14 @@ def read_segment(
         pa.field(names[place] if names else f"c{place}", schema.field(f"c{i}").type)
         for i, place in enumerate(columns)
     ]
+    stored = segment.kind in (RUN, BUCKET_RUNS)  # which hold all columns
+    at = None if stored else next((i for i, f in enumerate(fields) if is_received(f.name)), None)
+    asked = [i for i in range(len(columns)) if i != at]
+    wanted = Wanted(tuple(columns[i] for i in asked), pa.schema([fields[i] for i in asked]))
     first = segment.sequence
-    for table, count in reader(files, segment, Wanted(tuple(columns), pa.schema(fields))):
+    for table, count in reader(files, segment, wanted):
+        if at is not None:
+            table = with_received(table, at, count, fields[at], segment.received_at)
         yield _wire(table, count, len(columns), first if SEQUENCE in schema.names else None)
         first += count
 

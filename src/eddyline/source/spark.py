@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import EngineError, StateError
 from eddyline.source.dead_letters import DeadLetters, Rejects
+from eddyline.source.received import given_places
 from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, Segment
 from eddyline.sql.names import quoted
@@ -117,7 +118,8 @@ class SparkStream:
             return
         self.log.clear(number)
         self._make_durable(number)
-        columns = [expr(quoted(name)).alias(f"c{i}") for i, name in enumerate(self.columns)]
+        places = given_places(self.columns)
+        columns = [expr(quoted(self.columns[i])).alias(f"c{i}") for i in places]
         if self.operation is not None:
             columns.append(expr(_operation_sql(self.operation, self.keyed)).alias(OPERATION))
         if self.rejects is not None:
@@ -144,7 +146,8 @@ class SparkStream:
             cases.append((f"{record} is not null", record, why))
         if self.operation is not None:
             unknown = f"{_operation_sql(self.operation, self.keyed)} = '{REJECT}'"
-            names = ", ".join(map(quoted, [*self.columns, self.operation]))
+            given = [self.columns[place] for place in given_places(self.columns)]
+            names = ", ".join(map(quoted, [*given, self.operation]))
             why = f"'unknown operation ' || coalesce({quoted(self.operation)}, 'null')"
             cases.append((unknown, f"to_json(struct({names}))", why))
         payload = " ".join(f"when {bad} then {what}" for bad, what, _ in cases)
