@@ -98,6 +98,19 @@ def test_changes_after_an_expired_epoch_are_refused(engine, spark):
     assert rows(view.changes(after=last)) == []
 
 
+def test_changes_after_an_epoch_to_come_are_refused(engine):
+    view = engine.view("counts", QUERY)
+    last = advance(engine, 1)
+    for reader in (None, "r"):
+        assert rows(view.changes(after=last, reader=reader)) == []
+        with pytest.raises(el.StateError, match=rf"the last epoch is {last}") as error:
+            view.changes(after=last + 1, reader=reader)
+        assert error.value.condition == "NO_SUCH_EPOCH"
+    assert [one["epoch"] for one in engine.status()["readers"]] == [last]
+    assert advance(engine, 2) == last + 1
+    assert rows(view.changes(after=last + 1)) == []
+
+
 # -- readers with a name -----------------------------------------------------------------------
 
 

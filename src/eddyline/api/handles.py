@@ -145,7 +145,8 @@ class View:
                 changes are processed. With `after`, this becomes its position.
 
         Raises:
-            StateError: CHANGES_EXPIRED, the epochs after `after` are no longer retained.
+            StateError: CHANGES_EXPIRED, the epochs after `after` are no longer retained;
+                NO_SUCH_EPOCH, that epoch is still to come.
         """
         return self._reading.changes(self.name, after, form, reader)
 

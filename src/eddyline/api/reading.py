@@ -103,6 +103,13 @@ class Reading:
         workspace = self._workspace
         manifest = workspace.current()
         entry = workspace.catalog.get(view, VIEW)
+        if after is not None and after > manifest.epoch:
+            raise StateError(
+                f"epoch {after} is not committed; the last epoch is {manifest.epoch}",
+                condition="NO_SUCH_EPOCH",
+                view=entry.name,
+                hint=f"call changes(after={manifest.epoch}) for what comes from now on",
+            )
         if reader is not None:
             after = self._position(entry, manifest, reader, after)
         while True:
