@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql.functions import col
+from pyspark.sql.functions import col, udf
 
 from eddyline import Engine
-from eddyline.errors import DataError, QueryError
+from eddyline.errors import DataError, EngineError, QueryError
+from eddyline.spark.failures import lost_task, message_of
 from eddyline.spark.query_errors import LOGGERS
 from eddyline.spark.session import local_session
 
@@ -61,3 +64,37 @@ def test_the_users_own_queries_are_logged_as_before(engine: Engine, logged: io.S
     with pytest.raises(AnalysisException):
         engine.spark.sql("SELECT nope FROM range(1)")
     assert "nope" in logged.getvalue()
+
+
+@pytest.mark.spark
+def test_a_worker_that_dies_is_named_by_every_caller(engine: Engine) -> None:
+    def deadly(a: int) -> int:
+        if a == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return a
+
+    engine.spark.udf.register("deadly", udf(deadly, "int"))
+    engine.spark.udf.register("bad", udf(lambda a: 1 // (a - 7), "int"))
+    table = engine.table("t", "a INT")
+    table.insert([(1,), (7,)])
+    engine.advance()
+    for statement in ("DELETE FROM t WHERE deadly(a) = 7", "UPDATE t SET a = deadly(a)"):
+        with pytest.raises(QueryError, match="Python worker exited unexpectedly"):
+            engine.execute(statement)
+    with pytest.raises(EngineError, match="Python worker exited unexpectedly") as caught:
+        engine.view("v", "SELECT deadly(a) AS a FROM t")
+    assert caught.value.condition == "EPOCH_FAILED"
+    with pytest.raises(QueryError, match="query: ZeroDivisionError: ") as failed:
+        engine.execute("DELETE FROM t WHERE bad(a) = 1")
+    assert "Traceback" not in str(failed.value)
+    assert engine.sql("SELECT * FROM t").count() == 2
+
+
+def test_the_cause_of_an_error_is_one_line() -> None:
+    task = "Lost task 0.0 in stage 3.0 (TID 4) (10.0.0.1 executor 1): ExecutorLostFailure (gone)"
+    text = f"Exception thrown in awaitResult: \n\tat x\nCaused by: Job aborted: {task}\n\tat y"
+    assert lost_task(text) == message_of(RuntimeError(text)) == "ExecutorLostFailure (gone)"
+    assert message_of(RuntimeError("[X] one\ntwo\n\tat x\n\tat y")) == "[X] one two"
+    assert message_of(RecursionError()) == "it nests too deeply"
+    python = "Traceback (most recent call last):\n  File x\nValueError: no\n\n\tat y"
+    assert message_of(RuntimeError(f"{task}: {python}")) == "ValueError: no"

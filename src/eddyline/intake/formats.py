@@ -28,6 +28,7 @@ from eddyline.source.readers import Reader
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON
 from eddyline.source.spark import FILE, RECORD, SparkStream
+from eddyline.spark.failures import message_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import ZONE, cloned
 from eddyline.sql.names import quoted
@@ -191,7 +192,7 @@ class SparkFormat:
                     hint=f"export PYSPARK_SUBMIT_ARGS='--packages {version} pyspark-shell'",
                 ) from error
             raise DataError(
-                f"a stream of format {self.name} can't be opened: {_first_line(error)}",
+                f"a stream of format {self.name} can't be opened: {message_of(error)}",
                 condition="BAD_STREAM",
                 hint="check the format and its OPTIONS",
             ) from error
@@ -345,9 +346,3 @@ def _files_per_entry(stream: Entry) -> int:
             hint="give a whole number from 1 on",
         )
     return int(text)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or of the Java error behind a Py4JJavaError."""
-    lines = [*str(error).splitlines(), ""]
-    return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") else lines[0]

@@ -30,8 +30,8 @@ from eddyline.relay.lane import (
     report_row,
 )
 from eddyline.relay.records import KEY, REASON, RECORDS
-from eddyline.runtime.failures import cause_of
 from eddyline.source.redo_log import write_rows
+from eddyline.spark.failures import message_of
 from eddyline.spark.session import numbers
 from eddyline.storage.files import Files
 
@@ -339,7 +339,7 @@ def _job_error(name: str, error: Exception) -> EngineError:
             hint="the records are tried one by one",
         )
     return EngineError(
-        f"a wave of pipeline {name} failed: {cause_of(error)}",
+        f"a wave of pipeline {name} failed: {message_of(error)}",
         condition="PIPELINE_FAILED",
         pipeline=name,
         hint="nothing of it was committed: mend the cause, and advance() or start() tries it again",

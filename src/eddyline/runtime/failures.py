@@ -10,13 +10,12 @@ from pyspark.errors import PySparkException
 
 from eddyline.changes import Epoch
 from eddyline.errors import DATA, USER, EddylineError, EngineError, QueryError, StateError
+from eddyline.spark.failures import lost_task, message_of, python_cause
 from eddyline.state.manifest import Failure
 
 VIEW_FAILING = "VIEW_FAILING"
 
-_TRACEBACK = "Traceback (most recent call last):"
 _OWN_ERROR = re.compile(r"eddyline\.errors\.(\w+): \[(\w+)\] (.*)")
-_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
 _OWN_FRAME = re.compile(r'File "[^"]*eddyline/(?:state|storage|source|runtime)/[^"]*"')
 # how Python and the JVM name failures of the machine, by the beginning of the exception's name
 _MACHINE = (
@@ -28,25 +27,6 @@ _MACHINE = (
 )
 
 
-def cause_of(error: Exception) -> str:
-    """Return the one line of Spark's message that names the cause.
-
-    For a Python function this is the last line of its traceback: the exception and its message.
-    """
-    text = str(error)
-    if (python := _python_cause(text)) is not None:
-        return python
-    lost = _LOST_TASK.search(text)
-    if lost is not None and not isinstance(error, PySparkException):
-        return lost[1].strip()
-    named = [
-        line.strip()
-        for line in text.splitlines()
-        if "eddyline.errors" in line or line.strip().startswith("[")
-    ]
-    return named[-1] if named else (text.splitlines() or [""])[0]
-
-
 def failed_view(view: str, error: Exception) -> EddylineError:
     """Return the error for a view whose Spark job has failed.
 
@@ -54,7 +34,7 @@ def failed_view(view: str, error: Exception) -> EddylineError:
     cause: the same job would fail again, and other views can go on. For other causes, such as a lost
     worker, the whole epoch fails. A StateError raised by a kernel is restored as a StateError.
     """
-    cause = cause_of(error)
+    cause = message_of(error)
     own = _OWN_ERROR.search(str(error))
     if own is not None and own[1] == "StateError" and own[2] != "NEGATIVE_WEIGHT":
         return StateError(own[3], condition=own[2], view=view)
@@ -111,18 +91,9 @@ def _of_the_view(error: Exception, cause: str) -> bool:
     if own is not None:
         known = EddylineError(own[3], condition=own[2])
         return known.fault in (DATA, USER)
-    if _python_cause(text) is not None:
+    if python_cause(text) is not None:
         # functions of users may open files and call services; kernels read and write the storage
         return not (cause.startswith(_MACHINE) and _OWN_FRAME.search(text))
     if isinstance(error, PySparkException) and error.getCondition():
         return True
-    return _LOST_TASK.search(text) is not None and not cause.startswith(_MACHINE)
-
-
-def _python_cause(text: str) -> str | None:
-    """Return the last line of a Python traceback: the exception and its message; None without one."""
-    if _TRACEBACK not in text:
-        return None
-    python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
-    lines = [line for line in python.splitlines() if line[:1].strip()]
-    return lines[-1] if lines else None
+    return lost_task(text) is not None and not cause.startswith(_MACHINE)

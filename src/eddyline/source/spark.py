@@ -19,6 +19,7 @@ from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
 from eddyline.source.segments import LOG, Segment
+from eddyline.spark.failures import message_of
 from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
@@ -171,7 +172,7 @@ class SparkStream:
             failfast = "MALFORMED_RECORD" in str(error)
             way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
             raise EngineError(
-                f"stream {self.name} can't be read: {str(error).splitlines()[0]}",
+                f"stream {self.name} can't be read: {message_of(error)}",
                 condition="STREAM_FAILED",
                 stream=self.name,
                 hint="mend the source and call advance() again; nothing was lost" + way_out,

@@ -13,12 +13,17 @@ from pyspark.errors import (
     PySparkException,
     PySparkTypeError,
     PySparkValueError,
+    StreamingQueryException,
 )
 
 from eddyline.errors import QueryError
 
 # Of Spark; of classes of the JVM that PySpark doesn't translate; of queries that nest too deeply.
 FAILURES = (PySparkException, Py4JError, RecursionError)
+_TRACEBACK = "Traceback (most recent call last):"
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
+_CAUSED, _AWAITED = "Caused by: ", "Exception thrown in awaitResult"
+_DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== SQL|\n=== |\n\s+at ")
 _FAULTS_OF_THE_QUERY = (
     AnalysisException,
     IllegalArgumentException,
@@ -72,11 +77,44 @@ def jvm_lost(error: BaseException | None) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error of Spark in one line, without the plan, the query and the stack of the JVM."""
+    """Return the cause of an error of Spark in one line, without the plan, the query and the stacks.
+
+    For a Python function this is the last line of its traceback: the exception and its message. For a
+    task that was lost, such as one whose worker died, it is the reason.
+    """
     if isinstance(error, RecursionError):
         return "it nests too deeply"
+    text = str(error)
+    if (python := python_cause(text)) is not None:
+        return python
+    named = isinstance(error, PySparkException) and not isinstance(error, StreamingQueryException)
+    if not named and (lost := lost_task(text)) is not None:
+        return lost
     if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.toString()).partition("\n")[0][:500]
+        return _java_cause(text)[:500]
     if isinstance(error, Py4JError):
-        return (str(error).splitlines() or ["no answer of the JVM"])[0][:500]
-    return " ".join(re.split(r"\n\nJVM stacktrace|;\n|\n== SQL", str(error))[0].split())
+        return (text.splitlines() or ["no answer of the JVM"])[0][:500]
+    return " ".join(_DETAILS.split(text)[0].split())
+
+
+def python_cause(text: str) -> str | None:
+    """Return the last line of a Python traceback: the exception and its message; None without one."""
+    if _TRACEBACK not in text:
+        return None
+    python = text.partition(_TRACEBACK)[2].partition("\n\n")[0]
+    lines = [line for line in python.splitlines() if line[:1].strip()]
+    return lines[-1] if lines else None
+
+
+def lost_task(text: str) -> str | None:
+    """Return why Spark lost a task; None if it lost none."""
+    found = _LOST_TASK.search(text)
+    return None if found is None else found[1].strip()
+
+
+def _java_cause(text: str) -> str:
+    """Return the first exception of a Java stack that isn't only about waiting for another one."""
+    lines = text.splitlines()
+    first = lines[1].removeprefix(": ") if len(lines) > 1 else text
+    causes = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
+    return next((one for one in (first, *causes) if _AWAITED not in one), first)
