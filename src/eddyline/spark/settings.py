@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -48,14 +48,14 @@ def storage_settings(session: SparkSession, stored: Mapping[str, str]) -> dict[s
     own |= {name: value for name, value in session.conf.getAll.items() if name.startswith(LEGACY)}
     if not stored:
         return {name: value for name, value in own.items() if value}
-    defaults = cloned(session)
-    before = dict(stored)
-    for name in own.keys() - stored.keys():
-        if name.startswith(LEGACY):
-            defaults.conf.unset(name)
-            before[name] = _value(defaults, name)
-        else:  # a version that didn't keep it has written the storage
-            before[name] = own[name]
+    unseen = own.keys() - stored.keys()
+    legacy = {name for name in unseen if name.startswith(LEGACY)}
+    # a version that didn't keep the others has written the storage
+    before = {
+        **stored,
+        **{name: own[name] for name in unseen - legacy},
+        **_defaults(session, legacy),
+    }
     differing = sorted(name for name in before if own[name].lower() != before[name].lower())
     if differing:
         listed = ", ".join(f"{name} is {own[name]}, was {before[name]}" for name in differing)
@@ -65,6 +65,16 @@ def storage_settings(session: SparkSession, stored: Mapping[str, str]) -> dict[s
             hint="set them back in the session before you open the storage; or make another storage",
         )
     return {name: value for name, value in before.items() if value}
+
+
+def _defaults(session: SparkSession, names: Collection[str]) -> dict[str, str]:
+    """Return the values that settings have where nobody has set them."""
+    if not names:
+        return {}
+    twin = cloned(session)
+    for name in names:
+        twin.conf.unset(name)
+    return {name: _value(twin, name) for name in names}
 
 
 def _value(session: SparkSession, name: str) -> str:
