@@ -21,7 +21,8 @@ from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, WAITING, Request
 from eddyline.catalog.sqlite import NAME, SqliteDatabase
 from eddyline.errors import StateError, StorageError
-from eddyline.storage.files import Files, damaged, storage_errors
+from eddyline.storage.failures import storage_errors
+from eddyline.storage.files import Files, damaged
 
 FORMAT_VERSION = 2
 DOCUMENT = "catalog.json"

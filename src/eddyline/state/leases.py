@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 
 from eddyline.changes import Epoch
 from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
-from eddyline.storage.files import Files, storage_errors
+from eddyline.storage.failures import storage_errors
+from eddyline.storage.files import Files
 
 FOLDER = "leases"
 GATE = "gate"

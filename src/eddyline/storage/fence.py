@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from eddyline.errors import StateError, StorageError
+from eddyline.errors import StateError
+from eddyline.storage.failures import storage_errors
 
 NAME = "writer"
 LENGTH = 32
@@ -65,15 +66,8 @@ class Fence:
 @contextmanager
 def _opened(path: str, flags: int, kind: int) -> Iterator[int]:
     """Open and lock a file."""
-    try:
+    with storage_errors(NAME):
         handle = os.open(path, flags, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"the storage can't be written: {error}",
-            condition="WRITE_FAILED",
-            file=NAME,
-            hint="mend the cause and make the same call again: nothing is half written",
-        ) from error
     try:
         fcntl.flock(handle, kind)
         yield handle

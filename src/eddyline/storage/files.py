@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 from eddyline.errors import StateError, StorageError
+from eddyline.storage.failures import storage_errors
 from eddyline.storage.fence import Fence
 
 UNFINISHED = ".tmp"
@@ -289,22 +290,6 @@ def unreadable(name: str, error: OSError) -> StorageError:
         file=name,
         hint="mend the cause (the disk, permissions, too many open files) and make the same call again",
     )
-
-
-@contextmanager
-def storage_errors(name: str) -> Iterator[None]:
-    """Translate OSError into StorageError WRITE_FAILED, naming the file."""
-    try:
-        yield
-    except FileExistsError:
-        raise  # no failure of the disk
-    except OSError as error:
-        raise StorageError(
-            f"the storage can't be written: {error}",
-            condition="WRITE_FAILED",
-            file=name,
-            hint="mend the cause and make the same call again: nothing is half written",
-        ) from error
 
 
 def _create(unfinished: str, target: str) -> None:
