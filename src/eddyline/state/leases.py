@@ -14,6 +14,7 @@ from eddyline.changes import Epoch
 from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
 from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files
+from eddyline.storage.lock import is_locked
 
 FOLDER = "leases"
 GATE = "gate"
@@ -116,7 +117,7 @@ def _first_leased(files: Files, seconds: float) -> Epoch | None:
     living = set()
     for name in names:
         if name.endswith(ALIVE):
-            if _locked(files, name):
+            if is_locked(files.path(f"{FOLDER}/{name}")):
                 living.add(name.removesuffix(ALIVE))
             else:
                 files.remove(f"{FOLDER}/{name}")
@@ -135,21 +136,6 @@ def _older(files: Files, name: str, seconds: float) -> bool:
         return time.time() - os.stat(files.path(f"{FOLDER}/{name}")).st_mtime > seconds
     except FileNotFoundError:  # it has just ended
         return True
-
-
-def _locked(files: Files, name: str) -> bool:
-    try:
-        handle = os.open(files.path(f"{FOLDER}/{name}"), os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -110,8 +110,13 @@ def _held_by_other(handle: int) -> bool:
 
 def in_use(files: Files) -> bool:
     """Whether any engine, of this process or another, holds the lock of a storage."""
+    return is_locked(files.path(NAME))
+
+
+def is_locked(path: str) -> bool:
+    """Whether a file is locked for writing; false if it isn't there."""
     try:
-        handle = os.open(files.path(NAME), os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
