@@ -20,12 +20,11 @@ from eddyline.catalog.entries import VIEW as VIEW_KIND
 from eddyline.catalog.entries import Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
-from eddyline.sink.cursors import first_needed
+from eddyline.sink.cursors import Cursor, first_needed
 from eddyline.sink.outbox import (
     Deliver,
     Outbox,
     Refuse,
-    SinkCursor,
     Snapshot,
     UpToDate,
     next_delivery,
@@ -124,8 +123,8 @@ def test_examples_in_docstrings() -> None:
     assert doctest.testmod(eddyline.sink.outbox).failed == 0
 
 
-def at(epoch: int, view: ViewId = VIEW) -> SinkCursor:
-    return SinkCursor(view, Epoch(epoch))
+def at(epoch: int, view: ViewId = VIEW) -> Cursor:
+    return Cursor(view, Epoch(epoch))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from eddyline.changes import APPEND, DELETE, OPERATION, WEIGHT, Epoch, ViewId
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.sink.base import Sink
-from eddyline.sink.outbox import Deliver, Outbox, Refuse, SinkCursor, Snapshot, next_delivery
+from eddyline.sink.cursors import Cursor
+from eddyline.sink.outbox import Deliver, Outbox, Refuse, Snapshot, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.kernels import cast_to
 from eddyline.state.manifest import (
@@ -133,13 +134,12 @@ class Delivery:
             raise decision.error
         if isinstance(decision, Snapshot):
             self.sink.replace(decision.epoch, self.changelog.rows(decision.epoch))
-            self.outbox.advance(SinkCursor(view, decision.epoch))
+            self.outbox.advance(Cursor(view, decision.epoch))
         elif isinstance(decision, Deliver):
             self._deliver(decision, view)
-        elif target and cursor != SinkCursor(
-            view, target
-        ):  # a crash came before the write of the cursor
-            self.outbox.advance(SinkCursor(view, target))
+        elif target and cursor != Cursor(view, target):
+            # a crash came before the write of the cursor
+            self.outbox.advance(Cursor(view, target))
         return committed
 
     def _deliver(self, decision: Deliver, view: ViewId) -> None:
@@ -148,4 +148,4 @@ class Delivery:
             changes = self.changelog.changes(epoch)
             if changes.num_rows or epoch == decision.last:
                 self.sink.deliver(epoch, changes)
-                self.outbox.advance(SinkCursor(view, epoch))
+                self.outbox.advance(Cursor(view, epoch))

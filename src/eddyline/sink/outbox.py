@@ -16,8 +16,6 @@ from eddyline.errors import StateError
 from eddyline.sink.cursors import SINKS, Cursor, CursorFile
 from eddyline.storage.files import Files
 
-SinkCursor = Cursor
-
 
 @dataclass(frozen=True, slots=True)
 class UpToDate:
@@ -51,7 +49,7 @@ Decision = UpToDate | Deliver | Snapshot | Refuse
 
 def next_delivery(
     view: ViewId,
-    cursor: SinkCursor | None,
+    cursor: Cursor | None,
     target: Epoch | None,
     committed: Epoch,
     retained: Sequence[Epoch],
@@ -70,9 +68,9 @@ def next_delivery(
         >>> view = ViewId("v1")
         >>> next_delivery(view, None, None, Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
-        >>> next_delivery(view, SinkCursor(view, Epoch(7)), Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
+        >>> next_delivery(view, Cursor(view, Epoch(7)), Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
         Deliver(first=8, last=9)
-        >>> next_delivery(view, SinkCursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
+        >>> next_delivery(view, Cursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
     """
     error = _contradiction(view, cursor, target, committed)
@@ -91,7 +89,7 @@ def next_delivery(
 
 
 def _contradiction(
-    view: ViewId, cursor: SinkCursor | None, target: Epoch | None, committed: Epoch
+    view: ViewId, cursor: Cursor | None, target: Epoch | None, committed: Epoch
 ) -> StateError | None:
     """Return the error if the target's epoch contradicts the cursor or the storage; else None."""
     if target is not None and target > committed:
