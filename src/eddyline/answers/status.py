@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
 
+LIVE = "live"  # the state of a view that epochs keep up to date
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -99,23 +100,29 @@ def _view(catalog: Catalog, entry: Entry, earlier: Manifest, now: Manifest) -> d
         "state_growth": _growth(entry, earlier, now),
         "level": catalog.level(entry),
         "paused": entry.paused,
-        **_health(entry, now),
+        **view_state(entry, now),
     }
 
 
-def _health(entry: Entry, now: Manifest) -> dict[str, Any]:
+def view_state(entry: Entry, now: Manifest) -> dict[str, Any]:
     """Return a view's `state`; for a failing one also `error`, `since` (the first epoch it missed), `rows` at fault."""
     if entry.paused:
         return {"state": "paused", "since": entry.paused}
     failure = now.failing.get(ViewId(entry.id))
     if failure is None:
-        return {"state": "live"}
+        return {"state": LIVE}
     return {
         "state": "failing",
         "error": failure.message,
         "since": failure.since,
         "rows": list(failure.rows),
     }
+
+
+def state_text(view: Mapping[str, Any]) -> str:
+    """Return the `state` of a view, and since when it has been so."""
+    since = f" since epoch {view['since']}" if "since" in view else ""
+    return f"{view['state']}{since}"
 
 
 def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:

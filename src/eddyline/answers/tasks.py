@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eddyline.answers.status import row_count
+from eddyline.answers.status import LIVE, row_count, state_text, view_state
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
-from eddyline.changes import ViewId
 from eddyline.errors import StorageError
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import Manifest, last_committed
@@ -65,10 +64,8 @@ def list_tasks(store: CatalogStore) -> list[Task]:
 def _task(files: Files, catalog: Catalog, manifest: Manifest, entry: Entry) -> Task:
     if entry.kind != VIEW:
         return Task(entry.name, entry.kind, "", 0)
-    failure = manifest.failing.get(ViewId(entry.id))
-    state = "running" if failure is None else f"failing since epoch {failure.since}"
-    if entry.paused:
-        state = f"paused since epoch {entry.paused}"
+    found = view_state(entry, manifest)
+    state = "running" if found["state"] == LIVE else state_text(found)
     if entry.paused_with:
         state += f", with {entry.paused_with}"
     rows = row_count(files, manifest, entry.id)

@@ -134,10 +134,9 @@ def _status(args: argparse.Namespace) -> int:
 
 def _state(view: Mapping[str, Any]) -> str:
     """Return whether a view is live; if not, since when and why."""
-    text = str(view["state"])
-    if "since" in view:
-        text += f" since epoch {view['since']}"
-    return f"{text}: {view['error']}" if "error" in view else text
+    from eddyline.answers.status import state_text
+
+    return state_text(view) + (f": {view['error']}" if "error" in view else "")
 
 
 def _stored_status(storage: str) -> dict[str, Any]:
