@@ -13,7 +13,7 @@ from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.source.readers import Reader, read_segment
-from eddyline.source.segments import Segment, in_time
+from eddyline.source.segments import Segment, rejected_by_time, split_by_time
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.storage.files import Files
@@ -27,7 +27,8 @@ class SegmentsReader:
         assigned: the segments of each task.
         names: names of the columns.
         time: position of the event-time column of a stream with a watermark; else None.
-        late: return the late rows instead of those in time.
+        late: return the rejected rows instead of the accepted ones.
+        reasons: the last column says why a row is rejected.
         readers: readers for the kinds of segments that only registered formats use.
     """
 
@@ -37,25 +38,35 @@ class SegmentsReader:
     schema: pa.Schema
     time: int | None
     late: bool
+    reasons: bool
     readers: Mapping[str, Reader]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks numbered in the input, without weights, which are all 1."""
         columns = numbered("c", len(self.names))
+        stored = columns[:-1] if self.reasons else columns
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for segment in self.assigned[number]:
                     wire = pa.schema(
-                        [pa.field(n, f.type) for n, f in zip(columns, self.schema, strict=True)]
+                        [pa.field(n, f.type) for n, f in zip(stored, self.schema, strict=False)]
                     ).append(pa.field(WEIGHT, pa.int64()))
-                    places = range(len(columns))
+                    places = range(len(stored))
                     for table in read_segment(
                         self.files, segment, self.names, places, wire, self.readers
                     ):
-                        if self.time is not None:
-                            mark = segment.watermark
-                            table = in_time(table, f"c{self.time}", mark, late=self.late)
-                        yield from batches_of(table.select(columns), self.schema)
+                        rows = self._chosen(table, segment)
+                        yield from batches_of(rows.select(columns), self.schema)
+
+    def _chosen(self, table: pa.Table, segment: Segment) -> pa.Table:
+        """Return the accepted rows of a segment, or with `late` the others."""
+        if self.time is None:
+            return table
+        column = f"c{self.time}"
+        if not self.late:
+            return split_by_time(table, column, segment).accepted
+        reason = f"c{len(self.names) - 1}" if self.reasons else None
+        return rejected_by_time(table, column, segment, reason)
 
 
 def segments_frame(
@@ -66,6 +77,7 @@ def segments_frame(
     time: int | None = None,
     *,
     late: bool = False,
+    reasons: bool = False,
     readers: Mapping[str, Reader],
 ) -> DataFrame:
     """Return the rows of segments under the names of `schema`.
@@ -73,14 +85,14 @@ def segments_frame(
     Args:
         assigned: the segments that each task reads.
         time: position of the event-time column of a stream with a watermark; else None.
-        late: return the late rows instead of those in time.
+        late: return the rejected rows instead of the accepted ones.
+        reasons: the last column says why a row is rejected.
         readers: readers for the kinds of segments that only registered formats use.
     """
     plain = plain_schema(schema)
     zone = zone_of(session)
     given = tuple(tuple(segments) for segments in assigned)
-    reader = SegmentsReader(
-        files, given, tuple(schema.names), arrow_schema(plain, zone), time, late, readers
-    )
+    names, arrow = tuple(schema.names), arrow_schema(plain, zone)
+    reader = SegmentsReader(files, given, names, arrow, time, late, reasons, readers)
     frame = numbers(session, len(given)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)

@@ -95,10 +95,15 @@ class Results:
         columns = entry.columns
         if _unarranged(entry):
             assigned = distribute(self.history(entry, manifest), self.scan_tasks)
-            time, late = entry.time_place, bool(entry.late_of)
-            readers = self.sources.readers
             return segments_frame(
-                session, self.files, assigned, columns, time, late=late, readers=readers
+                session,
+                self.files,
+                assigned,
+                columns,
+                entry.time_place,
+                late=bool(entry.late_of),
+                reasons=entry.gives_reasons,
+                readers=self.sources.readers,
             )
         stored, sorts = self._stored_order(entry, manifest)
         frame = self._rows(entry, manifest, session, entry.id, stored)
@@ -139,7 +144,7 @@ class Results:
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """Return all segments of a relation as of an epoch, as input for a new view."""
         if _unarranged(entry):
-            return self.sources.log(entry).segments(0, manifest.positions.get(entry.source, 0))
+            return self.sources.segments(entry, 0, manifest.positions.get(entry.source, 0))
         buckets = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
         return [bucket_segment(runs) for runs in buckets.values() if runs]
 

@@ -79,6 +79,9 @@ def _source(
         clock = manifest.clocks.get(entry.id)
         status["watermark"] = _timestamp(watermarks.of(entry))
         status["late_rows"] = clock.late if clock else 0
+        status["ahead_rows"] = clock.ahead if clock else 0
+        ahead = entry.max_ahead
+        status["max_ahead"] = None if ahead is None else str(timedelta(microseconds=ahead))
     with suppress(StateError):  # the entry has just been forgotten
         if (received := last_received(files, entry.source)) is not None:
             status["received_at"] = _timestamp(received)

@@ -12,7 +12,16 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.arguments import wrong_argument
-from eddyline.catalog.entries import DEAD, INTO, OF, PIPELINE, STREAM, TABLE, Entry
+from eddyline.catalog.entries import (
+    DEAD,
+    INTO,
+    OF,
+    PIPELINE,
+    STREAM,
+    TABLE,
+    TIME_OPTIONS,
+    Entry,
+)
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.watermarks import declared_watermark, with_watermark
@@ -40,6 +49,7 @@ def stream_of_frame(
     op: str | None,
     primary_key: Key,
     watermark: Watermark,
+    options: Mapping[str, str],
     spark: SparkSession,
 ) -> Entry:
     """Return the entry of a stream over a streaming DataFrame; see `Engine.stream`."""
@@ -56,7 +66,9 @@ def stream_of_frame(
             hint=f"the columns are {', '.join(frame.columns)}",
         )
     given = watermark or declared_watermark(frame)
-    return stream(name, nullable(frame.schema), primary_key, given, spark, op=op)
+    columns = nullable(frame.schema)
+    known = time_options(options)
+    return stream(name, columns, primary_key, given, spark, op=op, options=known)
 
 
 def stream(
@@ -112,6 +124,13 @@ def _reserved(what: str, why: str, hint: str) -> DataError:
         condition="RESERVED_COLUMN",
         hint=hint,
     )
+
+
+def time_options(options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options of a stream without a format; EngineError for those it can't have."""
+    for unknown in [name for name in options if name.lower() not in TIME_OPTIONS]:
+        raise wrong_argument("an option", unknown, f"the options are {', '.join(TIME_OPTIONS)}")
+    return options
 
 
 def pipeline_letters(pipeline: str, into: Entry | None) -> Entry:

@@ -120,6 +120,7 @@ class Engine:
         op: str | None = None,
         primary_key: drafts.Key = (),
         watermark: tuple[str, str] | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> Stream:
         """Create a stream over any streaming DataFrame. Call it again after reopening.
 
@@ -131,11 +132,13 @@ class Engine:
             watermark: the column with a row's event time, and how late (`"10 minutes"`) rows may
                 come; later ones are kept in `<name>__late`. By default that of
                 `dataframe.withWatermark`.
+            options: of the watermark: `max_ahead` (`"1 day"`), how far an event time may be ahead
+                of the time at which the row is received; others are kept in `<name>__late`, too.
 
         Raises:
             DataError: the DataFrame isn't streaming, has no column `op`, or the watermark is wrong.
         """
-        entry = self._streams.stream(name, dataframe, op, primary_key, watermark)
+        entry = self._streams.stream(name, dataframe, op, primary_key, watermark, options or {})
         return Stream(entry.name, self._reading, self._writing, self._streams)
 
     def create_stream(
@@ -157,10 +160,8 @@ class Engine:
             schema: columns; None if the source declares them. `_received_at` is the time of receipt.
             format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
                 documents of a data queue), or any streaming source of Spark.
-            options: options of the format.
-            op: as in `stream`.
-            primary_key: as in `stream`.
-            watermark: as in `stream`.
+            options: options of the format, and of the watermark as in `stream`.
+            op, primary_key, watermark: as in `stream`.
 
         Raises:
             DataError: the source can't be opened with these columns and options.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.api.drafts import Key, columns_of, stream
+from eddyline.api.drafts import Key, columns_of, stream, time_options
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
@@ -135,6 +135,7 @@ class Pipeline:
         schema: str | StructType | None = None,
         primary_key: Key = (),
         watermark: tuple[str, str] | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> Pipeline:
         """Start the pipeline; it runs whenever the engine runs. Call it again after reopening.
 
@@ -145,7 +146,7 @@ class Pipeline:
             schema: columns of the stream.
             primary_key: the last record of a key replaces the row. A retried record comes late,
                 unless the pipeline has `order="key"`.
-            watermark: as for `engine.stream`.
+            watermark, options: as for `engine.stream`.
 
         Raises:
             EngineError: there is no bolt, or the stream has no columns.
@@ -167,7 +168,8 @@ class Pipeline:
             )
         draft = None
         if target is not None and schema is not None:
-            fed = {PIPELINE: self.name}  # so that nothing else writes it
+            # PIPELINE: so that nothing else writes it
+            fed = {**time_options(options or {}), PIPELINE: self.name}
             draft = stream(
                 target,
                 columns_of(schema),

@@ -17,7 +17,7 @@ from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
-from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, Entry
+from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, TIME_OPTIONS, Entry
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineStream, Settings
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
@@ -59,10 +59,13 @@ class Streams:
         op: str | None,
         primary_key: drafts.Key,
         watermark: tuple[str, str] | None,
+        options: Mapping[str, str],
     ) -> Entry:
         """Define and connect a stream over a DataFrame; see `Engine.stream`."""
         workspace = self._workspace
-        draft = drafts.stream_of_frame(name, dataframe, op, primary_key, watermark, workspace.spark)
+        draft = drafts.stream_of_frame(
+            name, dataframe, op, primary_key, watermark, options, workspace.spark
+        )
         with workspace.lock:
             entry = workspace.define(draft)
             self._attach(entry, dataframe)
@@ -82,7 +85,8 @@ class Streams:
         workspace = self._workspace
         sources = workspace.sources
         if schema is None:
-            columns = drafts.nullable(sources.columns(name, format, options))
+            own = {k: v for k, v in options.items() if k.lower() not in TIME_OPTIONS}
+            columns = drafts.nullable(sources.columns(name, format, own))
         else:
             columns = drafts.columns_of(schema)
         entry = drafts.stream(

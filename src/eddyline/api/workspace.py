@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +17,13 @@ from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.entries import MAX_AHEAD, VIEW, Catalog, Entry
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
 from eddyline.intake.sources import Sources
+from eddyline.intake.watermarks import with_default_limit
 from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
@@ -74,6 +76,7 @@ class Workspace:
         catalog: the definitions.
         manifest: the last committed epoch.
         stopping: set when the background run is to end.
+        clock: returns the time, in microseconds since 1970, at which input is received.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Workspace:
         self.files = storage if isinstance(storage, Files) else Files(storage)
         self.lock = threading.RLock()
         self.stopping = threading.Event()
+        self.clock: Callable[[], int] = lambda: time.time_ns() // 1000
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)
         self._storage_lock = None if read_only else StorageLock(self.files)
@@ -102,7 +106,7 @@ class Workspace:
             self.spark = spark or local_session(self.manifest.zone, self.manifest.settings)
             self.zone = storage_zone(self.spark, self.manifest.zone)
             self.settings = storage_settings(self.spark, self.manifest.settings)
-            self.sources = Sources(self.files, self.spark, self.zone, FORMATS)
+            self.sources = Sources(self.files, self.spark, self.zone, FORMATS, lambda: self.clock())
             if self.writes:
                 check_workers(self.spark)
                 skip = options.delivery == "at_most_once"
@@ -231,11 +235,13 @@ class Workspace:
         with self.lock:
             present = self.catalog.find(entry.name)
             if present is not None:
+                if MAX_AHEAD in present.options:  # streams of older versions have no limit
+                    entry = with_default_limit(entry)
                 if not drafts.same(entry, present):
                     raise drafts.name_taken(present)
                 return present
             self.check_writable()
-            catalog = self.catalog.add(entry)
+            catalog = self.catalog.add(with_default_limit(entry))
             role = self.sources.letters_role(entry)
             if role:
                 letters = drafts.stream_letters(catalog.get(entry.name), role)

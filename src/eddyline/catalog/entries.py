@@ -22,6 +22,9 @@ REJECTS = "rejects"  # role of the dead letters of a stream that Spark reads
 LATE_ROWS = "late"  # role of the late rows of a stream
 INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
 OF = "of"  # option of role REJECTS: id of the stream that rejected the records
+MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
+TIME_OPTIONS = (MAX_AHEAD,)  # options that the engine itself reads, in microseconds
+REASON = "reason"  # the last column of a stream of late rows, unless the stream has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Entry:
         upstream: names of the relations that a view reads.
         format: the name after USING of a stream, or the role of a stream of dead letters; empty
             for a stream of a DataFrame, or one that a pipeline writes.
-        options: the OPTIONS of a stream.
+        options: the OPTIONS of a stream; the `TIME_OPTIONS` as microseconds.
         operation: the column of a stream that holds + or -.
         event_time: the column from which a stream's watermark is computed; empty without one.
         delay: how many microseconds the watermark lags behind the latest event time.
@@ -92,6 +95,27 @@ class Entry:
     def time_place(self) -> int | None:
         """The place of the event-time column; None without a watermark."""
         return self.columns.names.index(self.event_time) if self.event_time else None
+
+    @property
+    def max_ahead(self) -> int | None:
+        """How many microseconds an event time may be ahead of its receipt; None for no limit.
+
+        Streams that were made before this option existed have no limit.
+        """
+        return (
+            int(self.options[MAX_AHEAD]) if self.event_time and MAX_AHEAD in self.options else None
+        )
+
+    @property
+    def gives_reasons(self) -> bool:
+        """Whether these are late rows, with the reason of each in the last column."""
+        return bool(self.late_of) and self.max_ahead is not None
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """The options that its source reads."""
+        own = TIME_OPTIONS if self.event_time else ()
+        return {name: value for name, value in self.options.items() if name not in own}
 
     @property
     def role(self) -> str:
@@ -169,10 +193,11 @@ class Catalog:
         if not entry.event_time or entry.late_of:
             return added
         late = Entry(
-            "", STREAM, entry.name + LATE, entry.schema,
-            event_time=entry.event_time, delay=entry.delay, late_of=numbered.id,
+            "", STREAM, entry.name + LATE, entry.schema, event_time=entry.event_time,
+            options={name: entry.options[name] for name in TIME_OPTIONS if name in entry.options},
+            delay=entry.delay, late_of=numbered.id,
         )  # fmt: skip
-        return added.add(late)
+        return added.add(_with_reason(late) if late.gives_reasons else late)
 
     def committed(self, entry: Entry, epoch: int) -> Catalog:
         """Return the catalog with a view, and the epoch that computed its first rows."""
@@ -288,3 +313,14 @@ class Catalog:
 
     def _with(self, changed: Mapping[str, Entry]) -> Catalog:
         return replace(self, entries=tuple(changed.get(e.name, e) for e in self.entries))
+
+
+def _with_reason(late: Entry) -> Entry:
+    """Return a stream of late rows with one more column: why each row isn't in its stream."""
+    document = json.loads(late.schema)
+    used = {field["name"].lower() for field in document["fields"]}
+    name = REASON
+    while name in used:
+        name += "_"
+    document["fields"].append({"name": name, "type": "string", "nullable": True, "metadata": {}})
+    return replace(late, schema=json.dumps(document))

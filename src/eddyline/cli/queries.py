@@ -88,13 +88,14 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     status = _stored_status(args.storage)
+    counts = ("late_rows", "ahead_rows", "dead_letters")
     sources = [
         (
             item["name"],
             item["kind"],
             str(item["position"]),
             item.get("watermark") or "",
-            *(f"{item[n]:,}" if n in item else "" for n in ("late_rows", "dead_letters")),
+            *(f"{item[n]:,}" if n in item else "" for n in counts),
         )
         for item in status["sources"]
     ]
@@ -110,8 +111,8 @@ def _status(args: argparse.Namespace) -> int:
         for item in status["views"]
     ]  # fmt: skip
     print(f"last committed epoch: {status['epoch']}\n")
-    columns = ("source", "kind", "position", "watermark", "late rows", "dead letters")
-    print(layout(columns, sources, right=(2, 4, 5)), end="\n\n")
+    columns = ("source", "kind", "position", "watermark", "late rows", "ahead", "dead letters")
+    print(layout(columns, sources, right=(2, 4, 5, 6)), end="\n\n")
     heads = ("view", "level", "state rows", "state size", "rows/epoch", "state")
     print(layout(heads, views, right=(1, 2, 3, 4)))
     if status["pipelines"]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
 from eddyline.errors import CatalogError
@@ -20,6 +22,7 @@ from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
 FOLDERS = ("logs", "checkpoints")
+_LATEST = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -31,12 +34,14 @@ class Sources:
         spark: the user's session.
         zone: time zone of the storage.
         formats: formats by name in lower case; Spark reads all others.
+        clock: returns microseconds since 1970.
     """
 
     files: Files
     spark: SparkSession
     zone: str
     formats: Mapping[str, SourceFormat]
+    clock: Callable[[], int]
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
 
@@ -46,7 +51,7 @@ class Sources:
         if log is None:
             # the account of a queue counts its dead letters: always flush them with it
             files = self.files.flushing() if entry.holds_letters else self.files
-            log = self._logs[entry.source] = RedoLog(files, entry.source)
+            log = self._logs[entry.source] = RedoLog(files, entry.source, self.clock)
         return log
 
     def columns(self, stream: str, format: str, options: Mapping[str, str]) -> StructType:
@@ -55,11 +60,11 @@ class Sources:
 
     def check(self, entry: Entry) -> None:
         """Raise DataError if a stream of this definition can't be opened."""
-        self._format(entry.format).check(entry, self._context)
+        self._format(entry.format).check(_as_source(entry), self._context)
 
     def letters_role(self, entry: Entry) -> str:
         """Return the role of an entry's stream of dead letters; empty if it needs none."""
-        return self._format(entry.format).letters(entry) if entry.takes_input else ""
+        return self._format(entry.format).letters(_as_source(entry)) if entry.takes_input else ""
 
     @property
     def readers(self) -> dict[str, Reader]:
@@ -82,7 +87,7 @@ class Sources:
         opened = self._format(entry.format) if frame is None else SparkFormat(entry.format, frame)
         holder = _holder(entry, letters)
         self.disconnect(holder)
-        self._sources[holder.id] = opened.open(entry, letters, self._context)
+        self._sources[holder.id] = opened.open(_as_source(entry), letters, self._context)
 
     def attached(self, entry: Entry, letters: Entry | None) -> bool:
         """Return whether the source of a stream is open."""
@@ -187,7 +192,36 @@ class Sources:
         """Return the segments of a log from the committed position to `end`; none if `end` is None."""
         if end is None:
             return []
-        return self.log(entry).segments(manifest.positions.get(entry.source, 0), end)
+        return self.segments(entry, manifest.positions.get(entry.source, 0), end)
+
+    def segments(self, entry: Entry, first: int, end: int) -> list[Segment]:
+        """Return the segments of the entries of a log from `first` up to but not including `end`.
+
+        Those of a stream with a watermark carry the limits of the event times of their rows.
+        """
+        found = self.log(entry).segments(first, end)
+        ahead, place = entry.max_ahead, entry.time_place
+        if ahead is None or place is None:
+            return found
+        local = isinstance(entry.columns[place].dataType, TimestampNTZType)
+        return [replace(one, newest=self._newest(one, ahead, local=local)) for one in found]
+
+    def _newest(self, segment: Segment, max_ahead: int, *, local: bool) -> int | None:
+        """Return the latest event time that rows of a segment may have.
+
+        It depends on what the log has stored only, so that every reading decides the same.
+
+        Args:
+            local: the event times are local times of the storage's time zone.
+        """
+        received = segment.received_at
+        if received is None:
+            return None
+        if local:
+            moment = datetime.fromtimestamp(received // 1_000_000, UTC)
+            offset = moment.astimezone(ZoneInfo(self.zone)).utcoffset()
+            received += 0 if offset is None else round(offset.total_seconds()) * 1_000_000
+        return min(received + max_ahead, _LATEST)
 
     @property
     def _context(self) -> Context:
@@ -206,3 +240,8 @@ class Sources:
 def _holder(entry: Entry, letters: Entry | None) -> Entry:
     """Return the entry that a stream's source is attached to; for a pipeline its dead letters."""
     return letters if letters is not None and letters.role == PIPELINE else entry
+
+
+def _as_source(entry: Entry) -> Entry:
+    """Return an entry as its format sees it: without the options that the engine itself reads."""
+    return replace(entry, options=entry.source_options)

@@ -9,13 +9,30 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
 
-from eddyline.catalog.entries import Catalog, Entry
+from eddyline.catalog.entries import MAX_AHEAD, TIME_OPTIONS, Catalog, Entry
 from eddyline.errors import DataError
 from eddyline.operators.hold import Hold
 from eddyline.plan.nodes import StatefulPart
 from eddyline.spark.failures import FAILURES
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Clock, Manifest
+
+DEFAULT_MAX_AHEAD = 24 * 3600 * 1_000_000
+"""Microseconds that an event time may be ahead of the receipt of its row, where the user gives no limit."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """The event times of a stream's rows in an epoch, as reported by the leaves of views.
+
+    Attributes:
+        latest: the latest event time of the accepted rows, microseconds since 1970; None for none.
+        late, ahead: number of rows that are late, or too far ahead of their receipt.
+    """
+
+    latest: int | None = None
+    late: int = 0
+    ahead: int = 0
 
 
 @dataclass(slots=True)
@@ -25,13 +42,12 @@ class Watermarks:
     Attributes:
         streams: the streams that have a watermark.
         clocks: by stream id, the event time as of the committed epoch.
-        reported: by stream name, the latest event time and the number of late rows in the running
-            epoch.
+        reported: by stream name, what the running epoch has observed.
     """
 
     streams: tuple[Entry, ...]
     clocks: Mapping[str, Clock]
-    reported: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    reported: dict[str, Observed] = field(default_factory=dict)
 
     @classmethod
     def of_next_epoch(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
@@ -42,11 +58,8 @@ class Watermarks:
     @property
     def values(self) -> dict[str, int]:
         """Watermarks in microseconds since 1970 by stream name, for streams that have had an event time."""
-        return {
-            stream.name: self.clocks[stream.id].latest - stream.delay
-            for stream in self.streams
-            if stream.id in self.clocks
-        }
+        known = [(e, self.clocks[e.id].latest) for e in self.streams if e.id in self.clocks]
+        return {e.name: latest - e.delay for e, latest in known if latest is not None}
 
     @property
     def applied(self) -> dict[str, int]:
@@ -70,14 +83,16 @@ class Watermarks:
         }
         return any(values[name] != applied.get(name) for name in names & set(values))
 
-    def observe(self, stream: str, latest: int | None, late: int) -> None:
-        """Record the latest event time and the late rows of a stream, as reported by a view's leaves.
+    def observe(self, stream: str, found: Observed) -> None:
+        """Record what a leaf of a view has observed of a stream.
 
-        Each view reads the whole input, so the reports of several views are not added up.
+        Each leaf reads the whole input, so the numbers of several leaves are not added up.
         """
-        known, lates = self.reported.get(stream, (None, 0))
-        times = [time for time in (known, latest) if time is not None]
-        self.reported[stream] = max(times, default=None), max(late, lates)
+        known = self.reported.get(stream, Observed())
+        times = [time for time in (known.latest, found.latest) if time is not None]
+        self.reported[stream] = Observed(
+            max(times, default=None), max(known.late, found.late), max(known.ahead, found.ahead)
+        )
 
     def next_clocks(self, positions: Mapping[str, int]) -> dict[str, Clock]:
         """Return the clocks to commit with the epoch.
@@ -88,17 +103,20 @@ class Watermarks:
         """
         clocks = dict(self.clocks)
         for stream in self.streams:
-            latest, late = self.reported.get(stream.name, (None, 0))
+            found = self.reported.get(stream.name, Observed())
             clock = clocks.get(stream.id)
+            new = stream.id in positions
             if clock is None:
-                if latest is not None:
-                    clocks[stream.id] = Clock(latest)
+                if found.latest is not None or (new and found.ahead):
+                    clocks[stream.id] = Clock(found.latest, ahead=found.ahead)
                 continue
+            times = [time for time in (clock.latest, found.latest) if time is not None]
             clocks[stream.id] = replace(
                 clock,
-                latest=clock.latest if latest is None else max(clock.latest, latest),
-                watermark=clock.latest - stream.delay,
-                late=clock.late + (late if stream.id in positions else 0),
+                latest=max(times, default=None),
+                watermark=None if clock.latest is None else clock.latest - stream.delay,
+                late=clock.late + (found.late if new else 0),
+                ahead=clock.ahead + (found.ahead if new else 0),
             )
         return clocks
 
@@ -106,8 +124,18 @@ class Watermarks:
 def with_watermark(
     stream: Entry, watermark: tuple[str, str] | None, session: SparkSession
 ) -> Entry:
-    """Return a stream with a watermark; DataError if that watermark isn't possible."""
+    """Return a stream with a watermark; DataError if that watermark isn't possible.
+
+    Options that belong to the watermark are checked, and converted to microseconds.
+    """
+    given = {name: name.lower() for name in stream.options if name.lower() in TIME_OPTIONS}
     if watermark is None:
+        for name in given:
+            raise _refused(
+                stream,
+                f"option {name} is given but no watermark",
+                "declare a watermark, or drop it",
+            )
         return stream
     column, delay = watermark
     if stream.arranged:
@@ -125,16 +153,39 @@ def with_watermark(
             f"{column} is no TIMESTAMP column of it",
             f"choose of: {', '.join(names)}" if names else "give it a column of type TIMESTAMP",
         )
-    interval = delay if delay.strip().lower().startswith("interval") else f"INTERVAL '{delay}'"
+    micros = _interval(stream, "delay", delay, "write it like 10 minutes", session)
+    options = {
+        given.get(name, name): value
+        if name not in given
+        else str(_interval(stream, given[name], value, _HINTS[given[name]], session))
+        for name, value in stream.options.items()
+    }
+    return replace(stream, event_time=found.name, delay=micros, options=options)
+
+
+_HINTS = {
+    MAX_AHEAD: "write it like '1 hour', or '36500 days' for practically no limit",
+}
+
+
+def with_default_limit(stream: Entry) -> Entry:
+    """Return a new stream with the default of `max_ahead`, if it has a watermark and no limit."""
+    if not stream.event_time or MAX_AHEAD in stream.options:
+        return stream
+    return replace(stream, options={**stream.options, MAX_AHEAD: str(DEFAULT_MAX_AHEAD)})
+
+
+def _interval(stream: Entry, what: str, text: str, way_out: str, session: SparkSession) -> int:
+    """Return an interval of time in microseconds; DataError if it is none, or negative."""
+    interval = text if text.strip().lower().startswith("interval") else f"INTERVAL '{text}'"
     try:
         rows = session.sql(f"SELECT unix_micros(timestamp_micros(0) + {interval})").collect()
     except FAILURES as error:
-        raise _refused(
-            stream, f"{delay!r} is no interval of time", "write it like 10 minutes"
-        ) from error
+        shown = repr(text) if what == "delay" else f"{what} {text!r}"
+        raise _refused(stream, f"{shown} is no interval of time", way_out) from error
     if rows[0][0] is None or rows[0][0] < 0:
-        raise _refused(stream, f"the delay {delay} is negative", "give how late rows may come")
-    return replace(stream, event_time=found.name, delay=rows[0][0])
+        raise _refused(stream, f"the {what} {text} is negative", way_out)
+    return int(rows[0][0])
 
 
 def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:

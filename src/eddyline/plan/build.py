@@ -35,6 +35,7 @@ class Relation:
         bounds: bounds of its columns, by position.
         time: position of the event-time column of a stream with a watermark; else None.
         late: these are the late rows of a stream.
+        reasons: the last column of late rows says why each isn't in the stream.
         key: positions of columns of which no two rows have the same values; None if not known.
     """
 
@@ -46,6 +47,7 @@ class Relation:
     time: int | None = None
     late: bool = False
     key: tuple[int, ...] | None = None
+    reasons: bool = False
 
 
 @dataclass(frozen=True, slots=True)

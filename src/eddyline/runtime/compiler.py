@@ -147,11 +147,11 @@ class Compiler:
             leaf.createOrReplaceTempView(quoted(name))
             plan = catalyst.plan(leaf)
             relations[catalyst.rdd_id(plan)] = relation
-        known_columns = {r.name: r.schema for r in relations.values()}
-        build = self._build(catalyst, entry, known_columns)
+        by_name = {r.name: r for r in relations.values()}
+        build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
         compiled = compile_view(build, entry.query, final=entry.final)
-        short = self._short(entry, build, relations, known_columns)
+        short = self._short(entry, build, relations, by_name)
         return self._planned(entry, catalog, compiled, upstream, short)
 
     def _short(
@@ -159,7 +159,7 @@ class Compiler:
         entry: Entry,
         wide: Build,
         relations: Mapping[int, Relation],
-        known: dict[str, StructType],
+        known: dict[str, Relation],
     ) -> ShortPlan | None:
         """Return a view's plan for the short lane; None if it can't run there."""
         driver = Driver(wide.catalyst.session)
@@ -200,12 +200,22 @@ class Compiler:
         bounds = {} if place is None or late else {place: stream_bound(entry.name)}
         names = entry.columns.names
         key = tuple(names.index(name) for name in entry.key) if entry.key else None
-        return Relation(entry.name, entry.columns, stream, stream, bounds, place, late, key)
+        return Relation(
+            entry.name,
+            entry.columns,
+            stream,
+            stream,
+            bounds,
+            place,
+            late,
+            key,
+            entry.gives_reasons,
+        )
 
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
         columns = entry.columns
-        build = self._build(self.catalyst, entry, {entry.name: columns})
+        build = self._build(self.catalyst, entry, {entry.name: _plain(entry.name, columns)})
         build.hash_bits = HASH_BITS  # the options of views must not change how rows are stored
         key = tuple(columns.names.index(name) for name in entry.key)
         compiled = compile_table(build, columns, key)
@@ -239,7 +249,7 @@ class Compiler:
             found[leaf] = [write_rows(self.files, name, constant.toArrow())]
         return found
 
-    def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, StructType]) -> Build:
+    def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, Relation]) -> Build:
         return Build(
             catalyst,
             entry.name,
@@ -257,14 +267,15 @@ class Compiler:
         )
 
     def _scan(
-        self, node: str, known: Mapping[str, StructType], leaf: Leaf, schema: StructType
+        self, node: str, known: Mapping[str, Relation], leaf: Leaf, schema: StructType
     ) -> LeafScan:
         """Return the function that Spark runs for a leaf.
 
         Args:
-            known: the columns of the relations that leaves may read, by name.
+            known: the relations that leaves may read, by name.
         """
-        columns = known.get(leaf.relation, StructType())
+        relation = known.get(leaf.relation)
+        columns = StructType() if relation is None else relation.schema
         time = None
         if leaf.time is not None:
             kind = arrow_schema(StructType([columns[leaf.time]]), self.zone).types[0]
@@ -278,16 +289,19 @@ class Compiler:
             arrow_schema(schema, self.zone),
             time,
             leaf.late,
+            relation is not None and relation.reasons,
             self.readers,
         )
 
     def whole_scan(self, entry: Entry) -> LeafScan:
         """Return what reads all columns of an entry's segments, without Spark."""
         columns = entry.columns
+        if entry.gives_reasons:  # which aren't stored
+            columns = StructType(columns.fields[:-1])
         every = tuple(range(len(columns)))
         weighted = StructType([*plain_schema(columns), StructField(WEIGHT, LongType())])
         leaf = Leaf("rows", entry.name, every)
-        return self._scan(entry.id, {entry.name: columns}, leaf, weighted)
+        return self._scan(entry.id, {entry.name: _plain(entry.name, columns)}, leaf, weighted)
 
     def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:
         """Return the function that Spark runs for a stateful operator."""
@@ -337,6 +351,11 @@ def _form(build: Build) -> tuple[object, ...]:
     """Return what two lowerings of one view must have in common to write the same state."""
     parts = [(part.name, part.operator, part.buckets) for part in build.parts]
     return parts, build.leaves, list(build.constants)
+
+
+def _plain(name: str, columns: StructType) -> Relation:
+    """Return a relation of which all stored rows are read."""
+    return Relation(name, columns, append_only=False)
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from eddyline.changes import BucketId, ViewId
 from eddyline.errors import EngineError
-from eddyline.intake.watermarks import Watermarks
+from eddyline.intake.watermarks import Observed, Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
@@ -99,8 +99,8 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
     found = reports.of(leaf)
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]
-        late = sum(report["late"] for report in found)
-        watermarks.observe(leaf.relation, max(times, default=None), late)
+        late, ahead = (sum(report[name] for report in found) for name in ("late", "ahead"))
+        watermarks.observe(leaf.relation, Observed(max(times, default=None), late, ahead))
     return sum(report["read"] for report in found)
 
 

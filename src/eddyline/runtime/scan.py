@@ -23,8 +23,9 @@ from eddyline.source.segments import (
     Segment,
     Wanted,
     event_times,
-    in_time,
     read_arrow,
+    rejected_by_time,
+    split_by_time,
 )
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import merged_if_repetitive
@@ -51,7 +52,8 @@ class LeafScan:
         columns: positions of the columns to read.
         schema: Arrow schema of the output.
         time: position and type of the event-time column of a stream with a watermark; else None.
-        late: return the late rows instead of those in time.
+        late: return the rejected rows instead of the accepted ones.
+        reasons: the relation's last column says why a row is rejected.
         readers: readers for the kinds of segments that only registered formats use.
     """
 
@@ -63,6 +65,7 @@ class LeafScan:
     schema: pa.Schema
     time: tuple[int, pa.DataType] | None = None
     late: bool = False
+    reasons: bool = False
     readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +89,7 @@ class LeafScan:
         self, segments: Iterable[Segment], tell: Callable[[dict[str, Any]], object]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some segments, then tell how many there were."""
-        report = {"read": 0, "late": 0}
+        report = {"read": 0, "late": 0, "ahead": 0}
         for segment in segments:
             for table in self._read(segment, report):
                 report["read"] += table.num_rows
@@ -95,23 +98,42 @@ class LeafScan:
         tell(report)
 
     def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
-        """Yield a segment's rows; for a stream with a watermark only those in time, or the late ones."""
+        """Yield a segment's rows; for a stream with a watermark the accepted or the rejected ones."""
         if self.time is None:
             yield from self._tables(segment, self.columns, self.schema)
             return
         place, kind = self.time
-        columns, schema = self.columns, self.schema
-        if place not in columns:
+        columns, schema, reason = self.columns, self.schema, None
+        if self.reasons and columns and columns[-1] == len(self.names) - 1:
+            columns, reason = columns[:-1], f"c{len(columns) - 1}"
+            schema = schema.remove(len(columns))
+        added = place not in columns
+        if added:
             columns = (*columns, place)
             schema = schema.insert(len(schema) - 1, pa.field(f"c{len(columns) - 1}", kind))
-        time = f"c{columns.index(place)}"
-        for table in self._tables(segment, columns, schema):
-            latest = pc.max(event_times(table[time])).as_py()
-            if latest is not None:
-                report["latest"] = max(latest, report.get("latest", latest))
-            rows = in_time(table, time, segment.watermark, late=self.late)
-            report["late"] += rows.num_rows if self.late else table.num_rows - rows.num_rows
+        time = "time" if added else f"c{columns.index(place)}"
+        for stored in self._tables(segment, columns, schema):
+            table = stored
+            if added:  # its number is perhaps that of the reason
+                table = stored.rename_columns([*schema.names[:-2], time, schema.names[-1]])
+            if self.late:
+                rows = rejected_by_time(table, time, segment, reason)
+                report["late"] += rows.num_rows
+            else:
+                rows = self._accepted(table, time, segment, report)
             yield rows.select(self.schema.names)
+
+    def _accepted(
+        self, table: pa.Table, time: str, segment: Segment, report: dict[str, int]
+    ) -> pa.Table:
+        """Return the accepted rows; add the others, and the latest event time, to the report."""
+        found = split_by_time(table, time, segment)
+        latest = pc.max(event_times(found.accepted[time])).as_py()
+        if latest is not None:
+            report["latest"] = max(latest, report.get("latest", latest))
+        report["late"] += found.late.num_rows
+        report["ahead"] += found.ahead.num_rows
+        return found.accepted
 
     def _tables(
         self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema

@@ -112,7 +112,8 @@ class RedoLog:
         sequence, now = number << SEQUENCE_SHIFT, self.clock()
         for segment in segments:
             numbered.append({**segment.as_dict(), "sequence": sequence, "received_at": now})
-            del numbered[-1]["watermark"]  # not known before the entry is processed
+            for name in ("watermark", "newest"):  # not known before the entry is processed
+                del numbered[-1][name]
             sequence += segment.rows
         with self._changing() as index, self.files.committing():
             try:

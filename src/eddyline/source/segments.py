@@ -35,6 +35,8 @@ class Segment:
         crc: CRC-32 of the whole file; only for files of the redo log.
         watermark: rows with an event time below it (microseconds since 1970) are late; None if
             there is no watermark, or none yet.
+        newest: rows with an event time above it (microseconds since 1970) are too far ahead; None
+            for no limit.
         received_at: when the redo log received it (microseconds since 1970); None if that isn't
             known, as in entries of older versions.
     """
@@ -48,6 +50,7 @@ class Segment:
     crc: int = 0
     watermark: int | None = None
     received_at: int | None = field(default=None, compare=False)
+    newest: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the segment as a JSON document."""
@@ -67,15 +70,68 @@ class Wanted:
     schema: pa.Schema
 
 
-def in_time(table: pa.Table, column: str, watermark: int | None, *, late: bool = False) -> pa.Table:
-    """Return the rows whose event time isn't below a watermark, or with `late` the other rows.
+@dataclass(frozen=True, slots=True)
+class SplitByTime:
+    """Rows of a stream with a watermark, by their event time.
 
-    A row without an event time is never late.
+    Attributes:
+        accepted: the rows that the stream has; those without an event time are among them.
+        late: the rows below the watermark.
+        ahead: the rows that are too far ahead of their receipt.
     """
-    if watermark is None:
-        return table.slice(0, 0) if late else table
-    below = pc.fill_null(pc.less(event_times(table[column]), watermark), False)
-    return table.filter(below if late else pc.invert(below))
+
+    accepted: pa.Table
+    late: pa.Table
+    ahead: pa.Table
+
+
+def split_by_time(table: pa.Table, column: str, segment: Segment) -> SplitByTime:
+    """Split rows of a segment by their event time, which is in `column`."""
+    none = table.slice(0, 0)
+    times = event_times(table[column])
+    bounds = pc.min_max(times).as_py()
+    if bounds["min"] is None:
+        return SplitByTime(table, none, none)
+    late, ahead, keep = none, none, None
+    if segment.watermark is not None and bounds["min"] < segment.watermark:
+        below = pc.fill_null(pc.less(times, segment.watermark), False)
+        late, keep = table.filter(below), pc.invert(below)
+    if segment.newest is not None and bounds["max"] > segment.newest:
+        above = pc.fill_null(pc.greater(times, segment.newest), False)
+        ahead, within = table.filter(above), pc.invert(above)
+        keep = within if keep is None else pc.and_(keep, within)
+    return SplitByTime(table if keep is None else table.filter(keep), late, ahead)
+
+
+def rejected_by_time(
+    table: pa.Table, column: str, segment: Segment, reason: str | None
+) -> pa.Table:
+    """Return the rows of a segment that are late or too far ahead.
+
+    Args:
+        reason: name of a column to add, which says why; None for none.
+    """
+    found = split_by_time(table, column, segment)
+    if reason is None:
+        return pa.concat_tables([found.late, found.ahead])
+    zone = "UTC" if table[column].type.tz else None
+    late = f" is below the watermark {_moment(segment.watermark, zone)}"
+    ahead = (
+        f" is after {_moment(segment.newest, zone)}, the receipt of the row plus max_ahead: "
+        "send the row again with its right time, or create the stream with a larger max_ahead"
+    )
+    parts = []
+    for rows, why in ((found.late, late), (found.ahead, ahead)):
+        shown = event_times(rows[column]).cast(pa.timestamp("us", zone)).cast(pa.string())
+        reasons = pc.binary_join_element_wise("event time ", shown, why, "")
+        parts.append(rows.append_column(reason, reasons))
+    return pa.concat_tables(parts)
+
+
+def _moment(micros: int | None, zone: str | None) -> str:
+    return (
+        "" if micros is None else pa.scalar(micros, pa.timestamp("us", zone)).cast("string").as_py()
+    )
 
 
 def event_times(column: pa.ChunkedArray) -> pa.ChunkedArray:

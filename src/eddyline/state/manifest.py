@@ -25,14 +25,16 @@ class Clock:
     """The event time of a stream, in microseconds since 1970.
 
     Attributes:
-        latest: the largest event time so far.
+        latest: the largest event time of the accepted rows so far; None before the first.
         watermark: the watermark of the last epoch; rows below it were late. None before the first.
         late: number of late rows so far.
+        ahead: number of rows so far that were too far ahead of their receipt.
     """
 
-    latest: int
+    latest: int | None
     watermark: int | None = None
     late: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

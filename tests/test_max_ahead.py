@@ -1,0 +1,279 @@
+"""Rows whose event time is far ahead of their receipt don't enter a stream with a watermark."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+from eddyline.errors import DataError, EddylineError, EngineError
+from eddyline.source.files import FileStream
+from eddyline.spark.session import ZONE, cloned, local_session
+from eddyline.testing import Crash, FaultyFiles, Offline, PlainTable
+
+Event = tuple[datetime | None, str, int]
+
+pytestmark = pytest.mark.spark
+
+EVENTS = "ts TIMESTAMP, k STRING, v INT"
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+FAR = datetime(2999, 1, 1, tzinfo=UTC)
+DELAY, MAX_AHEAD = timedelta(minutes=10), timedelta(hours=1)
+VIEWS = {
+    "rows": "SELECT * FROM s",
+    "counts": "SELECT window(ts, '10 minutes') AS w, k, count(*) AS n FROM s GROUP BY 1, 2",
+    "last": "SELECT k, max(v) AS v FROM s GROUP BY k",
+    "pairs": "SELECT a.ts, b.v FROM s a JOIN s b ON a.k = b.k"
+    " AND a.ts BETWEEN b.ts - INTERVAL 3 MINUTES AND b.ts",
+}
+
+
+def micros(moment: datetime) -> int:
+    return round((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
+
+
+class Fed:
+    """A stream of JSON files, one an epoch, under a clock of its own; and the rules in plain Python."""
+
+    def __init__(self, root: Path, spark: SparkSession) -> None:
+        self.folder, self.spark, self.now = root / "in", spark, NOW
+        self.folder.mkdir()
+        self.files = FaultyFiles(str(root / "storage"))
+        self.fed: list[list[Event]] = []
+        self.open()
+
+    def open(self) -> None:
+        options = el.Options(compaction_fan_in=2)
+        self.engine = el.Engine(self.files, self.spark, options)
+        self.engine._workspace.clock = lambda: micros(self.now)
+        self.engine.execute(
+            f"CREATE STREAM IF NOT EXISTS s ({EVENTS}, WATERMARK FOR ts AS ts - INTERVAL 10 MINUTES)"
+            f" USING json OPTIONS (path '{self.folder}', maxFilesPerTrigger 1, max_ahead '1 hour')"
+        )
+
+    def feed(self, *events: Event) -> None:
+        text = "".join(
+            json.dumps({"ts": ts and ts.isoformat(), "k": k, "v": v}) + "\n" for ts, k, v in events
+        )
+        hidden = self.folder / f".{len(self.fed)}"
+        hidden.write_text(text)
+        hidden.rename(self.folder / f"{len(self.fed):05d}.json")
+        self.fed.append(list(events))
+
+    def crash(self, fail_at: int) -> None:
+        """Advance until an effect on the disk fails, and leave the engine as a dead process would."""
+        self.files.arm(fail_at, "crash")
+        with suppress(Crash, EddylineError):
+            self.engine.advance()
+        self.files.arm(0)
+        self.engine._workspace.release()
+
+    def judged(self) -> tuple[list[Event], list[Event], list[Event]]:
+        """The accepted rows, the late ones, and those too far ahead, by the stored times of receipt."""
+        log = self.engine._workspace.sources.log(self.engine.catalog.get("s"))
+        accepted: list[Event] = []
+        late: list[Event] = []
+        ahead: list[Event] = []
+        watermark = None
+        for number, events in enumerate(self.fed):
+            (segment,) = log.segments(number, number + 1)
+            received = segment.received_at
+            assert received is not None
+            within = []
+            for event in events:
+                ts = event[0]
+                if ts is not None and micros(ts) > received + MAX_AHEAD / timedelta(microseconds=1):
+                    ahead.append(event)
+                    continue
+                within += [ts] if ts is not None else []
+                is_late = ts is not None and watermark is not None and ts < watermark
+                (late if is_late else accepted).append(event)
+            if within:
+                watermark = max(max(within) - DELAY, watermark or max(within) - DELAY)
+        return accepted, late, ahead
+
+    def check(self, views: Iterable[str] = VIEWS) -> None:
+        accepted, late, ahead = self.judged()
+        offline = Offline(self.spark, {"s": PlainTable(EVENTS, rows=list(accepted))})
+        for name in views:
+            offline.view(name, VIEWS[name])
+        offline.load()
+        for name in views:
+            found = offline.compared(name, self.engine.snapshot(name))
+            assert found.equal, (name, found)
+        rows = self.engine.sql("SELECT unix_micros(ts), k, v FROM s__late").collect()
+        expected = Counter((micros(ts), k, v) for ts, k, v in [*late, *ahead] if ts is not None)
+        assert Counter(map(tuple, rows)) == expected
+        (status,) = self.engine.status()["sources"]
+        assert (status["late_rows"], status["ahead_rows"]) == (len(late), len(ahead))
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture
+def fed(tmp_path: Path, spark: SparkSession) -> Iterator[Fed]:
+    fed = Fed(tmp_path, spark)
+    yield fed
+    fed.engine.stop()
+
+
+def test_one_row_of_the_year_2999_makes_no_later_row_late(fed: Fed) -> None:
+    for name, query in VIEWS.items():
+        fed.engine.view(name, query)
+    fed.engine.view("why", "SELECT k, reason FROM s__late")
+    fed.feed((FAR, "far", 1))  # also as the first row of all
+    fed.feed((NOW, "a", 1), (FAR, "far", 2), (None, "none", 3))
+    fed.feed((NOW - timedelta(minutes=5), "a", 2), (NOW - timedelta(minutes=11), "late", 3))
+    fed.feed((NOW + MAX_AHEAD, "edge", 4), (NOW + MAX_AHEAD + timedelta(seconds=1), "far", 5))
+    fed.engine.advance()
+    accepted, late, ahead = fed.judged()
+    assert Counter(k for _, k, _ in accepted) == {"a": 2, "none": 1, "edge": 1}
+    assert [k for _, k, _ in late] == ["late"]
+    assert [k for _, k, _ in ahead] == ["far"] * 3
+    fed.check()
+    (status,) = fed.engine.status()["sources"]
+    assert status["max_ahead"] == "1:00:00"
+    assert status["watermark"] == (NOW + MAX_AHEAD - DELAY).isoformat()
+    reasons = {row.k: row.reason for row in fed.engine.snapshot("why").collect()}
+    assert set(reasons) == {"late", "far"}
+    assert reasons["late"] == (
+        "event time 2026-01-01 11:49:00.000000Z is below the watermark 2026-01-01 11:50:00.000000Z"
+    )
+    far = fed.engine.sql("SELECT reason FROM s__late WHERE v = 5").collect()[0].reason
+    assert far == (
+        "event time 2026-01-01 13:00:01.000000Z is after 2026-01-01 13:00:00.000000Z, the receipt of"
+        " the row plus max_ahead: send the row again with its right time, or create the stream with"
+        " a larger max_ahead"
+    )
+    # a view that comes later, and offline SQL, see the same rows; time goes on meanwhile
+    fed.now += timedelta(days=400_000)
+    fed.engine.view("after", VIEWS["counts"])
+    assert fed.engine.snapshot("after").count() == fed.engine.snapshot("counts").count()
+    fed.engine.pause("rows")
+    fed.engine.resume("rows")
+    fed.check()
+    assert fed.engine.verify(), str(fed.engine.verify())
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in (3, 4))])
+def test_live_equals_offline_on_the_accepted_rows_after_every_epoch(fed: Fed, seed: int) -> None:
+    chance = random.Random(seed)
+    for name, query in VIEWS.items():
+        fed.engine.view(name, query)
+    behind = [0, 0, 60, 400, 599, 1500, 7200]
+    before = [*behind, -3600, -3599, -3601, -7200, -86400, -(10**9), -(3 * 10**10)]
+    for _ in range(6):
+        for _ in range(chance.choice([1, 1, 3])):
+            fed.feed(
+                *(
+                    (
+                        None
+                        if chance.random() < 0.05
+                        else fed.now - timedelta(seconds=chance.choice(before)),
+                        chance.choice("abc"),
+                        chance.randrange(5),
+                    )
+                    for _ in range(chance.randrange(1, 9))
+                )
+            )
+        if chance.random() < 0.4:
+            fed.crash(chance.randrange(1, 120))
+            fed.now += timedelta(hours=chance.choice([0, 2]))  # an entry keeps its time of receipt
+            fed.open()
+        fed.engine.advance()
+        fed.check()
+        fed.now += timedelta(minutes=chance.choice([1, 20, 300]))
+    accepted, late, ahead = fed.judged()
+    assert accepted
+    assert late
+    assert ahead
+    fed.engine.view("after", VIEWS["counts"])
+    found = fed.engine.snapshot("after").exceptAll(fed.engine.snapshot("counts"))
+    assert found.count() == 0
+    assert fed.engine.verify(), str(fed.engine.verify())
+
+
+def test_local_times_are_compared_with_the_local_time_of_the_receipt(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    engine = el.Engine(tmp_path / "storage", cloned(spark, **{ZONE: "Asia/Tokyo"}))
+    engine._workspace.clock = lambda: micros(NOW)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.json").write_text(
+        '{"ts": "2026-01-01T21:59:00", "v": 1}\n{"ts": "2026-01-01T22:01:00", "v": 2}\n'
+    )
+    options = {"path": str(folder), "Max_Ahead": "INTERVAL 1 HOUR"}
+    engine.create_stream(
+        "s", "ts TIMESTAMP_NTZ, v INT, reason STRING", "json", options, watermark=("ts", "1 minute")
+    )
+    engine.view("v", "SELECT v FROM s")
+    engine.advance()
+    assert [row.v for row in engine.snapshot("v").collect()] == [1]
+    (late,) = engine.sql("SELECT * FROM s__late").collect()
+    assert (late.v, late.reason) == (2, None)
+    assert "2026-01-01 22:01:00.000000 is after 2026-01-01 22:00:00.000000, " in late.reason_
+    assert engine.verify()
+    engine.stop()
+
+
+def test_which_values_are_refused(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(tmp_path / "storage", spark) as engine:
+        rate = spark.readStream.format("rate").load()
+        mark = ("timestamp", "1 minute")
+        for value, why in (
+            ("a while", "max_ahead 'a while' is no interval of time; write it like '1 hour'"),
+            ("-1 hour", "the max_ahead -1 hour is negative"),
+            ("", "max_ahead '' is no interval of time"),
+        ):
+            with pytest.raises(DataError, match=why.split(";")[0]) as caught:
+                engine.stream("r", rate, watermark=mark, options={"max_ahead": value})
+            assert caught.value.condition == "BAD_WATERMARK"
+        with pytest.raises(DataError, match="option max_ahead is given but no watermark"):
+            engine.stream("r", rate, options={"max_ahead": "1 hour"})
+        with pytest.raises(EngineError, match="an option is 'path'") as unknown:
+            engine.stream("r", rate, watermark=mark, options={"path": "x"})
+        assert unknown.value.condition == "BAD_OPTION"
+        engine.stream("r", rate, watermark=mark, options={"MAX_AHEAD": "36500 days"})
+        engine.stream("r", rate, watermark=mark, options={"max_ahead": "INTERVAL 36500 DAYS"})
+        assert engine.status()["sources"][0]["max_ahead"] == "36500 days, 0:00:00"
+        with pytest.raises(el.EddylineError, match="exists with another definition"):
+            engine.stream("r", rate, watermark=mark)
+        engine.stream("q", rate, watermark=mark)  # with the default
+        engine.stream("q", rate, watermark=mark, options={"max_ahead": "24 hours"})
+
+
+def test_streams_of_older_versions_have_no_limit(fed: Fed) -> None:
+    """Their catalog entries hold no max_ahead, and their late rows no reason."""
+    workspace = fed.engine._workspace
+    source = workspace.sources.connected(workspace.catalog.get("s"))
+    assert isinstance(source, FileStream)  # the option is none of Spark's reader
+    stream, late = workspace.catalog.entries
+    options = {k: v for k, v in stream.options.items() if k != "max_ahead"}
+    old = (replace(stream, options=options), replace(late, options={}, schema=stream.schema))
+    workspace.save(replace(workspace.catalog, entries=old))
+    fed.engine.stop()
+    fed.open()
+    fed.engine.create_stream("s", EVENTS, "json", options, watermark=("ts", "10 minutes"))
+    fed.engine.view("rows", VIEWS["rows"])
+    fed.feed((FAR, "a", 1))
+    fed.feed((NOW, "b", 2))
+    fed.engine.advance()
+    assert [row.v for row in fed.engine.snapshot("rows").collect()] == [1]
+    assert [tuple(row)[1:] for row in fed.engine.sql("SELECT * FROM s__late").collect()] == [
+        ("b", 2)
+    ]
+    assert fed.engine.status()["sources"][0]["max_ahead"] is None
+    assert fed.engine.verify()
