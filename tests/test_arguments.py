@@ -247,9 +247,13 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
     """For each method arguments of which one at a time is replaced by a wrong one."""
     rate = engine.spark.readStream.format("rate").load()
     rows = [(1, "x")]
+    engine.stream("timed", rate, watermark=("timestamp", "1 minute"))
     return {
         "table": {"name": "new", "schema": "a INT", "primary_key": ["a"]},
-        "stream": {"name": "new", "dataframe": rate, "op": None, "primary_key": (), "watermark": None},
+        "stream": {
+            "name": "new", "dataframe": rate, "op": None, "primary_key": (), "watermark": None, "options": None,
+        },
+        "reset_watermark": {"name": "timed", "to": None},
         "create_stream": {
             "name": "new", "schema": "a INT", "format": "json", "options": {"path": str(tmp_path)},
             "op": None, "primary_key": (), "watermark": None,
@@ -282,6 +286,8 @@ ALLOWED: dict[tuple[str, str], list[Any]] = {
     ("stream", "op"): [None],
     ("stream", "primary_key"): [[], (), ""],
     ("stream", "watermark"): [None],
+    ("stream", "options"): [None, {}],
+    ("reset_watermark", "to"): [None],
     ("create_stream", "op"): [None, "\0"],
     ("create_stream", "primary_key"): [[], ()],
     ("create_stream", "watermark"): [None],

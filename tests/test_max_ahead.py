@@ -49,6 +49,10 @@ class Fed:
         self.folder.mkdir()
         self.files = FaultyFiles(str(root / "storage"))
         self.fed: list[list[Event]] = []
+        self.resets: dict[
+            int, datetime | None
+        ] = {}  # watermarks by the first entry that they hold for
+        self.limited = True
         self.open()
 
     def open(self) -> None:
@@ -69,6 +73,17 @@ class Fed:
         hidden.rename(self.folder / f"{len(self.fed):05d}.json")
         self.fed.append(list(events))
 
+    def without_limit(self) -> None:
+        """Make the stream one of an older version: its entries have no max_ahead, and no reasons."""
+        workspace = self.engine._workspace
+        stream, late = workspace.catalog.entries
+        options = {k: v for k, v in stream.options.items() if k != "max_ahead"}
+        old = (replace(stream, options=options), replace(late, options={}, schema=stream.schema))
+        workspace.save(replace(workspace.catalog, entries=old))
+        self.limited = False
+        self.engine.stop()
+        self.open()
+
     def crash(self, fail_at: int) -> None:
         """Advance until an effect on the disk fails, and leave the engine as a dead process would."""
         self.files.arm(fail_at, "crash")
@@ -85,13 +100,15 @@ class Fed:
         ahead: list[Event] = []
         watermark = None
         for number, events in enumerate(self.fed):
+            watermark = self.resets.get(number, watermark)
             (segment,) = log.segments(number, number + 1)
             received = segment.received_at
             assert received is not None
             within = []
             for event in events:
                 ts = event[0]
-                if ts is not None and micros(ts) > received + MAX_AHEAD / timedelta(microseconds=1):
+                newest = received + MAX_AHEAD / timedelta(microseconds=1)
+                if self.limited and ts is not None and micros(ts) > newest:
                     ahead.append(event)
                     continue
                 within += [ts] if ts is not None else []
@@ -260,12 +277,8 @@ def test_streams_of_older_versions_have_no_limit(fed: Fed) -> None:
     workspace = fed.engine._workspace
     source = workspace.sources.connected(workspace.catalog.get("s"))
     assert isinstance(source, FileStream)  # the option is none of Spark's reader
-    stream, late = workspace.catalog.entries
-    options = {k: v for k, v in stream.options.items() if k != "max_ahead"}
-    old = (replace(stream, options=options), replace(late, options={}, schema=stream.schema))
-    workspace.save(replace(workspace.catalog, entries=old))
-    fed.engine.stop()
-    fed.open()
+    fed.without_limit()
+    options = fed.engine.catalog.get("s").options
     fed.engine.create_stream("s", EVENTS, "json", options, watermark=("ts", "10 minutes"))
     fed.engine.view("rows", VIEWS["rows"])
     fed.feed((FAR, "a", 1))

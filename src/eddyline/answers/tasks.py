@@ -20,6 +20,8 @@ from eddyline.storage.files import Files, no_storage
 from eddyline.storage.lock import StorageLock, in_use
 
 ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
+RESET = "reset"
+"""The request to reset a watermark; `name` is the stream."""
 _CATALOG_ONLY = (PAUSE, DROP)  # actions that need no Spark
 _POLL_S = 0.05
 

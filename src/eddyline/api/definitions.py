@@ -1,15 +1,17 @@
-"""Defines and drops tables, streams and views; pauses and resumes views."""
+"""Defines and drops tables, streams and views; pauses and resumes views; resets watermarks."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from datetime import datetime
 
 from pyspark.sql import DataFrame
 
 from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
+from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
 from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
@@ -104,6 +106,23 @@ class Definitions:
                 for entry in resumed:
                     self._warn_if_failing(entry, stacklevel=5)
             return [entry.name for entry in resumed]
+
+    def reset_watermark(self, name: str, to: datetime | str | None) -> list[str]:
+        """Reset the watermark of a stream; see `Engine.reset_watermark`.
+
+        One epoch stores the new watermark and computes the views again, because rows have left their
+        state that the old watermark allowed to drop.
+        """
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            stream = workspace.catalog.get(name, STREAM)
+            clock = reset_clock(workspace, stream, to)
+            readers = self._epochs.live_readers(stream)
+            self._epochs.rebuild(readers, clocks={**workspace.manifest.clocks, stream.id: clock})
+            for entry in readers:
+                self._warn_if_failing(entry, stacklevel=5)
+            return [entry.name for entry in readers]
 
     def show(self, kind: str) -> DataFrame:
         """List the entries of a kind; see `Engine.show`."""

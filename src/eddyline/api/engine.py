@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from os import PathLike
 from typing import Any
 
@@ -97,8 +98,6 @@ class Engine:
         """The definitions."""
         return self._workspace.catalog
 
-    # -- definitions -----------------------------------------------------------------------
-
     def table(self, name: str, schema: str | StructType, primary_key: drafts.Key = ()) -> Table:
         """Create a table, or return the existing one if its definition is the same.
 
@@ -130,10 +129,8 @@ class Engine:
             op: a column with + and - (or Debezium's c, u, d, r): appends and deletes of rows.
             primary_key: columns; with one, a later row of a key replaces the earlier.
             watermark: the column with a row's event time, and how late (`"10 minutes"`) rows may
-                come; later ones are kept in `<name>__late`. By default that of
-                `dataframe.withWatermark`.
-            options: of the watermark: `max_ahead` (`"1 day"`), how far an event time may be ahead
-                of the time at which the row is received; others are kept in `<name>__late`, too.
+                come (others are in `<name>__late`); None for that of `dataframe.withWatermark`.
+            options: of the watermark, such as `max_ahead`: how far event times may be ahead.
 
         Raises:
             DataError: the DataFrame isn't streaming, has no column `op`, or the watermark is wrong.
@@ -161,7 +158,9 @@ class Engine:
             format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
                 documents of a data queue), or any streaming source of Spark.
             options: options of the format, and of the watermark as in `stream`.
-            op, primary_key, watermark: as in `stream`.
+            op: as in `stream`.
+            primary_key: as in `stream`.
+            watermark: as in `stream`.
 
         Raises:
             DataError: the source can't be opened with these columns and options.
@@ -220,17 +219,21 @@ class Engine:
         return self._definitions.pause(name)
 
     def resume(self, name: str) -> list[str]:
-        """Resume a paused view, and those paused with it, in a separate epoch; return their names.
-
-        They are computed again from their inputs; their changelogs get the difference.
-        """
+        """Resume a paused view, and those paused with it, in a separate epoch; return their names."""
         return self._definitions.resume(name)
+
+    def reset_watermark(self, name: str, to: datetime | str | None = None) -> list[str]:
+        """Set the watermark of a stream anew, also back; return the views that are computed again.
+
+        Args:
+            to: the new watermark; None for what the rows of the stream give that aren't dated
+                more than `max_ahead` after now. Rows that were late stay late.
+        """
+        return self._definitions.reset_watermark(name, to)
 
     def show(self, kind: str) -> DataFrame:
         """List the `table`s, `stream`s or `view`s: name, columns and definition."""
         return self._definitions.show(kind)
-
-    # -- running ---------------------------------------------------------------------------
 
     def advance(self) -> int:
         """Process all available input, in one epoch or several; return the last committed epoch.
@@ -275,8 +278,6 @@ class Engine:
     def on_error(self, callback: Callable[[Exception], Any]) -> None:
         """Call `callback` with each failure of the background run, and when a view is set aside."""
         self._epochs.error_callbacks.append(callback)
-
-    # -- reading ---------------------------------------------------------------------------
 
     def execute(self, script: str) -> DataFrame | None:
         """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any."""
@@ -325,8 +326,6 @@ class Engine:
         """
         report = self._reading.verify(view)
         return report if view else replace(report, pipelines=self._streams.check_pipelines())
-
-    # -- methods of handles and scripts, by name -----------------------------------------
 
     def changes(self, view: str, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of a view; see `View.changes`."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from eddyline.answers.failing import view_failing
@@ -25,6 +26,7 @@ from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
 from eddyline.state.leases import retiring
 from eddyline.state.manifest import (
+    Clock,
     Failure,
     Predecessors,
     committed_epochs,
@@ -95,10 +97,9 @@ class Epochs:
         if not positions and not aside and not self._rows_are_final(watermarks, plans):
             return False
         for stream in watermarks.streams:
-            watermark = watermarks.of(stream)
-            if stream.id in positions and watermark is not None:
+            if stream.id in positions:
                 first = base.positions.get(stream.id, 0)
-                workspace.sources.log(stream).mark(first, watermark)
+                workspace.sources.log(stream).mark(first, watermarks.of(stream))
         started = time.perf_counter()
         inputs = [
             new_input(plan, catalog, workspace.sources, base, positions) for plan in plans.values()
@@ -116,6 +117,7 @@ class Epochs:
         rebuilt: Sequence[ViewId] = (),
         replaced: Entry | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
+        clocks: Mapping[str, Clock] | None = None,
     ) -> dict[str, float]:
         """Compute views from all rows of their inputs, in a separate epoch.
 
@@ -124,12 +126,15 @@ class Epochs:
             rebuilt: ids of views that have rows already; the new rows replace their old ones.
             replaced: the view that the one of the only plan replaces.
             aside: other views, to set aside in the same epoch.
+            clocks: event times of streams to begin with; None for those of the last epoch.
 
         Returns:
             The seconds of each stage.
         """
         workspace = self._workspace
         base = workspace.manifest
+        if clocks is not None:
+            base = replace(base, clocks=dict(clocks))
         filled = {compiled.plan.name for compiled in plans}
         inputs = [
             workspace.results.initial_input(
@@ -144,7 +149,10 @@ class Epochs:
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
     def rebuild(
-        self, entries: Sequence[Entry], aside: Mapping[ViewId, Failure] | None = None
+        self,
+        entries: Sequence[Entry],
+        aside: Mapping[ViewId, Failure] | None = None,
+        clocks: Mapping[str, Clock] | None = None,
     ) -> None:
         """Compute views again in a separate epoch; their changelogs get the difference.
 
@@ -152,19 +160,31 @@ class Epochs:
 
         Args:
             aside: other views, to set aside in the same epoch.
+            clocks: event times of streams to begin with, which the same commit stores; None for those
+                of the last epoch.
         """
-        if not entries:
+        if not entries and clocks is None:
             return
         plans = [self._workspace.plan(entry) for entry in entries]
         ids = [ViewId(entry.id) for entry in entries]
         try:
-            seconds = self.fill(self._workspace.catalog, plans, ids, aside=aside)
+            seconds = self.fill(
+                self._workspace.catalog, plans, ids, aside=aside, clocks=clocks
+            )
         except EngineError as error:
             if error.condition != VIEW_FAILING:
                 raise
             _LOG.info("views still fail: %s", ", ".join(entry.name for entry in entries))
         else:
             self.committed({"ingest": 0.0, **seconds})
+
+    def live_readers(self, stream: Entry) -> list[Entry]:
+        """Return the live views that read a stream, also through other views."""
+        found = {stream.name.lower(): stream}
+        for entry in self._workspace.catalog.entries:
+            if self._is_live(entry) and any(name.lower() in found for name in entry.upstream):
+                found[entry.name.lower()] = entry
+        return list(found.values())[1:]
 
     def retry(self) -> None:
         """Compute the failing views again, each from all rows of its inputs, in a separate epoch.

@@ -146,7 +146,8 @@ class Pipeline:
             schema: columns of the stream.
             primary_key: the last record of a key replaces the row. A retried record comes late,
                 unless the pipeline has `order="key"`.
-            watermark, options: as for `engine.stream`.
+            watermark: as for `engine.stream`.
+            options: as for `engine.stream`.
 
         Raises:
             EngineError: there is no bolt, or the stream has no columns.

@@ -51,6 +51,9 @@ class Running:
             "add": lambda request: definitions.view(request.name, request.query, replace=False),
             "pause": lambda request: definitions.pause(request.name),
             "resume": lambda request: definitions.resume(request.name),
+            "reset": lambda request: definitions.reset_watermark(
+                request.name, request.query or None
+            ),
             "drop": lambda request: definitions.drop(VIEW, request.name, if_exists=False),
             "replay": lambda request: streams.remove_dead_letters(
                 request.name, request.query or None, replay=True

@@ -17,6 +17,7 @@ from eddyline.sql.statements import (
     Drop,
     Explain,
     Insert,
+    ResetWatermark,
     Select,
     Show,
     Statement,
@@ -35,6 +36,7 @@ __all__ = [
     "Drop",
     "Explain",
     "Insert",
+    "ResetWatermark",
     "ScriptEngine",
     "Select",
     "Show",
@@ -83,6 +85,8 @@ class ScriptEngine(Protocol):
     def view(self, name: str, query: str, *, replace: bool = False) -> object: ...
 
     def drop(self, kind: str, name: str, if_exists: bool = False) -> None: ...
+
+    def reset_watermark(self, name: str, to: str | None = None) -> list[str]: ...
 
     def show(self, kind: str) -> DataFrame: ...
 
@@ -168,6 +172,10 @@ def _drop(engine: ScriptEngine, statement: Drop) -> None:
     engine.drop(statement.kind, statement.name, statement.if_exists)
 
 
+def _reset_watermark(engine: ScriptEngine, statement: ResetWatermark) -> None:
+    engine.reset_watermark(statement.name, statement.to)
+
+
 def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
     return engine.show(statement.kind)
 
@@ -189,6 +197,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     Drop: _drop,
     Explain: _explain,
     Insert: _insert,
+    ResetWatermark: _reset_watermark,
     Select: _select,
     Show: _show,
     Update: _update,

@@ -23,9 +23,9 @@ class Request:
 
     Attributes:
         number: counts the requests of a storage from 1; the engine answers them in this order.
-        action: add, pause, resume, drop (a view); replay, discard (dead letters).
+        action: add, pause, resume, drop (a view); replay, discard (dead letters); reset (a watermark).
         name: of the view, pipeline or stream.
-        query: SQL of a view to add; positions of dead letters.
+        query: SQL of a view to add; positions of dead letters; the new watermark, empty for none.
         asked_at: when it was sent, ISO 8601 in UTC.
         state: waiting, done or refused.
         message: the reason for a refusal.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +16,7 @@ from eddyline.intake.formats import Context, SourceFormat, SparkFormat
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.readers import Reader
-from eddyline.source.redo_log import RedoLog
+from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
@@ -192,36 +192,47 @@ class Sources:
         """Return the segments of a log from the committed position to `end`; none if `end` is None."""
         if end is None:
             return []
-        return self.segments(entry, manifest.positions.get(entry.source, 0), end)
+        return self.segments(entry, manifest, manifest.positions.get(entry.source, 0), end)
 
-    def segments(self, entry: Entry, first: int, end: int) -> list[Segment]:
+    def segments(self, entry: Entry, manifest: Manifest, first: int, end: int) -> list[Segment]:
         """Return the segments of the entries of a log from `first` up to but not including `end`.
 
-        Those of a stream with a watermark carry the limits of the event times of their rows.
+        Those of a stream with a watermark carry what applies to the event times of their rows.
         """
         found = self.log(entry).segments(first, end)
-        ahead, place = entry.max_ahead, entry.time_place
-        if ahead is None or place is None:
+        place, clock = entry.time_place, manifest.clocks.get(entry.source)
+        if place is None:
             return found
-        local = isinstance(entry.columns[place].dataType, TimestampNTZType)
-        return [replace(one, newest=self._newest(one, ahead, local=local)) for one in found]
+        ahead, reset = entry.max_ahead, 0 if clock is None else clock.reset
+        if ahead is None and not reset:
+            return found
+        local = self.local_time(entry)
+        return [
+            replace(
+                one,
+                newest=None if ahead is None else _newest(one.received_at, ahead, local),
+                counted=one.sequence >> SEQUENCE_SHIFT >= reset,
+            )
+            for one in found
+        ]
 
-    def _newest(self, segment: Segment, max_ahead: int, *, local: bool) -> int | None:
-        """Return the latest event time that rows of a segment may have.
+    def local_time(self, entry: Entry) -> Callable[[int], int]:
+        """Return the function that converts a time to the form of a stream's event times.
 
-        It depends on what the log has stored only, so that every reading decides the same.
-
-        Args:
-            local: the event times are local times of the storage's time zone.
+        Those of type TIMESTAMP_NTZ are local times of the storage's time zone. Both are microseconds
+        since 1970.
         """
-        received = segment.received_at
-        if received is None:
-            return None
-        if local:
-            moment = datetime.fromtimestamp(received // 1_000_000, UTC)
-            offset = moment.astimezone(ZoneInfo(self.zone)).utcoffset()
-            received += 0 if offset is None else round(offset.total_seconds()) * 1_000_000
-        return min(received + max_ahead, _LATEST)
+        place = entry.time_place
+        if place is None or not isinstance(entry.columns[place].dataType, TimestampNTZType):
+            return lambda moment: moment
+        zone = ZoneInfo(self.zone)
+
+        def local(moment: int) -> int:
+            utc = datetime.fromtimestamp(moment // 1_000_000, UTC)
+            offset = utc.astimezone(zone).utcoffset() or timedelta(0)
+            return moment + round(offset.total_seconds()) * 1_000_000
+
+        return local
 
     @property
     def _context(self) -> Context:
@@ -240,6 +251,11 @@ class Sources:
 def _holder(entry: Entry, letters: Entry | None) -> Entry:
     """Return the entry that a stream's source is attached to; for a pipeline its dead letters."""
     return letters if letters is not None and letters.role == PIPELINE else entry
+
+
+def _newest(received: int | None, max_ahead: int, local: Callable[[int], int]) -> int | None:
+    """Return the latest event time that rows of an entry may have; it follows from what is stored."""
+    return None if received is None else min(local(received) + max_ahead, _LATEST)
 
 
 def _as_source(entry: Entry) -> Entry:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
+from pyspark.sql.functions import max as sql_max
 from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
 
 from eddyline.catalog.entries import MAX_AHEAD, TIME_OPTIONS, Catalog, Entry
@@ -131,7 +132,7 @@ def with_watermark(
     given = {name: name.lower() for name in stream.options if name.lower() in TIME_OPTIONS}
     if watermark is None:
         for name in given:
-            raise _refused(
+            raise refused(
                 stream,
                 f"option {name} is given but no watermark",
                 "declare a watermark, or drop it",
@@ -139,7 +140,7 @@ def with_watermark(
         return stream
     column, delay = watermark
     if stream.arranged:
-        raise _refused(
+        raise refused(
             stream,
             "its rows can be replaced or retracted at any time, which a watermark would leave out",
             "leave the watermark, or OP and PRIMARY KEY, away",
@@ -148,7 +149,7 @@ def with_watermark(
     found = known.get(column.lower())
     if found is None or not isinstance(found.dataType, TimestampType | TimestampNTZType):
         names = [f.name for f in known.values() if f.dataType.typeName().startswith("timestamp")]
-        raise _refused(
+        raise refused(
             stream,
             f"{column} is no TIMESTAMP column of it",
             f"choose of: {', '.join(names)}" if names else "give it a column of type TIMESTAMP",
@@ -182,9 +183,9 @@ def _interval(stream: Entry, what: str, text: str, way_out: str, session: SparkS
         rows = session.sql(f"SELECT unix_micros(timestamp_micros(0) + {interval})").collect()
     except FAILURES as error:
         shown = repr(text) if what == "delay" else f"{what} {text!r}"
-        raise _refused(stream, f"{shown} is no interval of time", way_out) from error
+        raise refused(stream, f"{shown} is no interval of time", way_out) from error
     if rows[0][0] is None or rows[0][0] < 0:
-        raise _refused(stream, f"the {what} {text} is negative", way_out)
+        raise refused(stream, f"the {what} {text} is negative", way_out)
     return int(rows[0][0])
 
 
@@ -218,7 +219,39 @@ def rows_below(frame: DataFrame, column: str, field: str, value: int | None) -> 
     return frame.where(given < limit)
 
 
-def _refused(stream: Entry, why: str, way_out: str) -> DataError:
+def latest_time(frame: DataFrame, stream: Entry, limit: int) -> int | None:
+    """Return the latest event time up to a limit, both in microseconds since 1970; None without one."""
+    column = stream.event_time
+    rows = rows_below(frame, column, "", min(limit, 2**63 - 2) + 1)
+    return _micros(rows.select(sql_max(col(quoted(column)))))
+
+
+def parsed_time(text: str, stream: Entry, session: SparkSession) -> int:
+    """Return the event time that a text means for a stream, in microseconds since 1970."""
+    kind = stream.columns[stream.event_time].dataType.simpleString()
+    way_out = "write it like 2026-01-31 10:00:00"
+    try:
+        found = _micros(session.range(1).select(lit(text).cast(kind)))
+    except FAILURES as error:
+        raise refused(stream, f"{text!r} is no moment", way_out) from error
+    if found is None:
+        raise refused(stream, f"{text!r} is no moment", way_out)
+    return found
+
+
+def _micros(frame: DataFrame) -> int | None:
+    """Return the one value of a frame, an event time of a stream, in microseconds since 1970."""
+    named = frame.toDF("t")
+    if isinstance(named.schema["t"].dataType, TimestampNTZType):
+        number = "timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01', t)"
+    else:
+        number = "unix_micros(t)"
+    found: int | None = named.selectExpr(number).collect()[0][0]
+    return found
+
+
+def refused(stream: Entry, why: str, way_out: str) -> DataError:
+    """Return the error for a watermark that a stream can't have."""
     return DataError(
         f"stream {stream.name} can't have this watermark: {why}",
         condition="BAD_WATERMARK",

@@ -129,7 +129,7 @@ class LeafScan:
         """Return the accepted rows; add the others, and the latest event time, to the report."""
         found = split_by_time(table, time, segment)
         latest = pc.max(event_times(found.accepted[time])).as_py()
-        if latest is not None:
+        if latest is not None and segment.counted:
             report["latest"] = max(latest, report.get("latest", latest))
         report["late"] += found.late.num_rows
         report["ahead"] += found.ahead.num_rows

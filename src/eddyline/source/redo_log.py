@@ -46,7 +46,7 @@ class _Index:
     entries: array[int]
     marks: array[int]
     begun: set[int]
-    watermarks: dict[int, int] = field(default_factory=dict)
+    watermarks: dict[int, int | None] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -112,7 +112,7 @@ class RedoLog:
         sequence, now = number << SEQUENCE_SHIFT, self.clock()
         for segment in segments:
             numbered.append({**segment.as_dict(), "sequence": sequence, "received_at": now})
-            for name in ("watermark", "newest"):  # not known before the entry is processed
+            for name in ("watermark", "newest", "counted"):  # known when the entry is processed
                 del numbered[-1][name]
             sequence += segment.rows
         with self._changing() as index, self.files.committing():
@@ -165,9 +165,10 @@ class RedoLog:
             found += [Segment(**segment, watermark=watermark) for segment in segments]
         return found
 
-    def mark(self, first: int, watermark: int) -> None:
+    def mark(self, first: int, watermark: int | None) -> None:
         """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
 
+        None: there is none, or none any more since it was reset.
         Later watermarks belong to epochs that were never committed, or were lost: they are removed.
         """
         with self._changing() as index:
@@ -252,7 +253,7 @@ class RedoLog:
         """Return the watermark that holds for an entry."""
         mark, known = index.mark_of(entry), index.watermarks
         if mark is not None and mark not in known:
-            known[mark] = int(self.files.read_json(self._mark(mark)))
+            known[mark] = self.files.read_json(self._mark(mark))
         return None if mark is None else known[mark]
 
     def _mark(self, number: int) -> str:

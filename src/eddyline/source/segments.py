@@ -37,6 +37,8 @@ class Segment:
             there is no watermark, or none yet.
         newest: rows with an event time above it (microseconds since 1970) are too far ahead; None
             for no limit.
+        counted: whether event times of its rows can move the watermark; not those of entries before
+            a reset.
         received_at: when the redo log received it (microseconds since 1970); None if that isn't
             known, as in entries of older versions.
     """
@@ -51,6 +53,7 @@ class Segment:
     watermark: int | None = None
     received_at: int | None = field(default=None, compare=False)
     newest: int | None = None
+    counted: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """Return the segment as a JSON document."""

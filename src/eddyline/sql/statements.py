@@ -126,6 +126,14 @@ class Drop(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class ResetWatermark(Statement):
+    """`ALTER STREAM name RESET WATERMARK [TO TIMESTAMP '...']`; `to` is None without a moment."""
+
+    name: str
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Show(Statement):
     """`SHOW TABLES | STREAMS | VIEWS`; `kind` is one of the values of `KINDS`."""
 
@@ -360,6 +368,19 @@ def _drop(cursor: Cursor) -> Drop:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
+def _alter(cursor: Cursor) -> ResetWatermark:
+    if cursor.word() != "STREAM" or (cursor.word(2), cursor.word(3)) != ("RESET", "WATERMARK"):
+        cursor.at -= 1
+        cursor.refuse("ALTER", WAYS_OUT["ALTER"])
+    cursor.at += 1
+    name = cursor.name("the name of the stream")
+    cursor.expect("RESET", "WATERMARK")
+    if not cursor.accept("TO"):
+        return ResetWatermark(name, line=cursor.line)
+    cursor.expect("TIMESTAMP")
+    return ResetWatermark(name, cursor.string(), line=cursor.line)
+
+
 def _show(cursor: Cursor) -> Show:
     if cursor.word() == "SINKS":
         cursor.refuse("SHOW SINKS", WAYS_OUT["SINK"])
@@ -378,6 +399,7 @@ def _explain(cursor: Cursor) -> Explain:
 
 
 _HEADS: dict[str, Callable[[Cursor], Statement]] = {
+    "ALTER": _alter,
     "CREATE": _create,
     "DELETE": _delete,
     "DROP": _drop,

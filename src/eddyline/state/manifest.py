@@ -29,12 +29,15 @@ class Clock:
         watermark: the watermark of the last epoch; rows below it were late. None before the first.
         late: number of late rows so far.
         ahead: number of rows so far that were too far ahead of their receipt.
+        reset: number of the first entry whose rows count after the watermark was reset; 0 if it
+            never was.
     """
 
     latest: int | None
     watermark: int | None = None
     late: int = 0
     ahead: int = 0
+    reset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
