@@ -82,6 +82,7 @@ def _source(
         status["ahead_rows"] = clock.ahead if clock else 0
         ahead = entry.max_ahead
         status["max_ahead"] = None if ahead is None else str(timedelta(microseconds=ahead))
+        status["idle"] = clock.idle if clock else False
     with suppress(StateError):  # the entry has just been forgotten
         if (received := last_received(files, entry.source)) is not None:
             status["received_at"] = _timestamp(received)

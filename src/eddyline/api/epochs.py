@@ -93,7 +93,7 @@ class Epochs:
             plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
-        watermarks = Watermarks.of_next_epoch(base, catalog)
+        watermarks = Watermarks.of_next_epoch(base, catalog, workspace.clock())
         if not positions and not aside and not self._rows_are_final(watermarks, plans):
             return False
         for stream in watermarks.streams:
@@ -142,7 +142,7 @@ class Epochs:
             )
             for compiled in plans
         ]
-        watermarks = Watermarks.of_next_epoch(base, workspace.catalog)
+        watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
         replacement = None
         if replaced is not None:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)

@@ -25,7 +25,9 @@ def reset_clock(workspace: Workspace, stream: Entry, to: datetime | str | None) 
     manifest = workspace.manifest
     known = manifest.clocks.get(stream.id, Clock(None))
     position = manifest.positions.get(stream.id, 0)
-    return replace(known, latest=_latest(workspace, stream, to), reset=position)
+    active = None if known.active is None else workspace.clock()
+    latest = _latest(workspace, stream, to)
+    return replace(known, latest=latest, reset=position, active=active, idle=False)
 
 
 def _latest(workspace: Workspace, stream: Entry, to: datetime | str | None) -> int | None:

@@ -76,7 +76,7 @@ class Workspace:
         catalog: the definitions.
         manifest: the last committed epoch.
         stopping: set when the background run is to end.
-        clock: returns the time, in microseconds since 1970, at which input is received.
+        clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
     """
 
     def __init__(

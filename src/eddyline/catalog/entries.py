@@ -23,7 +23,8 @@ LATE_ROWS = "late"  # role of the late rows of a stream
 INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
 OF = "of"  # option of role REJECTS: id of the stream that rejected the records
 MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
-TIME_OPTIONS = (MAX_AHEAD,)  # options that the engine itself reads, in microseconds
+IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
+TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
 REASON = "reason"  # the last column of a stream of late rows, unless the stream has one
 
 
@@ -102,9 +103,14 @@ class Entry:
 
         Streams that were made before this option existed have no limit.
         """
-        return (
-            int(self.options[MAX_AHEAD]) if self.event_time and MAX_AHEAD in self.options else None
-        )
+        given = self.options.get(MAX_AHEAD) if self.event_time else None
+        return None if given is None else int(given)
+
+    @property
+    def idle_timeout(self) -> int | None:
+        """After how many microseconds without rows the stream is idle; None if it never is."""
+        given = self.options.get(IDLE_TIMEOUT) if self.event_time else None
+        return None if given is None else int(given)
 
     @property
     def gives_reasons(self) -> bool:
@@ -248,6 +254,17 @@ class Catalog:
             for entry in self.entries
             if name.lower() in (upstream.lower() for upstream in entry.upstream)
         ]
+
+    def joined(self) -> dict[str, set[str]]:
+        """Return for each stream with a watermark, by id, those that a view reads together with it."""
+        found: dict[str, set[str]] = {}
+        read: dict[str, set[str]] = {}  # by name of a relation the streams that it is made from
+        for entry in self.entries:
+            own = {entry.id} if entry.event_time and not entry.late_of else set()
+            read[entry.name] = own.union(*(read.get(name, ()) for name in entry.upstream))
+            for stream in read[entry.name]:
+                found.setdefault(stream, set()).update(read[entry.name] - {stream})
+        return found
 
     def level(self, entry: Entry) -> int:
         """Return the distance from the sources: 0 for tables and streams, 1 for views that read only these."""

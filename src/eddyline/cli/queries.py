@@ -94,7 +94,7 @@ def _status(args: argparse.Namespace) -> int:
             item["name"],
             item["kind"],
             str(item["position"]),
-            item.get("watermark") or "",
+            (item.get("watermark") or "") + (" (idle)" if item.get("idle") else ""),
             *(f"{item[n]:,}" if n in item else "" for n in counts),
         )
         for item in status["sources"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -10,7 +10,7 @@ from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.functions import max as sql_max
 from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
 
-from eddyline.catalog.entries import MAX_AHEAD, TIME_OPTIONS, Catalog, Entry
+from eddyline.catalog.entries import IDLE_TIMEOUT, MAX_AHEAD, TIME_OPTIONS, Catalog, Entry
 from eddyline.errors import DataError
 from eddyline.operators.hold import Hold
 from eddyline.plan.nodes import StatefulPart
@@ -29,11 +29,13 @@ class Observed:
     Attributes:
         latest: the latest event time of the accepted rows, microseconds since 1970; None for none.
         late, ahead: number of rows that are late, or too far ahead of their receipt.
+        accepted: number of the other rows.
     """
 
     latest: int | None = None
     late: int = 0
     ahead: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -43,18 +45,24 @@ class Watermarks:
     Attributes:
         streams: the streams that have a watermark.
         clocks: by stream id, the event time as of the committed epoch.
+        joined: by stream id, the streams that views read together with it.
+        now: when the epoch begins, microseconds since 1970; None where no epoch runs.
         reported: by stream name, what the running epoch has observed.
     """
 
     streams: tuple[Entry, ...]
     clocks: Mapping[str, Clock]
+    joined: Mapping[str, Collection[str]] = field(default_factory=dict)
+    now: int | None = None
     reported: dict[str, Observed] = field(default_factory=dict)
 
     @classmethod
-    def of_next_epoch(cls, manifest: Manifest, catalog: Catalog) -> Watermarks:
+    def of_next_epoch(
+        cls, manifest: Manifest, catalog: Catalog, now: int | None = None
+    ) -> Watermarks:
         """Return the watermarks for the epoch after a committed one."""
         streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
-        return cls(streams, manifest.clocks)
+        return cls(streams, manifest.clocks, catalog.joined(), now)
 
     @property
     def values(self) -> dict[str, int]:
@@ -92,7 +100,10 @@ class Watermarks:
         known = self.reported.get(stream, Observed())
         times = [time for time in (known.latest, found.latest) if time is not None]
         self.reported[stream] = Observed(
-            max(times, default=None), max(known.late, found.late), max(known.ahead, found.ahead)
+            max(times, default=None),
+            max(known.late, found.late),
+            max(known.ahead, found.ahead),
+            max(known.accepted, found.accepted),
         )
 
     def next_clocks(self, positions: Mapping[str, int]) -> dict[str, Clock]:
@@ -119,7 +130,42 @@ class Watermarks:
                 late=clock.late + (found.late if new else 0),
                 ahead=clock.ahead + (found.ahead if new else 0),
             )
+        if self.now is not None:
+            self._find_idle(clocks, positions, self.now)
+            self._follow(clocks)
         return clocks
+
+    def _find_idle(self, clocks: dict[str, Clock], positions: Mapping[str, int], now: int) -> None:
+        """Decide which streams are idle from now on. The clocks keep it, so it is decided once."""
+        for stream in self.streams:
+            if stream.idle_timeout is None:
+                continue
+            found = self.reported.get(stream.name)
+            rows = found is None or bool(found.accepted or found.late)
+            clock = clocks.get(stream.id, Clock(None))
+            new = (stream.id in positions and rows) or clock.active is None
+            active = now if new or clock.active is None else clock.active
+            idle = now - active >= stream.idle_timeout
+            clocks[stream.id] = replace(clock, active=active, idle=idle)
+
+    def _follow(self, clocks: dict[str, Clock]) -> None:
+        """Raise the watermark of each idle stream to the least of the others that views join with it.
+
+        The state of joins then leaves as if the stream had reached that time; its rows below are late.
+        """
+        values = {
+            stream.id: None if clock.latest is None else clock.latest - stream.delay
+            for stream in self.streams
+            if not (clock := clocks.get(stream.id, Clock(None))).idle
+        }
+        for stream in self.streams:
+            clock = clocks.get(stream.id, Clock(None))
+            others = [values[other] for other in self.joined.get(stream.id, ()) if other in values]
+            known = [value for value in others if value is not None]
+            if clock.idle and known and len(known) == len(others):
+                latest = min(known) + stream.delay
+                latest = latest if clock.latest is None else max(latest, clock.latest)
+                clocks[stream.id] = replace(clock, latest=latest)
 
 
 def with_watermark(
@@ -161,11 +207,14 @@ def with_watermark(
         else str(_interval(stream, given[name], value, _HINTS[given[name]], session))
         for name, value in stream.options.items()
     }
+    if options.get(IDLE_TIMEOUT) == "0":
+        raise refused(stream, f"the {IDLE_TIMEOUT} is zero", _HINTS[IDLE_TIMEOUT])
     return replace(stream, event_time=found.name, delay=micros, options=options)
 
 
 _HINTS = {
     MAX_AHEAD: "write it like '1 hour', or '36500 days' for practically no limit",
+    IDLE_TIMEOUT: "write it like '5 minutes'",
 }
 
 

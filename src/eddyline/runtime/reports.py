@@ -100,7 +100,8 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]
         late, ahead = (sum(report[name] for report in found) for name in ("late", "ahead"))
-        watermarks.observe(leaf.relation, Observed(max(times, default=None), late, ahead))
+        read = sum(report["read"] for report in found)
+        watermarks.observe(leaf.relation, Observed(max(times, default=None), late, ahead, read))
     return sum(report["read"] for report in found)
 
 

@@ -31,6 +31,9 @@ class Clock:
         ahead: number of rows so far that were too far ahead of their receipt.
         reset: number of the first entry whose rows count after the watermark was reset; 0 if it
             never was.
+        active: when the last epoch with rows of a stream with `idle_timeout` began (microseconds
+            since 1970); at first when its first epoch did. None without that option.
+        idle: whether it has had no rows for that long, so that its watermark follows those of others.
     """
 
     latest: int | None
@@ -38,6 +41,8 @@ class Clock:
     late: int = 0
     ahead: int = 0
     reset: int = 0
+    active: int | None = None
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
