@@ -11,12 +11,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.files import FileStream
+from eddyline.source.segments import Segment, accepted_by_time, rejected_by_time
 from eddyline.spark.session import ZONE, cloned, local_session
 from eddyline.testing import Crash, FaultyFiles, Offline, PlainTable
 
@@ -220,6 +222,30 @@ def test_live_equals_offline_on_the_accepted_rows_after_every_epoch(fed: Fed, se
     found = fed.engine.snapshot("after").exceptAll(fed.engine.snapshot("counts"))
     assert found.count() == 0
     assert fed.engine.verify(), str(fed.engine.verify())
+
+
+def test_each_row_is_accepted_or_rejected_once() -> None:
+    """Also where the limit is below the watermark, because the clock was set back."""
+    chance = random.Random(0)
+    choices = [None, *range(-3, 4)]
+    for _ in range(2000):
+        times = [chance.choice(choices) for _ in range(chance.randrange(4))]
+        table = pa.table({"c0": pa.array(times, pa.timestamp("us", "UTC")), "w": [1] * len(times)})
+        mark, newest = chance.choice(choices), chance.choice(choices)
+        segment = Segment("log", "", 0, watermark=mark, newest=newest)
+        found = accepted_by_time(table, "c0", segment)
+        ahead = [t for t in times if None not in (t, newest) and t > newest]
+        late = [t for t in times if None not in (t, mark) and t < mark and t not in ahead]
+        assert (found.late, found.ahead) == (len(late), len(ahead))
+        assert found.rows.num_rows == len(times) - len(late) - len(ahead)
+        rejected = rejected_by_time(table, "c0", segment, "c1")
+        micro = [int(value.value) for value in rejected["c0"]]
+        assert micro == [*late, *ahead]
+        reasons = rejected["c1"].to_pylist()
+        assert [" is below the watermark " in reason for reason in reasons] == [
+            *(True for _ in late),
+            *(False for _ in ahead),
+        ]
 
 
 def test_local_times_are_compared_with_the_local_time_of_the_receipt(

@@ -13,7 +13,7 @@ from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.source.readers import Reader, read_segment
-from eddyline.source.segments import Segment, rejected_by_time, split_by_time
+from eddyline.source.segments import Segment, accepted_by_time, rejected_by_time
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.storage.files import Files
@@ -64,7 +64,7 @@ class SegmentsReader:
             return table
         column = f"c{self.time}"
         if not self.late:
-            return split_by_time(table, column, segment).accepted
+            return accepted_by_time(table, column, segment).rows
         reason = f"c{len(self.names) - 1}" if self.reasons else None
         return rejected_by_time(table, column, segment, reason)
 

@@ -22,10 +22,10 @@ from eddyline.source.segments import (
     RUN,
     Segment,
     Wanted,
+    accepted_by_time,
     event_times,
     read_arrow,
     rejected_by_time,
-    split_by_time,
 )
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import merged_if_repetitive
@@ -127,13 +127,13 @@ class LeafScan:
         self, table: pa.Table, time: str, segment: Segment, report: dict[str, int]
     ) -> pa.Table:
         """Return the accepted rows; add the others, and the latest event time, to the report."""
-        found = split_by_time(table, time, segment)
-        latest = pc.max(event_times(found.accepted[time])).as_py()
+        found = accepted_by_time(table, time, segment)
+        latest = pc.max(event_times(found.rows[time])).as_py()
         if latest is not None and segment.counted:
             report["latest"] = max(latest, report.get("latest", latest))
-        report["late"] += found.late.num_rows
-        report["ahead"] += found.ahead.num_rows
-        return found.accepted
+        report["late"] += found.late
+        report["ahead"] += found.ahead
+        return found.rows
 
     def _tables(
         self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema

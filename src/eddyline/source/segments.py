@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -74,36 +75,27 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitByTime:
-    """Rows of a stream with a watermark, by their event time.
+class Accepted:
+    """The rows of a stream with a watermark, and how many of its source aren't among them.
 
     Attributes:
-        accepted: the rows that the stream has; those without an event time are among them.
-        late: the rows below the watermark.
-        ahead: the rows that are too far ahead of their receipt.
+        rows: the accepted rows; those without an event time are among them.
+        late: number of rows below the watermark.
+        ahead: number of rows that are too far ahead of their receipt.
     """
 
-    accepted: pa.Table
-    late: pa.Table
-    ahead: pa.Table
+    rows: pa.Table
+    late: int = 0
+    ahead: int = 0
 
 
-def split_by_time(table: pa.Table, column: str, segment: Segment) -> SplitByTime:
-    """Split rows of a segment by their event time, which is in `column`."""
-    none = table.slice(0, 0)
-    times = event_times(table[column])
-    bounds = pc.min_max(times).as_py()
-    if bounds["min"] is None:
-        return SplitByTime(table, none, none)
-    late, ahead, keep = none, none, None
-    if segment.watermark is not None and bounds["min"] < segment.watermark:
-        below = pc.fill_null(pc.less(times, segment.watermark), False)
-        late, keep = table.filter(below), pc.invert(below)
-    if segment.newest is not None and bounds["max"] > segment.newest:
-        above = pc.fill_null(pc.greater(times, segment.newest), False)
-        ahead, within = table.filter(above), pc.invert(above)
-        keep = within if keep is None else pc.and_(keep, within)
-    return SplitByTime(table if keep is None else table.filter(keep), late, ahead)
+def accepted_by_time(table: pa.Table, column: str, segment: Segment) -> Accepted:
+    """Return the rows of a segment whose event time, in `column`, the stream accepts."""
+    late, ahead = _rejections(table, column, segment)
+    masks = [mask for mask in (late, ahead) if mask is not None]
+    if masks:
+        table = table.filter(pc.invert(functools.reduce(pc.or_, masks)))
+    return Accepted(table, _count(late), _count(ahead))
 
 
 def rejected_by_time(
@@ -114,21 +106,48 @@ def rejected_by_time(
     Args:
         reason: name of a column to add, which says why; None for none.
     """
-    found = split_by_time(table, column, segment)
+    none = table.slice(0, 0)
+    late, ahead = (
+        none if mask is None else table.filter(mask) for mask in _rejections(table, column, segment)
+    )
     if reason is None:
-        return pa.concat_tables([found.late, found.ahead])
+        return pa.concat_tables([late, ahead])
     zone = "UTC" if table[column].type.tz else None
-    late = f" is below the watermark {_moment(segment.watermark, zone)}"
-    ahead = (
+    below = f" is below the watermark {_moment(segment.watermark, zone)}"
+    above = (
         f" is after {_moment(segment.newest, zone)}, the receipt of the row plus max_ahead: "
         "send the row again with its right time, or create the stream with a larger max_ahead"
     )
     parts = []
-    for rows, why in ((found.late, late), (found.ahead, ahead)):
+    for rows, why in ((late, below), (ahead, above)):
         shown = event_times(rows[column]).cast(pa.timestamp("us", zone)).cast(pa.string())
         reasons = pc.binary_join_element_wise("event time ", shown, why, "")
         parts.append(rows.append_column(reason, reasons))
     return pa.concat_tables(parts)
+
+
+def _rejections(
+    table: pa.Table, column: str, segment: Segment
+) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
+    """Return masks of the rows that are late, and of those too far ahead; None for no such row.
+
+    A row that is both, after the clock was set back, counts as too far ahead.
+    """
+    times = event_times(table[column])
+    bounds = pc.min_max(times).as_py()
+    late = ahead = None
+    if bounds["min"] is None:
+        return None, None
+    if segment.newest is not None and bounds["max"] > segment.newest:
+        ahead = pc.fill_null(pc.greater(times, segment.newest), False)
+    if segment.watermark is not None and bounds["min"] < segment.watermark:
+        late = pc.fill_null(pc.less(times, segment.watermark), False)
+        late = late if ahead is None else pc.and_not(late, ahead)
+    return late, ahead
+
+
+def _count(mask: pa.ChunkedArray | None) -> int:
+    return 0 if mask is None else int(pc.sum(mask).as_py())
 
 
 def _moment(micros: int | None, zone: str | None) -> str:
