@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import eddyline as el
+from eddyline.spark.session import local_session
+
 pytestmark = pytest.mark.spark
 
 OPEN = """
@@ -57,3 +60,18 @@ def test_another_python_with_the_package_is_fine(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     assert opened(tmp_path, python) == "opened"
+
+
+def test_workers_are_checked_once_in_an_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = local_session()
+    context, jobs = spark.sparkContext, []
+    parallelize = context.parallelize
+    folder, name = os.path.split(sys.executable)
+    monkeypatch.setattr(context, "pythonExec", f"{folder}/./{name}")
+    monkeypatch.setattr(context, "parallelize", lambda *a: jobs.append(a) or parallelize(*a))
+    for number in (1, 2):
+        with el.Engine(tmp_path / str(number), spark) as engine:
+            engine.table("t", "a INT")
+    assert len(jobs) == 1

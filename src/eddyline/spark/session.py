@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -47,6 +49,9 @@ _EPOCHS = {
     "org.apache.spark.sql.catalyst.optimizer.MergeScalarSubqueries",
 }
 
+# the Spark applications whose workers can load this package
+_checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
+
 
 def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> SparkSession:
     """Return the active session, or make a local one on all cores that listens on loopback only.
@@ -71,10 +76,12 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
 def check_workers(session: SparkSession) -> None:
     """Raise EngineError if Spark's Python workers can't load this package.
 
-    Costs a small Spark job; nothing where the workers run the Python of this process.
+    Costs a small Spark job, once in each Spark application; nothing where the workers run the Python of
+    this process.
     """
     context = session.sparkContext
-    if str(context.master).startswith("local") and context.pythonExec == sys.executable:
+    same = str(context.master).startswith("local") and context.pythonExec == sys.executable
+    if same or context in _checked:
         return
     try:
         context.parallelize([0], 1).map(_loads).collect()
@@ -87,6 +94,7 @@ def check_workers(session: SparkSession) -> None:
             "installed, before the session is made",
             python=context.pythonExec,
         ) from error
+    _checked.add(context)
 
 
 def _loads(_: int) -> bool:
