@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -340,6 +341,31 @@ def test_a_data_frame_can_be_run_as_long_as_it_lives(storage, spark, made):
         advance(engine, 1, 2, 1, 2, 1, 2)
         assert rows(frame) == expected
         assert committed_epochs(engine.files)[0] <= first
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_data_frame_that_is_gone_keeps_nothing(storage, spark, made):
+    with opened(storage, spark, lease_seconds=3600) as engine:
+        first = advance(engine, 1, 2)
+        frame = MADE[made](engine)
+        frame.collect()
+        collect_garbage(spark)
+        advance(engine, 1, 2, 1)
+        assert committed_epochs(engine.files)[0] <= first
+        del frame
+        until = time.monotonic() + 60
+        while committed_epochs(engine.files)[0] <= first:
+            assert time.monotonic() < until, "the epoch is held by nobody, and stays"
+            collect_garbage(spark)
+            advance(engine, 1)
+        held = [name.partition("-")[0] for name in engine.files.names("leases") if "-" in name]
+        assert all(int(epoch) > first for epoch in held)
+
+
+def collect_garbage(spark) -> None:
+    """Free what neither Python nor the JVM refers to any more."""
+    gc.collect()  # then Py4J lets the JVM's objects go
+    spark.sparkContext._jvm.System.gc()
 
 
 def test_a_data_frame_past_its_time_tells_so(storage, spark):
