@@ -115,7 +115,7 @@ CONDITIONS: dict[str, Condition] = {
     "OTHER_PLAN": Condition(USER, False, "The state of a table or stream was written by another plan, so that its rows would be wrong. Set the options back with which it was made."),
     "SETTINGS_DIFFER": Condition(USER, False, "A setting of Spark that results depend on has another value than when the storage was made. Set the session back before opening it."),
     "READ_FAILED": Condition(ENVIRONMENT, True, "A file of the storage is there but can't be read now: the disk, permissions, or too many open files. Mend the cause; nothing was changed."),
-    "SNAPSHOT_EXPIRED": Condition(USER, False, "A DataFrame was run after the epoch that it reads was retired: it was open for longer than `lease_seconds`, or held more than `held_bytes`. Make it again."),
+    "SNAPSHOT_EXPIRED": Condition(USER, False, "A DataFrame was run after the epoch that it reads was retired: it was open for longer than `lease_seconds`, or held more than `held_bytes`. Make it again. Spark runs the DataFrame, so this comes in the last line of a `PythonException` of PySpark."),
     "STORAGE_IN_USE": Condition(USER, False, "Another engine writes to this storage, or this one is stopped. Stop the other and open the storage again."),
     "TIME_ZONE_DIFFERS": Condition(USER, False, "The storage is kept in another time zone than the session's. Set the session's zone before opening it."),
     "UNKNOWN_TIME_ZONE": Condition(USER, False, "The session's time zone has no name that all parts know. Use a name of the IANA database."),
