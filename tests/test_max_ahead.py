@@ -148,7 +148,9 @@ def fed(tmp_path: Path, spark: SparkSession) -> Iterator[Fed]:
     fed.engine.stop()
 
 
-def test_one_row_of_the_year_2999_makes_no_later_row_late(fed: Fed) -> None:
+def test_one_row_of_the_year_2999_makes_no_later_row_late(
+    fed: Fed, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, query in VIEWS.items():
         fed.engine.view(name, query)
     fed.engine.view("why", "SELECT k, reason FROM s__late")
@@ -157,6 +159,8 @@ def test_one_row_of_the_year_2999_makes_no_later_row_late(fed: Fed) -> None:
     fed.feed((NOW - timedelta(minutes=5), "a", 2), (NOW - timedelta(minutes=11), "late", 3))
     fed.feed((NOW + MAX_AHEAD, "edge", 4), (NOW + MAX_AHEAD + timedelta(seconds=1), "far", 5))
     fed.engine.advance()
+    warned = [r.getMessage() for r in caplog.records if "max_ahead" in r.getMessage()]
+    assert warned == ["stream s: rows dated more than max_ahead ahead: 1; they are in s__late"] * 3
     accepted, late, ahead = fed.judged()
     assert Counter(k for _, k, _ in accepted) == {"a": 2, "none": 1, "edge": 1}
     assert [k for _, k, _ in late] == ["late"]
@@ -270,6 +274,51 @@ def test_local_times_are_compared_with_the_local_time_of_the_receipt(
     assert "2026-01-01 22:01:00.000000 is after 2026-01-01 22:00:00.000000, " in late.reason_
     assert engine.verify()
     engine.stop()
+
+
+def test_streams_of_every_kind_have_the_limit(tmp_path: Path, spark: SparkSession) -> None:
+    """Files that Spark reads, Parquet, a DataFrame, documents of a queue, and rows of a pipeline."""
+    rows = [(NOW, 1), (FAR, 2), (NOW + 2 * MAX_AHEAD, 3), (None, 4)]
+    documents = [json.dumps({"ts": ts and ts.isoformat(), "v": v}).encode() for ts, v in rows]
+    frame = spark.createDataFrame(rows, "ts TIMESTAMP, v INT").coalesce(1)
+    for kind in ("csv", "parquet"):
+        frame.write.format(kind).save(str(tmp_path / kind))
+    engine = el.Engine(tmp_path / "storage", spark)
+    engine._workspace.clock = lambda: micros(NOW)
+    mark, limit = ("ts", "1 minute"), {"max_ahead": "1 hour"}
+    columns = "ts TIMESTAMP, v INT"
+    for kind in ("csv", "parquet"):
+        options = {"path": str(tmp_path / kind), **limit}
+        engine.create_stream(kind, columns, kind, options, watermark=mark)
+    source = spark.readStream.schema(columns).parquet(str(tmp_path / "parquet"))
+    engine.stream("frame", source, watermark=mark, options=limit)
+    queues = [el.DataQueue(el.LogBackend(tmp_path / name)) for name in ("documents", "records")]
+    for queue in queues:
+        queue.put(documents)
+    queues[0].close()
+    options = {"path": str(tmp_path / "documents"), **limit}
+    engine.create_stream("documents", columns, "queue", options, watermark=mark)
+
+    def decoded(record: dict[str, bytes]) -> dict[str, object]:
+        found = json.loads(record["payload"])
+        return {**found, "ts": found["ts"] and datetime.fromisoformat(found["ts"])}
+
+    pipeline = engine.pipeline("decoding", queues[1]).bolt(decoded)
+    pipeline.into("piped", columns, watermark=mark, options=limit)
+    names = ("csv", "parquet", "frame", "documents", "piped")
+    for name in names:
+        engine.view(f"v_{name}", f"SELECT v FROM {name}")
+    engine.advance()
+    for name in names:
+        assert sorted(row.v for row in engine.snapshot(f"v_{name}").collect()) == [1, 4], name
+        late = engine.sql(f"SELECT v, reason FROM {name}__late ORDER BY v").collect()
+        assert [row.v for row in late] == [2, 3], name
+        assert "2999-01-01 00:00:00.000000Z is after 2026-01-01 13:00:00" in late[0].reason
+    statuses = {source["name"]: source["ahead_rows"] for source in engine.status()["sources"]}
+    assert statuses == dict.fromkeys(names, 2)
+    assert engine.verify(), str(engine.verify())
+    engine.stop()
+    queues[1].close()
 
 
 def test_which_values_are_refused(tmp_path: Path, spark: SparkSession) -> None:

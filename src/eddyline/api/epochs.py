@@ -12,7 +12,7 @@ from typing import Any
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.watermarks import Watermarks
@@ -401,7 +401,16 @@ class Epochs:
             # an epoch that rebuilt views has ended their pauses, even if writing the catalog fails
             workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
         self._report_failing(before.failing, workspace.manifest.failing)
+        self._report_ahead(before.clocks, workspace.manifest.clocks)
         return seconds
+
+    def _report_ahead(self, before: Mapping[str, Clock], now: Mapping[str, Clock]) -> None:
+        """Log how many rows the epoch has kept out of streams because they are dated far ahead."""
+        for stream in [e for e in self._workspace.catalog.entries if e.id in now]:
+            count = now[stream.id].ahead - before.get(stream.id, Clock(None)).ahead
+            if count:
+                text = "stream %s: rows dated more than max_ahead ahead: %d; they are in %s"
+                _LOG.warning(text, stream.name, count, stream.name + LATE)
 
     def _report_failing(
         self, before: Mapping[ViewId, Failure], now: Mapping[ViewId, Failure]
