@@ -12,7 +12,7 @@ from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.errors import EngineError
 from eddyline.source.files import read_json_part, read_parquet_file
 from eddyline.source.generator import read_events
-from eddyline.source.received import is_received, with_received
+from eddyline.source.received import is_received
 from eddyline.source.segments import (
     BUCKET_RUNS,
     LOG,
@@ -93,9 +93,25 @@ def read_segment(
     first = segment.sequence
     for table, count in reader(files, segment, wanted):
         if at is not None:
-            table = with_received(table, at, count, fields[at], segment.received_at)
+            table = _with_received(table, at, count, fields[at], segment.received_at)
         yield _wire(table, count, len(columns), first if SEQUENCE in schema.names else None)
         first += count
+
+
+def _with_received(
+    rows: pa.Table, at: int, count: int, field: pa.Field, time: int | None
+) -> pa.Table:
+    """Insert the column of a time at place `at` of `count` rows.
+
+    Args:
+        field: name and type of the column.
+        time: microseconds since 1970; None for null.
+    """
+    column = pa.repeat(pa.scalar(time, field.type), count)
+    columns, names = list(rows.columns), list(rows.column_names)
+    columns.insert(at, pa.chunked_array([column]))
+    names.insert(at, field.name)
+    return pa.table(columns, names=names)
 
 
 def _wire(table: pa.Table, count: int, width: int, first: int | None) -> pa.Table:

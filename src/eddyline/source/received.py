@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
-
 RECEIVED_AT = "_received_at"
 
 
@@ -26,19 +24,3 @@ def given_places(names: Sequence[str]) -> list[int]:
         [0, 2]
     """
     return [place for place, name in enumerate(names) if not is_received(name)]
-
-
-def with_received(
-    rows: pa.Table, at: int, count: int, field: pa.Field, time: int | None
-) -> pa.Table:
-    """Insert the column of a time at place `at` of `count` rows.
-
-    Args:
-        field: name and type of the column.
-        time: microseconds since 1970; None for null.
-    """
-    column = pa.repeat(pa.scalar(time, field.type), count)
-    columns, names = list(rows.columns), list(rows.column_names)
-    columns.insert(at, pa.chunked_array([column]))
-    names.insert(at, field.name)
-    return pa.table(columns, names=names)
