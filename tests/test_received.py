@@ -128,6 +128,7 @@ def test_files_have_the_time_of_their_entry(
             engine.advance()
             assert rows(engine, "v") == [*expected, (5, received(engine, "s")[-1])]
             assert engine.verify()
+    assert SparkSession.getActiveSession() is spark
 
 
 @pytest.mark.spark

@@ -17,6 +17,7 @@ from eddyline.source.parquet import parquet_fault
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.source.segments import NDJSON, PARQUET, Segment
 from eddyline.spark.schema import arrow_schema
+from eddyline.spark.session import frame
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest
 
@@ -68,7 +69,7 @@ def _with_times(
     at, file = f"eddyline {RECEIVED_AT}", "eddyline file"
     schema = f"{quoted(file)} STRING, {quoted(at)} LONG"
     known = [(os.path.normpath(file), time) for file, time in times]
-    received = rows.sparkSession.createDataFrame(known, schema)
+    received = frame(rows.sparkSession, known, schema)
     path = expr("regexp_replace(_metadata.file_path, '^file:/+', '/')").alias(file)
     placed = rows.select("*", path).join(received, file, "left")
     return placed.select(
