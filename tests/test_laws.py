@@ -950,7 +950,8 @@ def test_operations_on_a_table_apply_in_their_order(
                 if identity(r[:1] if key else r) == identity([k] if key else [k, v])
             ]
             if (key or op == DELETE) and same:
-                model.remove(same[0])
+                # not by ==, for which 0.0 is -0.0
+                model = [row for row in model if row is not same[0]]
             if op == APPEND:
                 model.append((k, v))
         held = bucket.operator.layouts["rows"].consolidate(pa.concat_tables(bucket.tables["rows"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from concurrent.futures import Future
 
@@ -82,6 +83,15 @@ def configure(broker: Broker, topic: str, **settings: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
+    deadline = time.monotonic() + 20
+    while True:  # the broker applies what the controller has accepted a little later
+        asked = ConfigResource(ResourceType.TOPIC, topic)
+        (found,) = admin.describe_configs([asked]).values()
+        shown = found.result(10)
+        if all(shown[one.name].value == one.value for one in entries):
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("queue", ["from", "to"])

@@ -271,9 +271,7 @@ LETTERS = st.text("ab;-/*\"`' \n(),日😀", max_size=8)
 STRINGS = LETTERS.map(lambda text: "'" + text.replace("'", "\\'") + "'")
 DOUBLE = LETTERS.map(lambda text: '"' + text.replace('"', '\\"') + '"')
 NAMES = LETTERS.map(lambda text: "`" + text.replace("`", "``") + "`")
-BLOCK = LETTERS.map(
-    lambda text: "/* " + text.replace("/*", "").replace("*/", "").rstrip("*/") + " */"
-)
+BLOCK = LETTERS.map(lambda text: "/* " + text.replace("*", "* ").replace("/", "/ ") + " */")
 LINE = LETTERS.map(lambda text: "-- " + text.replace("\n", "") + "\n")
 BLANKS = st.lists(st.one_of(st.sampled_from([" ", "\n", "\r\n", "\t"]), BLOCK, LINE)).map("".join)
 PIECES = st.one_of(WORDS, STRINGS, DOUBLE, NAMES, BLOCK, LINE)
