@@ -40,5 +40,8 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     import eddyline.runtime.epoch
 
     chance = random.Random(request.node.nodeid)
-    rows = lambda _: chance.choice([0, 1 << 40])
+
+    def rows(_: object) -> int:
+        return chance.choice([0, 1 << 40])
+
     monkeypatch.setattr(eddyline.runtime.epoch, "rows_of", rows)

@@ -168,9 +168,7 @@ class Epochs:
         plans = [self._workspace.plan(entry) for entry in entries]
         ids = [ViewId(entry.id) for entry in entries]
         try:
-            seconds = self.fill(
-                self._workspace.catalog, plans, ids, aside=aside, clocks=clocks
-            )
+            seconds = self.fill(self._workspace.catalog, plans, ids, aside=aside, clocks=clocks)
         except EngineError as error:
             if error.condition != VIEW_FAILING:
                 raise
@@ -223,16 +221,18 @@ class Epochs:
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
         workspace, manifest = self._workspace, self._workspace.manifest
-        rows_in, rows_out, state = {}, {}, {}
+        rows_in, rows_out, state, lanes = {}, {}, {}, {}
         for entry in workspace.catalog.entries:
             counts = manifest.counters.get(entry.name)
             if counts:
                 rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
+                if entry.kind == VIEW:
+                    lanes[entry.name] = "short" if counts["short"] else "wide"
             rows, size = state_size(manifest, entry)
             if rows:
                 state[entry.name] = {"rows": rows, "bytes": size}
         failing = {failure.view: failure.message for failure in manifest.failing.values()}
-        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing)
+        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
         _LOG.info(
             "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
             manifest.epoch,

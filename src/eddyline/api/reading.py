@@ -19,6 +19,7 @@ from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.plan.explain import explain_text
+from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
@@ -81,8 +82,19 @@ class Reading:
             upstream = workspace.compiler.mentioned(query, workspace.catalog)
             draft = Entry("explained", VIEW, "explained", "", query=query, final=final)
             compiled = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream)
-        notes = window_notes(query, workspace.zone) if stage == "dag" else []
+        notes: list[str] = []
+        if stage == "dag":
+            notes = window_notes(query, workspace.zone)
+            if query:
+                notes = [*notes, self._lane_note(compiled)]
         return "\n".join([explain_text(compiled.compiled, stage), *notes])
+
+    def _lane_note(self, compiled: CompiledPlan) -> str:
+        """Return a line that tells how epochs run a plan."""
+        most = self._workspace.options.short_lane_rows
+        if compiled.plan.short is None or not most:
+            return "lane: wide"
+        return f"lane: short for up to {most:,} rows of input, else wide"
 
     def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
         """Return a table or view as of an epoch; see `View.snapshot`."""

@@ -18,6 +18,7 @@ from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.errors import EngineError
 from eddyline.plan.logical import Expression, Filter, JoinNode, Plan, Seq, items, kind
+from eddyline.spark.session import active
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
@@ -431,8 +432,8 @@ class Catalyst:
         A plan keeps its shuffles, so a second run would reuse the map outputs of the first. Copying is
         much faster than planning again.
         """
-        self._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._jsession)
-        physical.clone().execute().count()
+        with active(self.session):
+            physical.clone().execute().count()
 
     # -- helpers ---------------------------------------------------------------------------
 

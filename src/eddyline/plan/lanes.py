@@ -99,7 +99,7 @@ class Step:
     inputs: tuple[DataFrame, ...]
     schema: StructType
     run: Leaf | StatefulPart | None = None
-    function: ArrowFunction | None = None
+    function: Any = None
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -161,21 +163,23 @@ class Compiler:
         relations: Mapping[int, Relation],
         known: dict[str, Relation],
     ) -> ShortPlan | None:
-        """Return a view's plan for the short lane; None if it can't run there."""
-        driver = Driver(wide.catalyst.session)
-        lane = ShortLane(
-            driver.placeholder,
-            partial(self._scan, entry.id, known),
-            partial(self._kernel, entry.id),
-        )
-        build = replace(
-            wide, lane=lane, relations=dict(relations), leaves=[], parts=[], constants={},
-            warnings=[], growing=[], needed=set(),
-        )  # fmt: skip
-        compile_view(build, entry.query, final=entry.final)
+        """Return a view's plan for the short lane; None if it can't, or shall never, run there."""
+        if not self.options.short_lane_rows:
+            return None
         try:
+            driver = Driver(wide.catalyst.session)
+            lane = ShortLane(
+                driver.placeholder,
+                partial(self._scan, entry.id, known),
+                partial(self._kernel, entry.id),
+            )
+            build = replace(
+                wide, lane=lane, relations=dict(relations), leaves=[], parts=[], constants={},
+                warnings=[], growing=[], needed=set(),
+            )  # fmt: skip
+            compile_view(build, entry.query, final=entry.final)
             plan = ShortPlan(driver, wide.catalyst, lane)
-        except NotShortError as error:
+        except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", entry.name, error)
             return None
         if _form(build) != _form(wide):
@@ -224,7 +228,7 @@ class Compiler:
         part = build.parts[-1]
         wire = arrow_schema(operations_schema(columns), self.zone)
         upkeep = TableUpkeep(
-            self._kernel(entry.id, part, StructType()),
+            self._kernel(entry.id, part, StructType()).in_driver(),
             self.buckets,
             tuple(f"c{i}" for i in key or range(len(columns))),
             wire,

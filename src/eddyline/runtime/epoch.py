@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from eddyline.state.manifest import (
 )
 from eddyline.storage.files import Files
 
+logger = logging.getLogger("eddyline.epochs")
+
 JOBS_AT_ONCE = 2
 
 
@@ -50,6 +53,7 @@ class Progress:
         seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
         state: for each stateful operator (name of view / operator) its rows and bytes on disk.
         failing: the views that are set aside, and the error of each.
+        lanes: how each view was computed: `short`, in the driver, or `wide`, as a Spark job.
     """
 
     epoch: Epoch
@@ -58,6 +62,7 @@ class Progress:
     seconds: dict[str, float]
     state: dict[str, dict[str, int]] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
+    lanes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class EpochRunner:
 
     Attributes:
         short_lane_rows: rows of input up to which a view's plan runs in the driver.
+        abandoned: folders of attempts that failed, to be removed.
         show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
     """
 
@@ -106,6 +112,7 @@ class EpochRunner:
     zone: str
     settings: dict[str, str]
     show_rows: Callable[[Sequence[Piece]], Sequence[str]]
+    abandoned: list[str] = field(default_factory=list)
 
     def run(
         self,
@@ -142,6 +149,7 @@ class EpochRunner:
         """
         epoch = Epoch(base.epoch + 1)
         folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+        self._remove_abandoned()
         self.files.make_folder(folder)
         plans = [one.plan for one in inputs]
         context = EpochContext(folder, base.epoch, self._limits(plans, watermarks), tuple(rebuilt))
@@ -170,6 +178,7 @@ class EpochRunner:
                         before = (("", manifest.epoch),)  # its changelog begins with its first rows
                     chains = {**base.replaced, replacement.view: before}
                     manifest = replace(manifest, replaced=chains)
+                self.files.sync_all(state.unflushed)
                 write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
@@ -215,13 +224,13 @@ class EpochRunner:
                         ready.append((one.plan, pieces))
             with timer.stage("run"):
                 done = self._execute_all(ready, context)
-                for (plan, pieces), told in zip(ready, done, strict=True):
-                    if isinstance(told, EddylineError):
+                for (plan, pieces), reported in zip(ready, done, strict=True):
+                    if isinstance(reported, EddylineError):
                         again = plan.id in context.rebuilt
                         rows = () if again else self._rows_at_fault(plan, pieces, context)
-                        _set_aside(plan, told, context.base, state, rows)
+                        _set_aside(plan, reported, context.base, state, rows)
                         continue
-                    collect_reports(self.files, context.folder, plan, state, watermarks, told)
+                    collect_reports(self.files, context.folder, plan, state, watermarks, reported)
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
 
     def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
@@ -285,16 +294,21 @@ class EpochRunner:
         """Execute a plan; return the reports, or None if Spark's tasks have written them."""
         if isinstance(plan.physical, TableUpkeep):
             return plan.physical(context, [segment for _, segment in pieces])
-        if plan.short is not None and rows_of(s for _, s in pieces) <= self.short_lane_rows:
+        most = self.short_lane_rows
+        if plan.short is not None and most and rows_of(s for _, s in pieces) <= most:
             segments = {
                 leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves
             }
             try:
-                told = plan.short.run(context, segments)
+                reported = plan.short.run(context, segments)
             except Exception as error:  # whatever Spark or an operator raises: it is named
-                raise failed_in_driver(plan.name, error) from error
-            if told is not None:
-                return told
+                named = failed_in_driver(plan.name, error)
+                if named.condition != "EPOCH_FAILED":
+                    raise named from error
+                logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
+                reported = None
+            if reported is not None:
+                return reported
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
         spark.setJobDescription(f"eddyline {plan.name}")
@@ -401,9 +415,15 @@ class EpochRunner:
         """Remove an attempt that failed, unless its epoch is committed."""
         if self.files.exists(manifest_name(epoch)):
             return  # the error came after the commit
-        # files that can't be removed now are removed when the storage is opened again
+        self.abandoned.append(folder)
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove what attempts have left; where the disk refuses that, the next epoch tries again."""
         with contextlib.suppress(OSError, EddylineError):
-            self.files.remove(folder)
+            while self.abandoned:
+                self.files.remove(self.abandoned[-1])
+                self.abandoned.pop()
 
 
 def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dict[str, Buckets]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from eddyline.changes import Epoch
@@ -65,6 +65,8 @@ def failed_in_driver(view: str, error: Exception) -> EddylineError:
         return failed_view(
             view, RuntimeError(f"Lost task 0.0 in stage 0.0 (TID 0) (driver): {thrown}")
         )
+    if isinstance(error, Py4JError):  # a version of Spark with another private API
+        return EngineError(f"the epoch failed: {error}", condition="EPOCH_FAILED", view=view)
     return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
 
 

@@ -67,10 +67,14 @@ class Kernel:
                 task.partitionId()
             )  # no shuffle comes after the one that made the buckets
         name = f"{task.stageId()}-{task.partitionId()}"
-        report = f"{self.prefix(context)}{name}{REPORT}"
-        tell = partial(self.files.write_json, report, durable=False)
-        for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, delta, tell):
+        file = f"{self.prefix(context)}{name}{REPORT}"
+        report = partial(self.files.write_json, file, durable=False)
+        for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, delta, report):
             yield from batches_of(table, self.schema)
+
+    def in_driver(self) -> Kernel:
+        """Return the same for the driver, which flushes all files of an epoch together."""
+        return replace(self, files=self.files.flushed_later())
 
     def prefix(self, context: EpochContext) -> str:
         """Return the beginning of the names of all files that this operator writes in an epoch."""
@@ -82,15 +86,15 @@ class Kernel:
         task: str,
         bucket: BucketId | None,
         delta: pa.Table | None,
-        tell: Callable[[dict[str, Any]], object],
+        report: Callable[[dict[str, Any]], object],
     ) -> Iterator[pa.Table]:
-        """Yield the output of one bucket, then write its runs and tell about them.
+        """Yield the output of one bucket, then write its runs and report them.
 
         Args:
             task: the task's name, a part of the names of its files.
             bucket: number of the bucket; None if the task got no rows, from which it is read.
             delta: the input rows; None if there are none.
-            tell: gets the task's report; the runs that it names are written.
+            report: receives the task's report, once the runs that it names are written.
         """
         prefix = self.prefix(context)
         operator, limits = self._limited(context)
@@ -106,7 +110,7 @@ class Kernel:
             for slot, rows in step.appends.items():
                 name = f"{prefix}{slot}.{task}"
                 slots[slot] = self._write_slot(name, state[slot], rows, limits.get(slot, ()))
-        tell({"bucket": bucket, "counts": counts, "slots": slots})
+        report({"bucket": bucket, "counts": counts, "slots": slots})
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""

@@ -27,12 +27,14 @@ class EpochState:
         deltas: the runs that this epoch adds to each arrangement.
         counters: rows in and out by name of a view, and by `view/operator`.
         failing: the views that are set aside: at first those of the last committed epoch.
+        unflushed: files that the driver has written, to be flushed before the commit.
     """
 
     arrangements: dict[str, Buckets]
     deltas: dict[str, Buckets] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     failing: dict[ViewId, Failure] = field(default_factory=dict)
+    unflushed: set[str] = field(default_factory=set)
 
     def failing_upstream(self, plan: EpochPlan) -> str:
         """Return the name of a failing view that a plan reads; empty if there is none."""
@@ -47,17 +49,17 @@ def collect_reports(
     plan: EpochPlan,
     state: EpochState,
     watermarks: Watermarks,
-    told: Reports | None,
+    reported: Reports | None,
 ) -> None:
     """Add the reports of all tasks of a plan to `state` and `watermarks`.
 
     Args:
-        told: the reports, if the plan ran in the driver; None to read those of Spark's tasks.
+        reported: the reports, if the plan ran in the driver; None to read those of Spark's tasks.
 
     Raises:
         EngineError: a task of a stateful operator hasn't reported.
     """
-    reports = _Reports(files, folder, plan, told)
+    reports = _Reports(files, folder, plan, reported)
     rows_in = sum(_leaf(reports, leaf, watermarks) for leaf in plan.leaves)
     for part in plan.parts:
         total = _part(reports, part, state)
@@ -67,7 +69,8 @@ def collect_reports(
     # readers find the arrangement by its name even if it has no row
     state.arrangements.setdefault(plan.result, {})
     rows_out = row_count(state.deltas.get(plan.result, {}))
-    state.counters[plan.name] = {"in": rows_in, "out": rows_out}
+    lane = int(reported is not None)
+    state.counters[plan.name] = {"in": rows_in, "out": rows_out, "short": lane}
 
 
 def row_count(buckets: Buckets) -> int:
@@ -78,17 +81,19 @@ def row_count(buckets: Buckets) -> int:
 class _Reports:
     """The reports of one plan."""
 
-    def __init__(self, files: Files, folder: str, plan: EpochPlan, told: Reports | None) -> None:
+    def __init__(
+        self, files: Files, folder: str, plan: EpochPlan, reported: Reports | None
+    ) -> None:
         self.files = files
         self.folder = folder
         self.plan = plan
-        self.told = told
-        names = files.names(folder) if told is None else []
+        self.reported = reported
+        names = files.names(folder) if reported is None else []
         self._names = [name for name in names if name.endswith(REPORT)]
 
     def of(self, piece: Leaf | StatefulPart) -> Sequence[dict[str, Any]]:
-        if self.told is not None:
-            return self.told.get(piece.name, ())
+        if self.reported is not None:
+            return self.reported.get(piece.name, ())
         prefix = f"{self.plan.id}.{piece.name}."
         names = [name for name in self._names if name.startswith(prefix)]
         return [self.files.read_json(f"{self.folder}/{name}") for name in names]
@@ -108,7 +113,7 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
 def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str, int]:
     """Return the rows in and out of a stateful operator; add its runs to `state`."""
     found = reports.of(part)
-    if reports.told is None and len(found) < part.buckets:
+    if reports.reported is None and len(found) < part.buckets:
         raise EngineError(
             f"{len(found)} of {part.buckets} tasks of operator {part.name} reported",
             condition="MISSING_REPORT",
@@ -122,12 +127,20 @@ def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str,
         for key, value in report["counts"].items():
             total[key] += value
         for slot, written in report["slots"].items():
-            _slot(arrangement_name(reports.plan.id, part.name, slot), bucket, written, state)
+            name = arrangement_name(reports.plan.id, part.name, slot)
+            before = set(state.arrangements.get(name, {}).get(bucket, ()))
+            runs = _slot(name, bucket, written, state)
+            if reports.reported is not None:
+                state.unflushed.update(run.name for run in runs if run not in before)
     return total
 
 
-def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochState) -> None:
+def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochState) -> list[Run]:
+    """Add the runs of a bucket to `state`; return all of them."""
     runs = tuple(Run(*run) for run in written["runs"])
     state.arrangements[name] = {**state.arrangements.get(name, {}), bucket: runs}
     if written["delta"]:
-        state.deltas.setdefault(name, {})[bucket] = (Run(*written["delta"]),)
+        delta = Run(*written["delta"])
+        state.deltas.setdefault(name, {})[bucket] = (delta,)
+        return [*runs, delta]
+    return list(runs)

@@ -82,20 +82,20 @@ class LeafScan:
             for number in batch.column(0).to_pylist():
                 if number < len(tasks) and tasks[number]:
                     name = f"{context.folder}/{self.node}.{self.leaf}.{number}{REPORT}"
-                    tell = partial(self.files.write_json, name, durable=False)
-                    yield from self.run(tasks[number], tell)
+                    report = partial(self.files.write_json, name, durable=False)
+                    yield from self.run(tasks[number], report)
 
     def run(
-        self, segments: Iterable[Segment], tell: Callable[[dict[str, Any]], object]
+        self, segments: Iterable[Segment], report: Callable[[dict[str, Any]], object]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some segments, then tell how many there were."""
-        report = {"read": 0, "late": 0, "ahead": 0}
+        """Yield the rows of some segments, then report how many there were."""
+        counts = {"read": 0, "late": 0, "ahead": 0}
         for segment in segments:
-            for table in self._read(segment, report):
-                report["read"] += table.num_rows
+            for table in self._read(segment, counts):
+                counts["read"] += table.num_rows
                 rows = table if SEQUENCE in table.column_names else merged_if_repetitive(table)
                 yield from batches_of(rows, self.schema)
-        tell(report)
+        report(counts)
 
     def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
         """Yield a segment's rows; for a stream with a watermark the accepted or the rejected ones."""

@@ -7,7 +7,8 @@ pieces between them are Spark plans, which `DriverPlan` evaluates over the few r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ _NARROW = frozenset(
 )
 _AGGREGATES = frozenset(("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"))
 
+Report = Callable[[dict[str, Any]], object]
 Rows = list[tuple[BucketId | None, pa.Table]]  # by bucket; None: not by bucket
 
 
@@ -59,7 +61,6 @@ class _Piece:
 
     Attributes:
         source: number of the step over whose output it works.
-        plan: None if it passes the rows on as they are.
         of_none: whether it has an output over no rows, as a global aggregate does.
         shuffled: whether its output names the bucket of each row.
     """
@@ -96,14 +97,15 @@ class ShortPlan:
     """
 
     def __init__(self, driver: Driver, catalyst: Catalyst, lane: ShortLane) -> None:
+        # otherwise each call from Python may run in another thread, where Spark has no context
+        if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
+            raise NotShortError("PYSPARK_PIN_THREAD is off")
         self.driver = driver
-        self._catalyst = catalyst
-        self._lane = lane
         self.steps = [
             _Step(
-                tuple(map(self._piece, step.inputs)),
+                tuple(_piece(driver, catalyst, lane.ids, frame) for frame in step.inputs),
                 step.run,
-                step.function,
+                step.function.in_driver() if isinstance(step.run, StatefulPart) else step.function,
                 driver.schema(step.schema),
             )
             for step in lane.steps
@@ -122,22 +124,22 @@ class ShortPlan:
         with self.driver.context() as task:
             for step in self.steps:
                 if isinstance(step.run, Leaf):
-                    told = reports.setdefault(step.run.name, [])
-                    rows = self._scanned(step, segments.get(step.run.name, ()), told.append)
+                    own = reports.setdefault(step.run.name, [])
+                    rows = self._scanned(step, segments.get(step.run.name, ()), own.append)
                 elif step.run is None:
                     tables = [self._all(piece, outputs, task) for piece in step.pieces]
                     rows = [(None, pa.concat_tables([cast_to(t, step.schema) for t in tables]))]
                 else:
-                    told = reports.setdefault(step.run.name, [])
-                    rows = self._operated(step, step.run, outputs, context, task, told)
+                    own = reports.setdefault(step.run.name, [])
+                    rows = self._operated(step, step.run, outputs, context, task, own.append)
                 if sum(table.num_rows for _, table in rows) > OUTPUT_ROWS_MAX:
                     return None
                 outputs.append(rows)
         return reports
 
-    def _scanned(self, step: _Step, segments: Sequence[Segment], tell: Any) -> Rows:
+    def _scanned(self, step: _Step, segments: Sequence[Segment], report: Report) -> Rows:
         scan: LeafScan = step.function
-        batches = list(scan.run(segments, tell))
+        batches = list(scan.run(segments, report))
         return [(None, pa.Table.from_batches(batches, step.schema))]
 
     def _all(self, piece: _Piece, outputs: Sequence[Rows], task: TaskContext) -> pa.Table:
@@ -153,7 +155,7 @@ class ShortPlan:
         outputs: Sequence[Rows],
         context: EpochContext,
         task: TaskContext,
-        told: list[dict[str, Any]],
+        report: Report,
     ) -> Rows:
         """Run an operator over the buckets that have rows; return its output by bucket."""
         kernel: Kernel = step.function
@@ -169,33 +171,46 @@ class ShortPlan:
         buckets = range(part.buckets) if isinstance(part.operator, Hold) else sorted(deltas)
         rows: Rows = []
         for bucket in map(BucketId, buckets):
-            ran = kernel.run(context, f"driver-{bucket}-0", bucket, deltas.get(bucket), told.append)
+            ran = kernel.run(context, f"driver-{bucket}-0", bucket, deltas.get(bucket), report)
             tables = [cast_to(table, step.schema) for table in ran if table.num_rows]
             if tables:
                 rows.append((bucket, pa.concat_tables(tables)))
         return rows
 
-    def _piece(self, frame: DataFrame) -> _Piece:
-        catalyst = self._catalyst
-        plan = catalyst.plan(frame)
-        leaves = [node for node in catalyst.nodes(plan) if not items(node.children())]
-        sources = [
-            self._lane.ids.get(catalyst.rdd_id(leaf)) if kind(leaf) == "LogicalRDD" else None
-            for leaf in leaves
-        ]
-        if len(sources) != 1 or sources[0] is None:
-            raise NotShortError(f"{len(sources)} inputs")
-        physical = catalyst.executable(frame)
-        nodes = list(_nodes(physical))
-        wide = [name for name in map(kind, nodes) if name not in _NARROW]
-        if wide or any(items(node.subqueries()) for node in nodes):
-            raise NotShortError(", ".join(wide) or "a subquery")
-        return _Piece(
-            sources[0],
-            DriverPlan(self.driver, physical, frame.schema),
-            any(kind(node) in _AGGREGATES for node in nodes),
-            BUCKET in frame.columns,
-        )
+
+def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: DataFrame) -> _Piece:
+    """Return the piece of a frame; NotShortError if it can't run in the driver.
+
+    Args:
+        ids: for the RDD id of each placeholder the number of its step.
+    """
+    leaves = [node for node in catalyst.nodes(catalyst.plan(frame)) if not items(node.children())]
+    sources = [
+        ids.get(catalyst.rdd_id(leaf)) if kind(leaf) == "LogicalRDD" else None for leaf in leaves
+    ]
+    if len(sources) != 1 or sources[0] is None:
+        raise NotShortError(f"a piece has {len(sources)} inputs")
+    physical = _unshuffled(catalyst, catalyst.executable(frame))
+    nodes = list(_nodes(physical))
+    wide = [name for name in map(kind, nodes) if name not in _NARROW]
+    if wide or any(items(node.subqueries()) for node in nodes):
+        raise NotShortError(f"it has {wide[0] if wide else 'a subquery'}")
+    return _Piece(
+        sources[0],
+        DriverPlan(driver, physical, frame.schema),
+        any(kind(node) in _AGGREGATES for node in nodes),
+        BUCKET in frame.columns,
+    )
+
+
+def _unshuffled(catalyst: Catalyst, plan: Plan) -> Plan:
+    """Return a physical plan without shuffles: all rows are in one partition already."""
+    children = items(plan.children())
+    if kind(plan) == "ShuffleExchangeExec":
+        return _unshuffled(catalyst, children[0])
+    if not any(kind(node) == "ShuffleExchangeExec" for node in _nodes(plan)):
+        return plan
+    return plan.withNewChildren(catalyst.seq([_unshuffled(catalyst, one) for one in children]))
 
 
 def rows_of(segments: Iterable[Segment]) -> int:

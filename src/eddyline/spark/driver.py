@@ -1,13 +1,16 @@
 """Evaluates Spark plans over a few rows in the driver: without a job, a task or a shuffle.
 
 This is private API of Spark: the RDD of a physical plan is kept, and each evaluation gives its first
-partition other rows. Known to work with 4.3.
+partition other rows. Known to work with 4.3; with a version where it fails, plans run as Spark jobs.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.spark.schema import arrow_schema
-from eddyline.spark.session import zone_of
+from eddyline.spark.session import active, zone_of
 
 _ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
 _LENGTH = 4  # bytes before each message, big-endian
@@ -46,10 +49,16 @@ class Driver:
         self.seq: Any = jvm.PythonUtils.toSeq
         self.file: Any = jvm.java.io.FileOutputStream
         self.stream: Any = jvm.java.io.DataOutputStream
-        self._memory_field = self._class("org.apache.spark.TaskContextImpl").getDeclaredField(
-            "taskMemoryManager"
-        )
-        self._memory_field.setAccessible(True)
+        # in a task Spark's expressions read the settings of the session from these
+        self._settings = jvm.java.util.Properties()
+        settings = self._jsession.sessionState().conf().getAllConfs()
+        self._settings.putAll(jvm.scala.jdk.javaapi.CollectionConverters.asJava(settings))
+        context = self._class("org.apache.spark.TaskContextImpl")
+        self._fields = [
+            context.getDeclaredField(name) for name in ("taskMemoryManager", "localProperties")
+        ]
+        for field in self._fields:
+            field.setAccessible(True)
 
     def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
         """Return a frame for rows that come later, all in one partition, and the id of its RDD."""
@@ -95,9 +104,10 @@ class Driver:
         """Return a memory manager for the rows of one context."""
         return self.jvm.org.apache.spark.memory.TaskMemoryManager(self._memory, number)
 
-    def give_memory(self, context: Any, memory: Any) -> None:
-        """Set the memory manager of a task's context."""
-        self._memory_field.set(context, memory)
+    def prepare(self, context: Any, memory: Any) -> None:
+        """Give a task's context its memory manager, and the settings of the session."""
+        for field, value in zip(self._fields, (memory, self._settings), strict=True):
+            field.set(context, value)
 
     @cached_property
     def _memory(self) -> Any:
@@ -130,8 +140,8 @@ class TaskContext:
         number = next(TaskContext._numbers)
         self.java = driver.contexts.empty()
         self._memory = driver.memory(number)
-        driver.give_memory(self.java, self._memory)
-        self.path = os.path.join(_folder(), f"eddyline-{os.getpid()}{number}.arrow")
+        driver.prepare(self.java, self._memory)
+        self.path = os.path.join(_folder(), f"{-number}.arrow")
 
     def __enter__(self) -> TaskContext:
         self.driver.contexts.setTaskContext(self.java)
@@ -158,7 +168,10 @@ class DriverPlan:
     def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
         self.driver = driver
         self.schema = driver.schema(schema)
-        self._rows = physical.execute()
+        with active(
+            driver.session
+        ):  # Spark generates the code by the settings of the active session
+            self._rows = physical.execute()
         self._java_schema = physical.schema()
         first = self._rows
         while first.dependencies().nonEmpty():
@@ -201,6 +214,9 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
+@functools.cache
 def _folder() -> str:
-    """Return a folder in memory if there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    """Return a folder of this process that only its user can enter; it is removed at the end."""
+    made = tempfile.mkdtemp(prefix="eddyline-driver-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

@@ -6,7 +6,8 @@ import importlib
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -60,9 +61,9 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
         zone: time zone of a new session; empty for UTC.
         fixed: more settings of a new session: those that its storage was made with.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    user = SparkSession.getActiveSession()
+    if user is not None:
+        return user
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
@@ -112,20 +113,35 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
     return twin
 
 
+@contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """Make a session the active one of this thread in the JVM, for a while."""
+    sessions: Any = session.sparkContext._jvm.org.apache.spark.sql.SparkSession  # type: ignore[union-attr]  # noqa: SLF001  # not public in PySpark
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
 def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFrame:
     """Return a DataFrame of local rows; the user's active session stays the active one.
 
     `SparkSession.createDataFrame` makes its own session the active one, which is wrong for an
     engine's: the user's next `getActiveSession()` would return a session with its settings.
     """
-    active = SparkSession.getActiveSession()
+    user = SparkSession.getActiveSession()
     try:
         return session.createDataFrame(data, schema)
     finally:
-        if active is not None:
-            SparkSession._activeSession = active  # noqa: SLF001  # not public in PySpark
+        if user is not None:
+            SparkSession._activeSession = user  # noqa: SLF001  # not public in PySpark
             jvm = session.sparkContext._jvm  # noqa: SLF001
-            jvm.SparkSession.setActiveSession(active._jsparkSession)  # type: ignore[union-attr]  # noqa: SLF001
+            jvm.SparkSession.setActiveSession(user._jsparkSession)  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def zone_of(session: SparkSession) -> str:

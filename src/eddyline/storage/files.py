@@ -9,7 +9,8 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ from eddyline.storage.failures import storage_errors
 from eddyline.storage.fence import Fence
 
 UNFINISHED = ".tmp"
+SYNCS_AT_ONCE = 8
 
 
 class Files:
@@ -63,6 +65,12 @@ class Files:
         """Return the same files, of which each is flushed when it is written."""
         files = copy.copy(self)
         files.unflushed = ()
+        return files
+
+    def flushed_later(self) -> Files:
+        """Return the same files, of which none is flushed until `sync_all` is called for it."""
+        files = copy.copy(self)
+        files.unflushed = ("",)
         return files
 
     def step(self, what: str, name: str) -> None:
@@ -177,6 +185,16 @@ class Files:
         with storage_errors(name):
             self.step("sync", name)
             _sync(self.path(name))
+
+    def sync_all(self, names: Collection[str]) -> None:
+        """Flush files and the entries of their folders, several at a time: disks do that together."""
+        wanted = [name for name in names if not name.startswith(self.unflushed)]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
+            list(pool.map(self.sync, wanted))
+        for folder in {os.path.dirname(name) for name in wanted}:
+            self.sync(folder)
 
     def make_folder(self, name: str) -> None:
         """Create a folder and its parents, durably; does nothing if it exists."""

@@ -1,0 +1,206 @@
+"""The short lane: epochs of few rows in the driver write the same state as Spark jobs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import eddyline as el
+from eddyline.spark.driver import Driver, DriverPlan
+from eddyline.spark.session import cloned, epoch_session, local_session
+from eddyline.state.arrangement import Arrangement
+from test_shapes import ALWAYS, CHANGES, EPOCHS, Twins, closed, every
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(autouse=True)
+def lane_at_random() -> None:
+    """Leave the choice of the lane to the engine in this module."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[list[Twins]]:
+    """The same views in two engines: all epochs in the short lane, and all in the wide one."""
+    names = closed([*every(10, 2), *ALWAYS])
+    made = [
+        Twins(
+            tmp_path_factory.mktemp(f"lane{rows}"), spark, names, el.Options(short_lane_rows=rows)
+        )
+        for rows in (1_000_000, 0)
+    ]
+    yield made
+    for twins in made:
+        twins.engine.stop()
+
+
+def state(engine: el.Engine) -> dict[tuple[str, int], list[str]]:
+    """All rows of all arrangements, by the name of the arrangement and the bucket."""
+    workspace = engine._workspace
+    found = {}
+    for entry in engine.catalog.entries:
+        if entry.kind != "view":
+            continue
+        plan = workspace.plan(entry).plan
+        for part in plan.parts:
+            for slot, layout in part.operator.layouts.items():
+                name = f"{plan.id}/{part.name}/{slot}"
+                for bucket, runs in workspace.manifest.arrangements.get(name, {}).items():
+                    rows = Arrangement(workspace.files, layout, runs).scan()
+                    lines = sorted(map(repr, rows.to_pylist())) if rows is not None else []
+                    if lines:
+                        found[f"{entry.name} {name}", bucket] = lines
+    return found
+
+
+@given(changes=CHANGES)
+@settings(EPOCHS, max_examples=4)
+def test_both_lanes_write_the_same_state(pair: list[Twins], changes) -> None:
+    for twins in pair:
+        twins.change(changes)
+        twins.engine.advance()
+    short, wide = (state(twins.engine) for twins in pair)
+    assert short == wide
+    lanes = [set(twins.engine.progress().lanes.values()) for twins in pair]
+    assert lanes[0] in (set(), {"short"}, {"short", "wide"})  # few plans are always jobs
+    assert lanes[1] <= {"wide"}
+
+
+@pytest.mark.parametrize("rows", [1000, 0], ids=["short", "wide"])
+def test_settings_of_the_storage_hold_in_both_lanes(
+    tmp_path: Path, spark: SparkSession, rows: int
+) -> None:
+    """Spark reads some settings only when it generates code, or when it evaluates a row."""
+    settings = {
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+    }
+    session = cloned(spark, **settings)
+    with el.Engine(str(tmp_path / "s"), session, el.Options(short_lane_rows=rows)) as engine:
+        table = engine.table("t", "s STRING, ts TIMESTAMP")
+        engine.view("parsed", "SELECT to_timestamp(s, 'yyyy-MM-dd HH:mm') AS p FROM t")
+        engine.view("shown", "SELECT date_format(ts, 'YYYY-MM-dd u') AS f FROM t")
+        engine.view(
+            "written", "SELECT to_json(named_struct('t', ts)) AS j, 1 / (s - s) AS q FROM t"
+        )
+        table.insert([("2020-1-5 1:2", dt.datetime(2020, 1, 5, tzinfo=dt.UTC)), ("7", None)])
+        engine.advance()
+        assert set(engine.progress().lanes.values()) == {"short" if rows else "wide"}
+        assert engine.verify()
+        assert (dt.datetime(2020, 1, 4, 16, 2),) in engine.snapshot("parsed").collect()
+
+
+EVERYTHING = (
+    "b BOOLEAN, y TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, c DECIMAL(20,3), t STRING,"
+    " x BINARY, a DATE, m TIMESTAMP, n TIMESTAMP_NTZ, g INTERVAL DAY TO SECOND, r ARRAY<INT>,"
+    " q STRUCT<u: INT, v: STRING>, p MAP<STRING, INT>"
+)
+
+
+def test_rows_of_every_type_go_through_the_driver(spark: SparkSession) -> None:
+    session = epoch_session(spark, 2, "Europe/Berlin", {})
+    driver = Driver(session)
+    schema = StructType.fromDDL(EVERYTHING)
+    frame, _ = driver.placeholder(schema)
+    plan = DriverPlan(driver, frame._jdf.queryExecution().executedPlan(), schema)
+    moment = dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.UTC)
+    row = {
+        "b": True,
+        "y": -128,
+        "s": 1,
+        "i": 2,
+        "l": -(2**63),
+        "f": 1.5,
+        "d": float("inf"),
+        "c": Decimal("12345678901234567.891"),
+        "t": "ä\0",
+        "x": b"\xff",
+        "a": moment.date(),
+        "m": moment,
+        "n": moment.replace(tzinfo=None),
+        "g": dt.timedelta(days=1),
+        "r": [1, None],
+        "q": {"u": 1, "v": None},
+        "p": [("k", 1)],
+    }
+    table = pa.Table.from_pylist([row, {}], driver.schema(schema))
+    with driver.context() as context:
+        assert plan(table, context).equals(table)
+        assert plan(table[:0], context).num_rows == 0
+        assert plan(table, context).equals(table)  # a plan can be evaluated again
+
+
+def test_many_rows_of_several_messages(spark: SparkSession) -> None:
+    driver = Driver(epoch_session(spark, 2, "UTC", {}))
+    frame, _ = driver.placeholder(StructType.fromDDL("n BIGINT"))
+    result = frame.selectExpr("explode(sequence(n, n + 2)) as m")
+    physical = result._jdf.queryExecution().executedPlan()
+    plan = DriverPlan(driver, physical, result.schema)
+    table = pa.table({"n": range(0, 300_000, 3)})
+    with driver.context() as context:
+        assert plan(table, context)["m"].to_pylist() == list(range(300_000))
+
+
+def test_an_epoch_takes_the_lane_by_its_rows(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path / "s"), spark, el.Options(short_lane_rows=10)) as engine:
+        table = engine.table("t", "k INT, v INT")
+        engine.view("sums", "SELECT k, sum(v) AS s FROM t GROUP BY k")
+        engine.view("most", "SELECT max(s) AS m FROM sums")
+        for rows, lane in ((3, "short"), (30, "wide"), (1, "short"), (11, "wide")):
+            table.insert([(i % 20, i) for i in range(rows)])
+            engine.advance()
+            assert engine.progress().lanes["sums"] == lane
+            assert engine.verify()
+        assert engine.progress().lanes["most"] == "wide"  # its input are the changes of sums
+
+
+def test_a_plan_with_python_functions_is_always_a_job(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark.udf.register("twice", lambda n: 2 * n, "int")
+    with (
+        caplog.at_level(logging.INFO, "eddyline"),
+        el.Engine(str(tmp_path / "s"), spark) as engine,
+    ):
+        table = engine.table("t", "v INT")
+        engine.view("doubled", "SELECT twice(v) AS d FROM t")
+        table.insert([(1,), (2,)])
+        engine.advance()
+        assert engine.progress().lanes == {"doubled": "wide"}
+        assert engine.verify()
+    assert "view doubled always runs as a Spark job" in caplog.text
+
+
+def test_an_error_in_the_driver_sets_the_view_aside(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path / "s"), spark) as engine:
+        table = engine.table("t", "id INT, v INT, s STRING")
+        engine.view("quotients", "SELECT id, 10 / v AS q FROM t")
+        engine.view("numbers", "SELECT s, sum(CAST(s AS INT)) AS n FROM t GROUP BY s")
+        engine.view("counted", "SELECT count(*) AS n FROM t")
+        table.insert([(1, 2, "3"), (2, 0, "x")])
+        engine.advance()
+        failing = engine.progress().failing
+        assert failing.keys() == {"quotients", "numbers"}
+        assert "DIVIDE_BY_ZERO" in failing["quotients"]
+        assert "CAST_INVALID_INPUT" in failing["numbers"]
+        assert engine.progress().lanes["counted"] == "short"
+        engine.execute("DELETE FROM t WHERE id = 2")
+        engine.advance()
+        engine.advance()
+        assert engine.progress().failing == {}
+        assert engine.verify()
