@@ -32,6 +32,19 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(autouse=True, scope="module")
+def first_session_is_active() -> None:
+    """Let each module begin with the first session of the process as the active one.
+
+    A test of another time zone or of other settings may have left its own session active.
+    """
+    sessions = sys.modules.get("pyspark.sql.session")
+    first = sessions and sessions.SparkSession._instantiatedSession
+    if first and first._sc._jsc is not None:
+        sessions.SparkSession._activeSession = first
+        first._jvm.SparkSession.setActiveSession(first._jsparkSession)
+
+
 @pytest.fixture(autouse=True)
 def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
