@@ -115,13 +115,14 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
 
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread in the JVM, for a while."""
+    """Make a session the active one of this thread; afterwards the one before is it again."""
     sessions: Any = session.sparkContext._jvm.org.apache.spark.sql.SparkSession  # type: ignore[union-attr]  # noqa: SLF001  # not public in PySpark
-    before = sessions.getActiveSession()
+    before, wrapper = sessions.getActiveSession(), SparkSession._activeSession  # noqa: SLF001
     sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
     try:
         yield
     finally:
+        SparkSession._activeSession = wrapper  # noqa: SLF001
         if before.isDefined():
             sessions.setActiveSession(before.get())
         else:
@@ -134,14 +135,8 @@ def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFra
     `SparkSession.createDataFrame` makes its own session the active one, which is wrong for an
     engine's: the user's next `getActiveSession()` would return a session with its settings.
     """
-    user = SparkSession.getActiveSession()
-    try:
+    with active(session):
         return session.createDataFrame(data, schema)
-    finally:
-        if user is not None:
-            SparkSession._activeSession = user  # noqa: SLF001  # not public in PySpark
-            jvm = session.sparkContext._jvm  # noqa: SLF001
-            jvm.SparkSession.setActiveSession(user._jsparkSession)  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def zone_of(session: SparkSession) -> str:
