@@ -7,6 +7,7 @@ method that only some classes have.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, _parse_datatype_json_string
@@ -205,6 +206,13 @@ class JoinNode(Plan, Protocol):
 def items(sequence: Seq[T]) -> list[T]:
     """Return a Scala Seq as a list."""
     return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def tree(plan: Plan) -> Iterator[Plan]:
+    """Yield a plan and all below it, without the plans of subqueries."""
+    yield plan
+    for child in items(plan.children()):
+        yield from tree(child)
 
 
 def kind(node: JavaObject) -> str:

@@ -7,10 +7,10 @@ before any epoch runs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from eddyline.errors import EngineError
-from eddyline.plan.logical import Plan, items, kind
+from eddyline.plan.logical import Plan, items, kind, tree
 from eddyline.plan.nodes import StatefulPart
 
 _OPERATOR, _SHUFFLE = "MapInArrowExec", "ShuffleExchangeExec"
@@ -24,7 +24,7 @@ def check_partitions(view: str, physical: Plan, parts: Sequence[StatefulPart]) -
     """
     buckets = {part.name: part.buckets for part in parts}
     found = set()
-    for node in _nodes(physical):
+    for node in tree(physical):
         name = _operator(node, buckets)
         if name:
             found.add(name)
@@ -33,12 +33,6 @@ def check_partitions(view: str, physical: Plan, parts: Sequence[StatefulPart]) -
                 raise _wrong(view, name, f"{buckets[name]} buckets, its input {given or 'none'}")
     for name in buckets.keys() - found:
         raise _wrong(view, name, "state, but Spark's plan leaves it out")
-
-
-def _nodes(plan: Plan) -> Iterator[Plan]:
-    yield plan
-    for child in items(plan.children()):
-        yield from _nodes(child)
 
 
 def _operator(node: Plan, buckets: Mapping[str, int]) -> str:

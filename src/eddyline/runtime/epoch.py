@@ -21,7 +21,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
 from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.runtime.faults import Piece, pieces_at_fault
-from eddyline.runtime.plans import EpochPlan, PlanInput, Reports
+from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.short_lane import rows_of
 from eddyline.runtime.table import TableUpkeep
@@ -273,10 +273,7 @@ class EpochRunner:
             folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
             self.files.make_folder(folder)
             try:
-                segments = {
-                    leaf.name: [s for name, s in part if name == leaf.name] for leaf in plan.leaves
-                }
-                self._assign(folder, plan, segments)
+                self._assign(folder, plan, _by_leaf(plan, part))
                 self._execute(plan, part, replace(context, folder=folder))
             except EddylineError as error:
                 return error.condition == VIEW_FAILING
@@ -294,19 +291,8 @@ class EpochRunner:
         """Execute a plan; return the reports, or None if Spark's tasks have written them."""
         if isinstance(plan.physical, TableUpkeep):
             return plan.physical(context, [segment for _, segment in pieces])
-        most = self.short_lane_rows
-        if plan.short is not None and most and rows_of(s for _, s in pieces) <= most:
-            segments = {
-                leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves
-            }
-            try:
-                reported = plan.short.run(context, segments)
-            except Exception as error:  # whatever Spark or an operator raises: it is named
-                named = failed_in_driver(plan.name, error)
-                if named.condition != "EPOCH_FAILED":
-                    raise named from error
-                logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
-                reported = None
+        if plan.short is not None and rows_of(s for _, s in pieces) <= self.short_lane_rows:
+            reported = self._in_driver(plan, plan.short, pieces, context)
             if reported is not None:
                 return reported
         spark = self.session.sparkContext
@@ -320,6 +306,19 @@ class EpochRunner:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
         return None
+
+    def _in_driver(
+        self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> Reports | None:
+        """Run a plan in the short lane; None if it has to run as a Spark job after all."""
+        try:
+            return short.run(context, _by_leaf(plan, pieces))
+        except Exception as error:  # whatever Spark or an operator raises: it is named
+            named = failed_in_driver(plan.name, error)
+            if named.condition != "EPOCH_FAILED":
+                raise named from error
+            logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
+            return None
 
     def _continue_changelog(
         self,
@@ -429,6 +428,11 @@ class EpochRunner:
 def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dict[str, Buckets]:
     """Return the arrangements of all but some tables and views."""
     return {name: own for name, own in arrangements.items() if name.split("/")[0] not in nodes}
+
+
+def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment]]:
+    """Return the segments of each leaf of a plan."""
+    return {leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves}
 
 
 def _segments(buckets: Buckets) -> list[Segment]:

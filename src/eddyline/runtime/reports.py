@@ -128,10 +128,10 @@ def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str,
             total[key] += value
         for slot, written in report["slots"].items():
             name = arrangement_name(reports.plan.id, part.name, slot)
-            before = set(state.arrangements.get(name, {}).get(bucket, ()))
             runs = _slot(name, bucket, written, state)
-            if reports.reported is not None:
-                state.unflushed.update(run.name for run in runs if run not in before)
+            if reports.reported is not None:  # the others are flushed by their tasks
+                own = f"{reports.folder}/"
+                state.unflushed.update(run.name for run in runs if run.name.startswith(own))
     return total
 
 

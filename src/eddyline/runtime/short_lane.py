@@ -20,7 +20,7 @@ from eddyline.changes import BUCKET, BucketId
 from eddyline.operators.hold import Hold
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.lanes import ShortLane
-from eddyline.plan.logical import Plan, items, kind
+from eddyline.plan.logical import Plan, items, kind, tree
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
@@ -191,7 +191,7 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
     if len(sources) != 1 or sources[0] is None:
         raise NotShortError(f"a piece has {len(sources)} inputs")
     physical = _unshuffled(catalyst, catalyst.executable(frame))
-    nodes = list(_nodes(physical))
+    nodes = list(tree(physical))
     wide = [name for name in map(kind, nodes) if name not in _NARROW]
     if wide or any(items(node.subqueries()) for node in nodes):
         raise NotShortError(f"it has {wide[0] if wide else 'a subquery'}")
@@ -205,12 +205,13 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
 
 def _unshuffled(catalyst: Catalyst, plan: Plan) -> Plan:
     """Return a physical plan without shuffles: all rows are in one partition already."""
-    children = items(plan.children())
     if kind(plan) == "ShuffleExchangeExec":
-        return _unshuffled(catalyst, children[0])
-    if not any(kind(node) == "ShuffleExchangeExec" for node in _nodes(plan)):
+        return _unshuffled(catalyst, plan.child())
+    children = items(plan.children())
+    narrow = [_unshuffled(catalyst, child) for child in children]
+    if all(new is old for new, old in zip(narrow, children, strict=True)):
         return plan
-    return plan.withNewChildren(catalyst.seq([_unshuffled(catalyst, one) for one in children]))
+    return plan.withNewChildren(catalyst.seq(narrow))
 
 
 def rows_of(segments: Iterable[Segment]) -> int:
@@ -234,9 +235,3 @@ def _by_bucket(rows: pa.Table) -> dict[BucketId, pa.Table]:
     if len(found) == 1:
         return {BucketId(found[0]): plain}
     return {BucketId(bucket): plain.filter(pc.equal(numbers, bucket)) for bucket in found}
-
-
-def _nodes(plan: Plan) -> Iterable[Plan]:
-    yield plan
-    for child in items(plan.children()):
-        yield from _nodes(child)
