@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,16 +33,26 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def first_session_is_active() -> None:
+def first_session_is_active() -> Iterator[None]:
     """Let each module begin with the first session of the process as the active one.
 
-    A test of another time zone or of other settings may have left its own session active.
+    A test of another time zone or of other settings may have left its own session active. It must not
+    have changed the first one, which the modules after it share.
     """
+    if first := first_session():
+        sys.modules["pyspark.sql.session"].SparkSession._activeSession = first
+        first._jvm.SparkSession.setActiveSession(first._jsparkSession)
+    yield
+    if first := first_session():
+        zone = first.conf.get("spark.sql.session.timeZone")
+        assert zone == "UTC", f"this module leaves the first session of the process in {zone}"
+
+
+def first_session() -> Any:
+    """Return the first session of this process that still runs; None if there is none."""
     sessions = sys.modules.get("pyspark.sql.session")
     first = sessions and sessions.SparkSession._instantiatedSession
-    if first and first._sc._jsc is not None:
-        sessions.SparkSession._activeSession = first
-        first._jvm.SparkSession.setActiveSession(first._jsparkSession)
+    return first if first and first._sc._jsc is not None else None
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable
 
 pytestmark = pytest.mark.spark
@@ -23,8 +24,6 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def spark() -> SparkSession:
-    from eddyline.spark.session import local_session
-
     return local_session()
 
 
@@ -353,6 +352,21 @@ def test_the_active_session_of_the_user_stays_the_active_one(engine, spark):
     offline = Offline(spark, {"t": PlainTable("v INT", rows=[(1,)])})
     offline.load()
     assert SparkSession.getActiveSession() is spark
+
+
+def test_a_running_session_is_taken_without_a_change(spark):
+    before, taken = spark.conf.getAll, []
+
+    def take():  # a thread without an active session
+        taken.append(SparkSession.getActiveSession())
+        taken.append(local_session("Asia/Tokyo", {"spark.sql.ansi.enabled": "false"}))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken[0] is None
+    assert taken[1].conf.getAll == before
+    assert spark.conf.getAll == before
 
 
 def test_replace_and_drop(engine):

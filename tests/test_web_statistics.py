@@ -138,14 +138,9 @@ def test_log_that_cannot_be_read_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def spark():
-    from pyspark.sql import SparkSession
+    from eddyline.spark.session import ZONE, cloned, local_session
 
-    return (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "Asia/Kathmandu")  # no day may depend on it
-        .getOrCreate()
-    )
+    return cloned(local_session(), **{ZONE: "Asia/Kathmandu"})  # no day may depend on it
 
 
 @pytest.fixture

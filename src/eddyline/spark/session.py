@@ -55,15 +55,16 @@ _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
 
 def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the active session, or make a local one on all cores that listens on loopback only.
+    """Return the session that is active, else the default one, else a new one on all local cores.
+
+    A new session listens on loopback only. One that runs is taken as it is, without a change.
 
     Args:
         zone: time zone of a new session; empty for UTC.
         fixed: more settings of a new session: those that its storage was made with.
     """
-    user = SparkSession.getActiveSession()
-    if user is not None:
-        return user
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # not public in PySpark
+        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
