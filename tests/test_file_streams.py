@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+import eddyline.answers.verify
 from eddyline import Engine
+from eddyline.answers.spark_files import read_by_spark
 from eddyline.intake.formats import SparkFormat
 from eddyline.source.files import FileStream
 from eddyline.source.parquet import parquet_fault, read_parquet
@@ -189,6 +191,38 @@ def test_verify_knows_which_rows_of_files_are_late(
         engine.advance()
     assert [row.n for row in engine.sql("SELECT n FROM late ORDER BY n").collect()] == [1, 2]
     assert engine.verify(), str(engine.verify())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMP_NTZ"])
+def test_verify_reads_a_stream_with_a_watermark_by_spark(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    read = []
+
+    def recording(*given: Any) -> Any:
+        read.append(read_by_spark(*given))
+        return read[-1]
+
+    monkeypatch.setattr(eddyline.answers.verify, "read_by_spark", recording)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    columns, given = f"at {kind}, n INT, _received_at TIMESTAMP", {"path": str(folder)}
+    engine.create_stream("s", columns, "json", given, watermark=("at", "1 minute"))
+    engine.view("v", "SELECT * FROM s")
+    zone = "Z" if kind == "TIMESTAMP" else ""
+    for number, hours in enumerate(([10, 12], [9, 12], [8, 13])):
+        times = [f'"2026-01-01T{hour:02}:00:00{zone}"' for hour in hours]
+        lines = [f'{{"at": {at}, "n": {number}}}\n' for at in [*times, "null", '"2999-01-01"']]
+        (folder / f"{number}").write_text("".join(lines))
+        engine.advance()
+    assert engine.sql("SELECT n FROM s WHERE at IS NOT NULL").count() == 4
+    assert engine.sql("SELECT n FROM s__late").count() == 5
+    report = engine.verify()
+    assert report.views["v"].left_rows == 7
+    assert report, str(report)
+    assert [frame is not None for frame in read] == [True, False]  # the stream, its late rows
+    assert read[0].count() == 7
 
 
 # -- files that can't be read ------------------------------------------------------------------

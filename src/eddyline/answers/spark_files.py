@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
-from pyspark.sql.types import StructType
+from pyspark.sql.types import TimestampNTZType
 
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import STREAM, Entry
 from eddyline.source.files import check_size
 from eddyline.source.parquet import parquet_fault
-from eddyline.source.received import RECEIVED_AT, is_received
+from eddyline.source.received import is_received
 from eddyline.source.segments import NDJSON, PARQUET, Segment
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import frame
@@ -22,6 +22,10 @@ from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest
 
 _FORMATS = {NDJSON: "json", PARQUET: "parquet"}
+_FILE, _RECEIVED, _WATERMARK, _NEWEST = (
+    f"__{n}" for n in ("file", "received", "watermark", "newest")
+)
+_TIMES = f"{_FILE} STRING, {_RECEIVED} LONG, {_WATERMARK} LONG, {_NEWEST} LONG"
 _PLAIN = re.compile(r"[\w/.-]+")  # a path that Spark takes as it is
 
 
@@ -32,7 +36,7 @@ def read_by_spark(
 
     None for other relations, and for what only our readers can tell: late rows, columns that Spark
     doesn't convert, files that have grown since, paths that Spark takes as patterns, files whose parts
-    were received at different times if the stream has the column `_received_at`.
+    were received at different times or under different watermarks, where that matters.
     """
     if entry.kind != STREAM or entry.arranged:
         return None
@@ -41,11 +45,7 @@ def read_by_spark(
     if len(kinds) != 1 or not kinds <= set(_FORMATS):
         return None
     kind = kinds.pop()
-    if (
-        entry.event_time
-        or entry.late_of
-        or not all(_PLAIN.fullmatch(segment.file) for segment in segments)
-    ):
+    if entry.late_of or not all(_PLAIN.fullmatch(segment.file) for segment in segments):
         return None
     if not _unchanged(segments):
         return None
@@ -54,32 +54,52 @@ def read_by_spark(
         schema = arrow_schema(entry.given_columns, "UTC")
         if any(parquet_fault(path, schema, by_spark=True) for path in paths):
             return None
-    given = entry.given_columns
-    rows = session.read.schema(given).format(_FORMATS[kind]).load(paths)
-    return rows if len(given) == len(entry.columns) else _with_times(rows, entry.columns, segments)
+    rows = session.read.schema(entry.given_columns).format(_FORMATS[kind]).load(paths)
+    timed = entry.columns != entry.given_columns
+    return _accepted(rows, entry, segments) if timed or entry.event_time else rows
 
 
-def _with_times(
-    rows: DataFrame, columns: StructType, segments: Sequence[Segment]
-) -> DataFrame | None:
-    """Return the rows of files with the column `_received_at`; None if only our readers can tell it."""
-    times = {(segment.file, segment.received_at) for segment in segments}
-    if len(times) > len(dict(times)) or not all(file.isascii() for file, _ in times):
+def _accepted(rows: DataFrame, entry: Entry, segments: Sequence[Segment]) -> DataFrame | None:
+    """Return those rows of files that the stream has accepted, with the column `_received_at`.
+
+    None if only our readers can tell: parts of one file were received at different times.
+    """
+    known = {_times_of(segment, entry) for segment in segments}
+    files = [file for file, *_ in known]
+    if len(files) > len(set(files)) or not all(map(str.isascii, files)):
         return None
-    at, file = f"eddyline {RECEIVED_AT}", "eddyline file"
-    schema = f"{quoted(file)} STRING, {quoted(at)} LONG"
-    known = [(os.path.normpath(file), time) for file, time in times]
-    received = frame(rows.sparkSession, known, schema)
-    path = expr("regexp_replace(_metadata.file_path, '^file:/+', '/')").alias(file)
-    placed = rows.select("*", path).join(received, file, "left")
+    path = expr("regexp_replace(_metadata.file_path, '^file:/+', '/')").alias(_FILE)
+    times = frame(rows.sparkSession, list(known), _TIMES)
+    placed = rows.select("*", path).join(times, _FILE, "left")
+    if entry.event_time:
+        micros = _micros(entry)
+        late, ahead = f"{micros} < {_WATERMARK}", f"{micros} > {_NEWEST}"
+        placed = placed.where(f"NOT coalesce({late}, false) AND NOT coalesce({ahead}, false)")
     return placed.select(
         *(
-            expr(f"timestamp_micros({quoted(at)})").alias(name)
-            if is_received(name)
-            else expr(quoted(name))
-            for name in columns.names
+            expr(f"timestamp_micros({_RECEIVED})" if is_received(name) else quoted(name)).alias(
+                name
+            )
+            for name in entry.columns.names
         )
     )
+
+
+def _micros(entry: Entry) -> str:
+    """Return the SQL of a stream's event time as microseconds since 1970."""
+    if is_received(entry.event_time):
+        return _RECEIVED
+    time = quoted(entry.event_time)
+    if isinstance(entry.columns[entry.event_time].dataType, TimestampNTZType):
+        return f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {time})"
+    return f"unix_micros({time})"
+
+
+def _times_of(segment: Segment, entry: Entry) -> tuple[str, int | None, int | None, int | None]:
+    """Return a segment's file, and of its time of receipt and limits those that its rows depend on."""
+    received = segment.received_at if any(map(is_received, entry.columns.names)) else None
+    limits = (segment.watermark, segment.newest) if entry.event_time else (None, None)
+    return os.path.normpath(segment.file), received, *limits
 
 
 def _unchanged(segments: Sequence[Segment]) -> bool:
