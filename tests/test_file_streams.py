@@ -5,8 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import os
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 import eddyline.answers.verify
 from eddyline import Engine
 from eddyline.answers.spark_files import read_by_spark
+from eddyline.errors import EngineError
 from eddyline.intake.formats import SparkFormat
 from eddyline.source.files import FileStream
 from eddyline.source.parquet import parquet_fault, read_parquet
@@ -266,6 +268,66 @@ def test_unreadable_files_are_set_aside_until_they_are_mended(
     assert rows(engine.sql("SELECT * FROM from_parquet")) == [(1, 0.5)] * 2
     assert rows(engine.sql("SELECT id FROM from_json")) == [(1,), (2,)]
     assert engine.verify()
+
+
+@pytest.fixture
+def outage(engine: Engine, tmp_path: Path) -> tuple[Path, Path]:
+    """One stream that Spark can't read and one that it can; return their folders."""
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    for name, folder in (("bad", bad), ("good", good)):
+        folder.mkdir()
+        given = {"path": str(folder), "mode": "FAILFAST"}
+        engine.create_stream(name, SCHEMA, "json", given)
+        engine.view(f"{name}_rows", f"SELECT id FROM {name}")
+    (bad / "a").write_text('{"id": "x"}\n')
+    (good / "a").write_text('{"id": 1}\n')
+    return bad, good
+
+
+@pytest.mark.spark
+def test_a_stream_that_fails_stops_no_other(engine: Engine, outage: tuple[Path, Path]) -> None:
+    bad, good = outage
+    for count in (1, 2):
+        with pytest.raises(EngineError, match="stream bad can't be read") as caught:
+            engine.advance()
+        assert caught.value.condition == "STREAM_FAILED"
+        assert engine.snapshot("good_rows").count() == count
+        states = {source["name"]: source.get("error", "") for source in engine.status()["sources"]}
+        assert "bad can't be read" in states["bad"]
+        assert not states["good"]
+        (good / "b").write_text('{"id": 2}\n')
+    (bad / "a").write_text('{"id": 3}\n')
+    engine.advance()
+    assert rows(engine.snapshot("bad_rows")) == [(3,)]
+    assert not any("error" in source for source in engine.status()["sources"])
+    assert engine.verify()
+
+
+@pytest.mark.spark
+def test_in_the_background_a_stream_that_fails_is_tried_again(
+    engine: Engine, outage: tuple[Path, Path]
+) -> None:
+    bad, good = outage
+    told: list[Exception] = []
+    engine.on_error(told.append)
+    engine.start(0.05)
+    until(lambda: len(told) >= 3)  # each time by a new query of Spark
+    assert {str(error).split(":")[0] for error in told} == {
+        "[STREAM_FAILED] stream bad can't be read"
+    }
+    assert engine.status()["run"]["state"] == "retrying"
+    (good / "b").write_text('{"id": 2}\n')
+    until(lambda: engine.snapshot("good_rows").count() == 2)
+    (bad / "a").write_text('{"id": 3}\n')
+    until(lambda: engine.snapshot("bad_rows").count() == 1)
+    until(lambda: engine.status()["run"] == {"state": "running"})
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_faults_are_remembered_and_tried_again_when_the_file_changes(tmp_path: Path) -> None:

@@ -238,7 +238,8 @@ class Engine:
     def advance(self) -> int:
         """Process all available input, in one epoch or several; return the last committed epoch.
 
-        A view that fails on its rows, or can't be compiled, is set aside; each call tries it again.
+        A view that fails on its rows, or can't be compiled, is set aside; each call tries it again. The
+        error of a stream that can't be read is raised once all other input has been processed.
         """
         return self._running.advance()
 
@@ -276,7 +277,7 @@ class Engine:
         self._epochs.callbacks.append(callback)
 
     def on_error(self, callback: Callable[[Exception], Any]) -> None:
-        """Call `callback` with each failure of the background run, and when a view is set aside."""
+        """Call `callback` with each failure of the background run, a stream's or a view's too."""
         self._epochs.error_callbacks.append(callback)
 
     def execute(self, script: str) -> DataFrame | None:
@@ -306,11 +307,11 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Report the last epoch, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows and dead letters; views with level, size and
-        `state` (live, failing, paused); pipelines with the account of their records, and window and
-        state of each lane; `readers`, those with a name: position, and epochs behind; `run`, the
-        background run: running, retrying, ended or stopped. `state_growth` is the growth of the
-        operators' state in rows an epoch, averaged over the retained epochs; None if not known yet.
+        Sources with position, watermark, late rows, dead letters, and the `error` of one that can't be
+        read now; views with level, size and `state` (live, failing, paused); pipelines with the account
+        of their records, and window and state of each lane; `readers`, those with a name: position, and
+        epochs behind; `run`, the background run: running, retrying, ended or stopped. `state_growth` is
+        the rows that the operators' state grows by in an epoch, on average; None if not known yet.
         """
         return {
             **self._reading.status(),

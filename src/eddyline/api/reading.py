@@ -187,7 +187,12 @@ class Reading:
         """Return the numbers of sources and views; see `Engine.status`."""
         workspace = self._workspace
         with workspace.reading() as (manifest, _):
-            return storage_status(workspace.files, workspace.catalog, manifest)
+            status = storage_status(workspace.files, workspace.catalog, manifest)
+        outages = workspace.sources.outages
+        for source in status["sources"]:
+            if (outage := outages.get(source["name"])) is not None:
+                source["error"] = str(outage.error)
+        return status
 
     def verify(self, view: str | None) -> Report:
         """Compare views with offline SQL; see `Engine.verify`."""

@@ -17,6 +17,7 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
 from eddyline.errors import StateError
+from eddyline.intake.sources import back_off
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
@@ -26,9 +27,6 @@ RETIRE_EVERY_S = 60.0
 
 YIELD_S = 0.001
 """Between two epochs that follow each other, so that other threads get the lock."""
-
-BACK_OFF_S, BACK_OFF_MAX_S = 0.25, 30.0
-"""Between two tries after a failure in the background: at first, doubled each time, up to the maximum."""
 
 _LOG = logging.getLogger("eddyline.engine")
 
@@ -69,13 +67,15 @@ class Running:
         with workspace.lock:
             workspace.check_writable()
             started = time.perf_counter()
-            workspace.sources.pull()
+            unread = workspace.sources.pull()
             ingest_s = time.perf_counter() - started
             failing = set(workspace.manifest.failing)
             while self._step(ingest_s):
                 ingest_s = 0.0
             if failing & set(workspace.manifest.failing):
                 self._epochs.retry()
+            if unread:
+                raise unread[0]  # all other input has been processed
             return workspace.manifest.epoch
 
     def answer(self) -> None:
@@ -143,7 +143,9 @@ class Running:
                 try:
                     with workspace.lock:
                         if time.monotonic() - looked >= interval_s:
-                            workspace.sources.follow(interval_s)
+                            for unread in workspace.sources.follow(interval_s):
+                                _LOG.error("%s", named(unread))
+                                self._epochs.report(unread)
                             looked = time.monotonic()
                         more = self._step(0.0)
                         if not more and self._epochs.retry_due():
@@ -168,8 +170,8 @@ class Running:
         self._epochs.report(error)
         if isinstance(error, StateError) or not self._workspace.writes:
             raise error
-        pause_s: float = min(BACK_OFF_S * 2**self._failures, BACK_OFF_MAX_S)
         self._failures += 1
+        pause_s = back_off(self._failures)
         _LOG.error("%s; the next try is in %.1f s", named(error), pause_s)
         return pause_s
 
@@ -182,4 +184,7 @@ class Running:
         if self._last_error is not None:
             error = str(self._last_error)
             return {"state": "retrying", "error": error, "failures": self._failures}
+        for outage in list(self._workspace.sources.outages.values()):
+            error, failures = str(outage.error), outage.failures
+            return {"state": "retrying", "error": error, "failures": failures}
         return {"state": "running"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
-from eddyline.errors import CatalogError
+from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import DeadLetters
@@ -21,8 +22,31 @@ from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
+BACK_OFF_S, BACK_OFF_MAX_S = 0.25, 30.0
+"""Between two tries after a failure in the background: at first, doubled each time, up to the maximum."""
+
 FOLDERS = ("logs", "checkpoints")
 _LATEST = 2**63 - 1
+
+
+def back_off(failures: int) -> float:
+    """Return the seconds until the next try, after some failures one after the other."""
+    return float(min(BACK_OFF_S * 2 ** (failures - 1), BACK_OFF_MAX_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A source that can't be read now; the others go on.
+
+    Attributes:
+        error: of the last try.
+        failures: number of tries that failed, one after the other.
+        retry_at: when the background run tries it again, on the monotonic clock.
+    """
+
+    error: EddylineError
+    failures: int
+    retry_at: float
 
 
 @dataclass(slots=True)
@@ -35,6 +59,7 @@ class Sources:
         zone: time zone of the storage.
         formats: formats by name in lower case; Spark reads all others.
         clock: returns microseconds since 1970.
+        outages: by name, the sources that can't be read now.
     """
 
     files: Files
@@ -42,6 +67,7 @@ class Sources:
     zone: str
     formats: Mapping[str, SourceFormat]
     clock: Callable[[], int]
+    outages: dict[str, Outage] = field(default_factory=dict)
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
 
@@ -128,15 +154,50 @@ class Sources:
         """All attached sources."""
         return list(self._sources.values())
 
-    def pull(self) -> None:
-        """Log all input that is available now."""
-        for source in self._sources.values():
-            source.pull()
+    def pull(self) -> list[EddylineError]:
+        """Log all input that is available now; return the errors of sources that can't be read."""
+        self.outages.clear()
+        return self._read(lambda source: source.pull(), self.all)
 
-    def follow(self, interval_s: float) -> None:
-        """Log new input continuously, in the background."""
-        for source in self._sources.values():
-            source.follow(interval_s)
+    def follow(self, interval_s: float) -> list[EddylineError]:
+        """Log new input continuously, in the background; return the errors of this call.
+
+        A source that can't be read is tried again after a while. It may fail in its own thread: it is
+        no longer in `outages` once it has gone on for as long as it was left alone before.
+        """
+        now = time.monotonic()
+        waiting = {name for name, outage in self.outages.items() if now < outage.retry_at}
+        errors = self._read(
+            lambda source: source.follow(interval_s),
+            [source for source in self.all if source.name not in waiting],
+        )
+        for name, outage in list(self.outages.items()):
+            if now > outage.retry_at + back_off(outage.failures):
+                del self.outages[name]
+        return errors
+
+    def _read(
+        self, read: Callable[[Source], object], sources: Sequence[Source]
+    ) -> list[EddylineError]:
+        """Read sources; one that fails doesn't keep the others from being read.
+
+        Raises:
+            StateError: what the storage holds of a source is damaged.
+            StorageError: the storage can't be used.
+        """
+        errors: list[EddylineError] = []
+        for source in sources:
+            try:
+                read(source)
+            except (StateError, StorageError):
+                raise
+            except EddylineError as error:
+                before = self.outages.get(source.name)
+                failures = 1 if before is None else before.failures + 1
+                retry_at = time.monotonic() + back_off(failures)
+                self.outages[source.name] = Outage(error, failures, retry_at)
+                errors.append(error)
+        return errors
 
     def stop(self) -> None:
         """Stop all sources."""
@@ -245,6 +306,7 @@ class Sources:
         """Stop and release the source that is attached to an entry, if there is one."""
         old = self._sources.pop(entry.id, None)
         if old is not None:
+            self.outages.pop(old.name, None)
             old.stop()
 
 

@@ -87,8 +87,9 @@ class SparkStream:
     def follow(self, interval_s: float) -> None:
         """Copy new rows in the background; raise the error that ended an earlier query."""
         if self.query is None or not self.query.isActive:
-            if self.query is not None:
-                self._check(self.query)
+            ended, self.query = self.query, None  # the next call begins a new one
+            if ended is not None:
+                self._check(ended)
             self.query = self._writer().trigger(processingTime=f"{interval_s} seconds").start()
 
     def stop(self) -> None:
