@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import expr, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -155,8 +155,15 @@ class SparkFormat:
             return self._load(columns, stream.options, context)
         # in PERMISSIVE mode Spark keeps the same records, in a column of their own
         kept = {k: v for k, v in stream.options.items() if k.lower() not in (MODE, _CORRUPT)}
-        read = StructType([*columns]).add(RECORD, "string")
-        return self._load(read, {**kept, _CORRUPT: RECORD}, context, file_names=True)
+        corrupt = _corrupt_column(stream, context)  # it isn't a field of the records
+        read = StructType([column for column in columns if column.name != corrupt])
+        read = read.add(RECORD, "string")
+        frame = self._load(read, {**kept, _CORRUPT: RECORD}, context, file_names=True)
+        return (
+            frame
+            if corrupt not in columns.names
+            else frame.withColumn(corrupt, lit(None).cast("string"))
+        )
 
     def _load(
         self,
@@ -261,8 +268,7 @@ class FileFormat:
             return False
         if self._read_by_spark(stream, context):
             return False
-        corrupt = context.spark.conf.get("spark.sql.columnNameOfCorruptRecord")
-        if corrupt in stream.columns.names:  # which Spark's reader fills
+        if _corrupt_column(stream, context) in stream.columns.names:  # which Spark's reader fills
             return False
         if not set(stream.options) <= {PATH, FILES_PER_ENTRY}:
             return False
@@ -280,6 +286,14 @@ class FileFormat:
         path = stream.options[PATH]
         foreign = _SCHEME.match(path) is not None or any(mark in path for mark in "{\\")
         return foreign or any(map(os.path.isdir, glob.glob(f"{path}/*=*")))
+
+
+def _corrupt_column(stream: Entry, context: Context) -> str:
+    """Return the name of the column that Spark's reader fills with malformed records."""
+    given = [value for name, value in stream.options.items() if name.lower() == _CORRUPT]
+    return (
+        given[0] if given else context.spark.conf.get("spark.sql.columnNameOfCorruptRecord") or ""
+    )
 
 
 @dataclass(frozen=True, slots=True)
