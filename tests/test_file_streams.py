@@ -66,6 +66,7 @@ def test_views_hold_what_spark_reads_in_every_mode(
         (folder / "zipped.gz").write_bytes(gzip.compress(contents[kind]))
         (folder / "b.bz2").write_bytes(bz2.compress(contents[kind]))
         (folder / "d.deflate").write_bytes(zlib.compress(contents[kind]))
+        (folder / "z.zst").write_bytes(pa.compress(contents[kind], codec="zstd", asbytes=True))
         (folder / "_hidden").write_bytes(contents[kind])
         (folder / "sub").mkdir()
         (folder / "sub" / "inner").write_bytes(contents[kind])

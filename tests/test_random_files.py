@@ -103,6 +103,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".deflate": zlib.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
 }
 OPTIONS = {
     "mode": ["PERMISSIVE", "DROPMALFORMED"],

@@ -28,11 +28,11 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
             return
         length = _ANY
     decoder = Decoder(schema, "UTC")
+    at, end = 0, start + (length or _ANY)
     with open_file(path) as stream:
         if start:
             stream.seek(start - 1)
-            stream.readline()  # the line that begins before `start` belongs to the part before
-        at, end = stream.tell(), start + (length or _ANY)
+            at = start - 1 + len(stream.readline())  # that line belongs to the part before
         while at < end and (block := stream.read(min(BLOCK_BYTES, end - at))):
             if not block.endswith(b"\n"):
                 block += stream.readline()
