@@ -35,6 +35,7 @@ from eddyline.relay.backend import Backend
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.sink.outbox import Outbox
+from eddyline.spark.failures import lost_worker
 from eddyline.spark.session import local_session
 from eddyline.testing import replayed
 
@@ -84,12 +85,7 @@ def again(action: Callable[[], T]) -> T:
 
 def worker_died(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, comes from a worker that was killed."""
-    words = ("exited unexpectedly", "Broken pipe", "EOFExc")
-    while error is not None:
-        if any(word in str(error) for word in words):
-            return True
-        error = error.__cause__
-    return False
+    return error is not None and (lost_worker(error) or worker_died(error.__cause__))
 
 
 def loud(text: str) -> str:

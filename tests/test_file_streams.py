@@ -26,6 +26,7 @@ from eddyline.source.files import FileStream
 from eddyline.source.parquet import parquet_fault, read_parquet
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import PARQUET
+from eddyline.source.spark import SparkStream
 from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
@@ -271,6 +272,13 @@ def test_unreadable_files_are_set_aside_until_they_are_mended(
     assert engine.verify()
 
 
+def test_names_in_a_parquet_file_need_not_be_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"name": [1]}), tmp_path / "a", store_schema=False)
+    content = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(content.replace(b"name", b"n\xffme"))
+    assert "utf-8" in parquet_fault(str(tmp_path / "a"), pa.schema([("name", pa.int64())]))
+
+
 @pytest.fixture
 def outage(engine: Engine, tmp_path: Path) -> tuple[Path, Path]:
     """One stream that Spark can't read and one that it can; return their folders."""
@@ -302,6 +310,22 @@ def test_a_stream_that_fails_stops_no_other(engine: Engine, outage: tuple[Path, 
     assert rows(engine.snapshot("bad_rows")) == [(3,)]
     assert not any("error" in source for source in engine.status()["sources"])
     assert engine.verify()
+
+
+@pytest.mark.spark
+def test_any_error_of_a_source_is_named_and_stops_no_other(
+    engine: Engine, outage: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pull(source: SparkStream) -> None:
+        if source.name == "bad":
+            raise RuntimeError("no such thing")
+        pulled(source)
+
+    pulled = SparkStream.pull
+    monkeypatch.setattr(SparkStream, "pull", pull)
+    with pytest.raises(EngineError, match="stream bad can't be read: RuntimeError: no such thing"):
+        engine.advance()
+    assert rows(engine.snapshot("good_rows")) == [(1,)]
 
 
 @pytest.mark.spark

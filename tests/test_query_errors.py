@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, udf
 
 from eddyline import Engine
 from eddyline.errors import DataError, EngineError, QueryError
-from eddyline.spark.failures import lost_task, message_of
+from eddyline.spark.failures import lost_task, lost_worker, message_of
 from eddyline.spark.query_errors import LOGGERS
 from eddyline.spark.session import local_session
 
@@ -79,15 +79,26 @@ def test_a_worker_that_dies_is_named_by_every_caller(engine: Engine) -> None:
     table.insert([(1,), (7,)])
     engine.advance()
     for statement in ("DELETE FROM t WHERE deadly(a) = 7", "UPDATE t SET a = deadly(a)"):
-        with pytest.raises(QueryError, match="Python worker exited unexpectedly"):
+        with pytest.raises(QueryError, match="Python worker exited unexpectedly") as lost:
             engine.execute(statement)
+        assert lost.value.condition == "WORKER_LOST"
+        assert lost.value.retryable
     with pytest.raises(EngineError, match="Python worker exited unexpectedly") as caught:
         engine.view("v", "SELECT deadly(a) AS a FROM t")
     assert caught.value.condition == "EPOCH_FAILED"
     with pytest.raises(QueryError, match="query: ZeroDivisionError: ") as failed:
         engine.execute("DELETE FROM t WHERE bad(a) = 1")
     assert "Traceback" not in str(failed.value)
+    assert failed.value.condition == "QUERY_FAILED"
     assert engine.sql("SELECT * FROM t").count() == 2
+
+
+def test_a_lost_worker_is_known_by_what_the_jvm_says() -> None:
+    said = "Caused by: java.io.IOException: "
+    for text in (f"{said}Stream closed", f"{said}Broken pipe", "java.io.EOFException\n\tat x"):
+        assert lost_worker(RuntimeError(text)), text
+    for text in ("ValueError: Broken pipe", f"{said}No space left on device", "[DIVIDE_BY_ZERO]"):
+        assert not lost_worker(RuntimeError(text)), text
 
 
 def test_the_cause_of_an_error_is_one_line() -> None:

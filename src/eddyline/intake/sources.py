@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
-from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
+from eddyline.errors import CatalogError, EddylineError, EngineError, StateError, StorageError
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import DeadLetters
@@ -183,20 +183,20 @@ class Sources:
 
         Raises:
             StateError: what the storage holds of a source is damaged.
-            StorageError: the storage can't be used.
+            StorageError, OSError: the storage can't be used.
         """
         errors: list[EddylineError] = []
         for source in sources:
             try:
                 read(source)
-            except (StateError, StorageError):
+            except (StateError, StorageError, OSError):
                 raise
-            except EddylineError as error:
+            except Exception as error:  # noqa: BLE001  # whatever a source raises: it is named
+                errors.append(_named(source, error))
                 before = self.outages.get(source.name)
                 failures = 1 if before is None else before.failures + 1
                 retry_at = time.monotonic() + back_off(failures)
-                self.outages[source.name] = Outage(error, failures, retry_at)
-                errors.append(error)
+                self.outages[source.name] = Outage(errors[-1], failures, retry_at)
         return errors
 
     def stop(self) -> None:
@@ -308,6 +308,20 @@ class Sources:
         if old is not None:
             self.outages.pop(old.name, None)
             old.stop()
+
+
+def _named(source: Source, error: Exception) -> EddylineError:
+    """Return the error of a source that can't be read, as one of Eddyline."""
+    if isinstance(error, EddylineError):
+        return error
+    named = EngineError(
+        f"stream {source.name} can't be read: {type(error).__name__}: {error}",
+        condition="STREAM_FAILED",
+        stream=source.name,
+        hint="mend the source and call advance() again; nothing was lost",
+    )
+    named.__cause__ = error
+    return named
 
 
 def _holder(entry: Entry, letters: Entry | None) -> Entry:

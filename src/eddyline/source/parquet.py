@@ -21,7 +21,7 @@ def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> st
     try:
         with _opened(path) as file:
             found = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # names needn't be UTF-8
         return str(error)
     present = _present(schema.names, list(found))
     for field in (field for field in schema if field.name in present):
@@ -55,7 +55,7 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
                     yield pa.table(columns, schema=schema)
                 else:
                     yield pa.table({"rows": pa.nulls(batch.num_rows)}).select([])
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"a Parquet file of a stream can't be read: {error}",
             condition="BAD_FILE",

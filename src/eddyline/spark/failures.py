@@ -22,6 +22,11 @@ from eddyline.errors import QueryError
 FAILURES = (PySparkException, Py4JError, RecursionError)
 _TRACEBACK = "Traceback (most recent call last):"
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
+# of a Python worker, of the process that starts them, of an executor
+_LOST_WORKER = re.compile(
+    r"Python worker exited unexpectedly|ExecutorLostFailure|java\.io\.EOFException"
+    r"|java\.(?:io\.IO|net\.Socket)Exception: (?:Broken pipe|Stream closed|Connection reset)"
+)
 _CAUSED, _AWAITED = "Caused by: ", "Exception thrown in awaitResult"
 _DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== SQL|\n=== |\n\s+at ")
 _FAULTS_OF_THE_QUERY = (
@@ -56,6 +61,13 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
             fragment=fragment,
             **context,
         )
+    if lost_worker(error):
+        return QueryError(
+            f"Spark has lost a worker of the query: {message_of(error)}",
+            condition="WORKER_LOST",
+            hint="run it again; nothing was changed",
+            **context,
+        )
     return QueryError(
         f"Spark fails on the query: {message_of(error)}",
         condition="QUERY_FAILED",
@@ -69,6 +81,11 @@ def _way_out(error: BaseException) -> str:
     if isinstance(error, PySparkException) and error.getCondition() == "UNRESOLVED_ROUTINE":
         return "correct the query, or register the function in this session (spark.udf.register)"
     return "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
+
+
+def lost_worker(error: BaseException) -> bool:
+    """Return whether a process of Spark's ended, or was killed, while it worked for a job."""
+    return _LOST_WORKER.search(str(error)) is not None
 
 
 def jvm_lost(error: BaseException | None) -> bool:
