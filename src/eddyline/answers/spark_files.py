@@ -23,7 +23,7 @@ from eddyline.state.manifest import Manifest
 
 _FORMATS = {NDJSON: "json", PARQUET: "parquet"}
 _FILE, _RECEIVED, _WATERMARK, _NEWEST = (
-    f"__{n}" for n in ("file", "received", "watermark", "newest")
+    f"__eddyline_{name}" for name in ("file", "received", "watermark", "newest")
 )
 _TIMES = f"{_FILE} STRING, {_RECEIVED} LONG, {_WATERMARK} LONG, {_NEWEST} LONG"
 _PLAIN = re.compile(r"[\w/.-]+")  # a path that Spark takes as it is
@@ -45,11 +45,11 @@ def read_by_spark(
     if len(kinds) != 1 or not kinds <= set(_FORMATS):
         return None
     kind = kinds.pop()
-    if entry.late_of or not all(_PLAIN.fullmatch(segment.file) for segment in segments):
+    if entry.late_of or not all(_PLAIN.fullmatch(os.path.abspath(s.file)) for s in segments):
         return None
     if not _unchanged(segments):
         return None
-    paths = sorted({segment.file for segment in segments})
+    paths = sorted({os.path.abspath(segment.file) for segment in segments})
     if kind == PARQUET:
         schema = arrow_schema(entry.given_columns, "UTC")
         if any(parquet_fault(path, schema, by_spark=True) for path in paths):
@@ -62,7 +62,7 @@ def read_by_spark(
 def _accepted(rows: DataFrame, entry: Entry, segments: Sequence[Segment]) -> DataFrame | None:
     """Return those rows of files that the stream has accepted, with the column `_received_at`.
 
-    None if only our readers can tell: parts of one file were received at different times.
+    None if only our readers can tell: parts of one file have other times of receipt or limits.
     """
     known = {_times_of(segment, entry) for segment in segments}
     files = [file for file, *_ in known]
@@ -75,11 +75,10 @@ def _accepted(rows: DataFrame, entry: Entry, segments: Sequence[Segment]) -> Dat
         micros = _micros(entry)
         late, ahead = f"{micros} < {_WATERMARK}", f"{micros} > {_NEWEST}"
         placed = placed.where(f"NOT coalesce({late}, false) AND NOT coalesce({ahead}, false)")
+    received = f"timestamp_micros({_RECEIVED})"
     return placed.select(
         *(
-            expr(f"timestamp_micros({_RECEIVED})" if is_received(name) else quoted(name)).alias(
-                name
-            )
+            expr(received if is_received(name) else quoted(name)).alias(name)
             for name in entry.columns.names
         )
     )
@@ -99,7 +98,7 @@ def _times_of(segment: Segment, entry: Entry) -> tuple[str, int | None, int | No
     """Return a segment's file, and of its time of receipt and limits those that its rows depend on."""
     received = segment.received_at if any(map(is_received, entry.columns.names)) else None
     limits = (segment.watermark, segment.newest) if entry.event_time else (None, None)
-    return os.path.normpath(segment.file), received, *limits
+    return os.path.abspath(segment.file), received, *limits
 
 
 def _unchanged(segments: Sequence[Segment]) -> bool:
