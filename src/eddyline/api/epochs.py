@@ -15,6 +15,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
+from eddyline.intake.backoff import back_off
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
@@ -38,7 +39,7 @@ from eddyline.state.recover import retire
 RETIRE_EVERY = 16
 """Epochs after which the data of epochs that are no longer retained is removed."""
 
-RETRY_FIRST_S, RETRY_MAX_S = 0.5, 60.0
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries of failing views in the background: at first, doubled each time, up to the maximum."""
 
 ROWS_SHOWN, ROW_LENGTH = 3, 300
@@ -201,7 +202,7 @@ class Epochs:
         finally:
             ended = time.monotonic()
             self._tries += 1
-            pause_s = min(RETRY_FIRST_S * 2**self._tries, RETRY_MAX_S)
+            pause_s = back_off(self._tries, RETRY_FIRST_S, RETRY_MAX_S)
             self._next_retry = ended + max(pause_s, RETRY_SHARE * (ended - started))
 
     def retry_due(self) -> bool:

@@ -17,7 +17,7 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
 from eddyline.errors import StateError
-from eddyline.intake.sources import back_off
+from eddyline.intake.backoff import back_off
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""

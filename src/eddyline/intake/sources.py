@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
 from eddyline.errors import CatalogError, EddylineError, EngineError, StateError, StorageError
+from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import DeadLetters
@@ -22,16 +23,8 @@ from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
-BACK_OFF_S, BACK_OFF_MAX_S = 0.25, 30.0
-"""Between two tries after a failure in the background: at first, doubled each time, up to the maximum."""
-
 FOLDERS = ("logs", "checkpoints")
 _LATEST = 2**63 - 1
-
-
-def back_off(failures: int) -> float:
-    """Return the seconds until the next try, after some failures one after the other."""
-    return float(min(BACK_OFF_S * 2 ** (failures - 1), BACK_OFF_MAX_S))
 
 
 @dataclass(frozen=True, slots=True)
