@@ -417,6 +417,30 @@ def test_types_of_parquet_columns_must_fit(
         assert table.schema == schema
 
 
+def test_parts_of_nested_columns_are_converted(tmp_path: Path) -> None:
+    held = pa.struct([("Q", pa.int8()), ("more", pa.string())])
+    wanted = pa.struct([("p", pa.string()), ("q", pa.int64())])
+    rows = [[{"Q": 1, "more": "a"}], None, [], [{"Q": None, "more": "b"}, None]]
+    columns = {
+        "a": pa.array(rows, pa.large_list(held)),
+        "m": pa.array(
+            [[("k", r) for r in row or ()][:1] for row in rows], pa.map_(pa.string(), held)
+        ),
+        "n": pa.nulls(4),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a")
+    schema = pa.schema(
+        [("a", pa.list_(wanted)), ("m", pa.map_(pa.string(), wanted)), ("n", pa.list_(wanted))]
+    )
+    assert parquet_fault(str(tmp_path / "a"), schema) == ""
+    (found,) = read_parquet(str(tmp_path / "a"), schema, 10)
+    found.validate(full=True)
+    one, none = {"p": None, "q": 1}, {"p": None, "q": None}
+    assert found["a"].to_pylist() == [[one], None, [], [none, None]]
+    assert found["m"].to_pylist() == [[("k", one)], [], [], [("k", none)]]
+    assert found["n"].null_count == 4
+
+
 def test_nanoseconds_of_parquet_are_cut(tmp_path: Path) -> None:
     path = str(tmp_path / "a")
     pq.write_table(pa.table({"t": pa.array([1_000_000_001], pa.timestamp("ns", "UTC"))}), path)

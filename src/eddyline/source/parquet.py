@@ -137,6 +137,8 @@ def _is_text(kind: pa.DataType) -> bool:
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
     if pa.types.is_struct(kind):
         return _struct(column, kind)
     if _is_list(kind) or pa.types.is_map(kind):
