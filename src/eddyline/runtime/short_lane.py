@@ -45,6 +45,8 @@ _NARROW = frozenset(
         *("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"),
     )
 )
+# of these, the ones that give one row for each row, in the same order
+_ONE_TO_ONE = frozenset(("ProjectExec", "RDDScanExec", "WholeStageCodegenExec", "InputAdapter"))
 _AGGREGATES = frozenset(("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"))
 
 Report = Callable[[dict[str, Any]], object]
@@ -63,17 +65,30 @@ class _Piece:
         source: number of the step over whose output it works.
         of_none: whether it has an output over no rows, as a global aggregate does.
         shuffled: whether its output names the bucket of each row.
+        one_to_one: whether it has one row for each row of its input, in the same order.
     """
 
     source: int
     plan: DriverPlan
     of_none: bool
     shuffled: bool
+    one_to_one: bool
 
     def over(self, table: pa.Table, context: TaskContext) -> pa.Table:
         if not table.num_rows and not self.of_none:
             return self.plan.schema.empty_table()
         return self.plan(table, context)
+
+    def by_bucket(self, rows: Rows, context: TaskContext) -> dict[BucketId, pa.Table]:
+        """Return its output over the rows of each bucket."""
+        inputs = {bucket: table for bucket, table in rows if bucket is not None}
+        if not self.one_to_one or len(inputs) < 2:
+            return {bucket: self.over(table, context) for bucket, table in inputs.items()}
+        output, found, start = self.over(pa.concat_tables(inputs.values()), context), {}, 0
+        for bucket, table in inputs.items():
+            found[bucket] = output.slice(start, table.num_rows)
+            start += table.num_rows
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +178,7 @@ class ShortPlan:
         if piece.shuffled:
             deltas = _by_bucket(self._all(piece, outputs, task))
         else:
-            deltas = {
-                bucket: piece.over(table, task)
-                for bucket, table in outputs[piece.source]
-                if bucket is not None
-            }
+            deltas = piece.by_bucket(outputs[piece.source], task)
         buckets = range(part.buckets) if isinstance(part.operator, Hold) else sorted(deltas)
         rows: Rows = []
         for bucket in map(BucketId, buckets):
@@ -200,6 +211,7 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
         DriverPlan(driver, physical, frame.schema),
         any(kind(node) in _AGGREGATES for node in nodes),
         BUCKET in frame.columns,
+        _ONE_TO_ONE.issuperset(map(kind, nodes)),
     )
 
 

@@ -141,7 +141,11 @@ class TaskContext:
         self.java = driver.contexts.empty()
         self._memory = driver.memory(number)
         driver.prepare(self.java, self._memory)
-        self.path = os.path.join(_folder(), f"{-number}.arrow")
+        # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
+        path = os.path.join(_folder(), f"{-number}.arrow")
+        self._stream = driver.stream(driver.file(path))
+        self._output = open(path, "rb")  # noqa: SIM115  # closed with the context
+        os.unlink(path)
 
     def __enter__(self) -> TaskContext:
         self.driver.contexts.setTaskContext(self.java)
@@ -153,8 +157,18 @@ class TaskContext:
             self._memory.cleanUpAllAllocatedMemory()
         finally:
             self.driver.contexts.unset()
-            if os.path.exists(self.path):
-                os.unlink(self.path)
+            self._stream.close()
+            self._output.close()
+
+    def received(self, messages: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the Arrow batches of an iterator of the JVM."""
+        self.driver.python.writeIteratorToStream(messages, self._stream)
+        data, at = self._output.read(), 0
+        buffer = pa.py_buffer(data)
+        while at < len(data):
+            length = int.from_bytes(data[at : at + _LENGTH])
+            yield pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), schema)
+            at += _LENGTH + length
 
 
 class DriverPlan:
@@ -187,22 +201,7 @@ class DriverPlan:
         messages = driver.arrow.toBatchIterator(
             rows, self._java_schema, 0, driver.zone, False, False, context.java
         )
-        # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
-        stream = driver.stream(driver.file(context.path))
-        try:
-            driver.python.writeIteratorToStream(messages, stream)
-        finally:
-            stream.close()
-        return pa.Table.from_batches(self._read(context.path), self.schema)
-
-    def _read(self, path: str) -> Iterator[pa.RecordBatch]:
-        with open(path, "rb") as stream:
-            data = stream.read()
-        at, buffer = 0, pa.py_buffer(data)
-        while at < len(data):
-            length = int.from_bytes(data[at : at + _LENGTH])
-            yield pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), self.schema)
-            at += _LENGTH + length
+        return pa.Table.from_batches(context.received(messages, self.schema), self.schema)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
