@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
-from eddyline.errors import CatalogError, EddylineError, EngineError, StateError, StorageError
+from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
-from eddyline.source.base import Source
+from eddyline.source.base import Source, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog
@@ -307,12 +307,7 @@ def _named(source: Source, error: Exception) -> EddylineError:
     """Return the error of a source that can't be read, as one of Eddyline."""
     if isinstance(error, EddylineError):
         return error
-    named = EngineError(
-        f"stream {source.name} can't be read: {type(error).__name__}: {error}",
-        condition="STREAM_FAILED",
-        stream=source.name,
-        hint="mend the source and call advance() again; nothing was lost",
-    )
+    named = cannot_read(source.name, f"{type(error).__name__}: {error}")
     named.__cause__ = error
     return named
 

@@ -11,9 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
 
+from eddyline.errors import EngineError
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
+
+
+def cannot_read(stream: str, why: str, way_out: str = "") -> EngineError:
+    """Return the error of a stream whose source can't be read now.
+
+    Args:
+        why: the cause, in one line.
+        way_out: one more way out than mending the source.
+    """
+    return EngineError(
+        f"stream {stream} can't be read: {why}",
+        condition="STREAM_FAILED",
+        stream=stream,
+        hint=f"mend the source and call advance() again; nothing was lost{way_out}",
+    )
 
 
 class Source(Protocol):

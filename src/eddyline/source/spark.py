@@ -14,7 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION
-from eddyline.errors import EngineError, StateError
+from eddyline.errors import StateError
+from eddyline.source.base import cannot_read
 from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
@@ -172,12 +173,7 @@ class SparkStream:
         if error is not None:
             failfast = "MALFORMED_RECORD" in str(error)
             way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
-            raise EngineError(
-                f"stream {self.name} can't be read: {message_of(error)}",
-                condition="STREAM_FAILED",
-                stream=self.name,
-                hint="mend the source and call advance() again; nothing was lost" + way_out,
-            ) from error
+            raise cannot_read(self.name, message_of(error), way_out) from error
 
 
 def _operation_sql(column: str, keyed: bool) -> str:
