@@ -201,9 +201,36 @@ def test_sums_of_decimals_that_overflow_are_as_offline_and_right_again(
     assert_equal_offline(engine)
 
 
+def test_wide_decimals_of_both_signs_add_up_exactly(
+    engine: el.Engine, session: SparkSession
+) -> None:
+    table = engine.table("t", "id INT, d DECIMAL(38,18), e DECIMAL(38,0)")
+    engine.view("v", "SELECT sum(d) AS s, avg(d) AS a, sum(e) AS se, avg(e) AS ae FROM t")
+    engine.view("h", "SELECT id % 2 AS k, sum(d) AS s, sum(e) AS se FROM t GROUP BY id % 2")
+    assert "linear" in engine.explain("v")
+    most, least = Decimal("9" * 20 + "." + "9" * 18), Decimal("1E-18")
+    big = Decimal("9" * 38)
+    for rows in (
+        [(1, most, big), (2, most.copy_negate(), big.copy_negate())],
+        [(3, least, Decimal(1)), (4, -least, Decimal(-1))],
+        [(5, Decimal(100) - least, Decimal(10) ** 20), (6, least - 100, -(Decimal(10) ** 20))],
+    ):
+        # one row after the other, so that no part of a sum overflows offline
+        table.insert(rows[1:])
+        table.insert(rows[:1])
+    engine.execute("DELETE FROM t WHERE id IN (1, 4)")
+    assert_equal_offline(engine)
+    for gone in (6, 3, 2, 5):
+        engine.execute(f"DELETE FROM t WHERE id = {gone}")
+        assert_equal_offline(engine)
+
+
 # -- random changes ----------------------------------------------------------------------------
 
-COLUMNS = "id INT, k INT, b BIGINT, i INT, s SMALLINT, x DOUBLE, f FLOAT, y DOUBLE, d DECIMAL(27,3)"
+COLUMNS = (
+    "id INT, k INT, b BIGINT, i INT, s SMALLINT, x DOUBLE, f FLOAT, y DOUBLE, d DECIMAL(27,3),"
+    " d18 DECIMAL(38,18), d0 DECIMAL(38,0), d6 DECIMAL(32,6), d27 DECIMAL(29,27), d37 DECIMAL(38,37)"
+)
 EVERY_SUM = {
     "integers": "SELECT k, sum(b) AS b, sum(i) AS i, avg(i) AS ai, sum(s) AS s, avg(s) AS sa,"
     " sum(DISTINCT b) AS db, count(*) AS n, count(b) AS nb, bit_xor(b) AS xb FROM t GROUP BY k",
@@ -212,7 +239,9 @@ EVERY_SUM = {
     "spread": "SELECT k, var_pop(y) AS vp, var_samp(y) AS vs, stddev_pop(y) AS sp, stddev(y) AS sd"
     " FROM t GROUP BY k",
     "decimals": "SELECT k, sum(d) AS d, avg(d) AS ad FROM t GROUP BY k",
-    "totals": "SELECT sum(b) AS b, sum(i) AS i, sum(d) AS d, count(*) AS n FROM t",
+    "wide": "SELECT k, sum(d18) AS d18, avg(d18) AS a18, sum(d0) AS d0, avg(d0) AS a0, sum(d6) AS d6,"
+    " avg(d6) AS a6, sum(d27) AS d27, avg(d27) AS a27, sum(d37) AS d37 FROM t GROUP BY k",
+    "totals": "SELECT sum(b) AS b, sum(i) AS i, sum(d) AS d, sum(d0 % 10) AS w, count(*) AS n FROM t",
 }
 POSITIVE = [
     5e-324,
@@ -231,12 +260,21 @@ POSITIVE = [
 ]
 
 
+WIDE = [(38, 18), (38, 0), (32, 6), (29, 27), (38, 37)]
+
+
+def wide_digits(precision: int) -> st.SearchStrategy[str | None]:
+    """Return digits of a decimal: the largest, half of it, the smallest, a carry, any, or null."""
+    whole = ["9" * precision, "5" + "0" * (precision - 1), "1", "0", "1" + "0" * 20, "9" * 20, None]
+    return st.sampled_from(whole) | st.text("0123456789", min_size=1, max_size=precision)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[list[tuple[Any, ...]], list[int]]]:
     """Epochs of many groups: the rows to insert, the ids of the rows to delete.
 
-    Doubles of one group have one sign, because offline the order decides what an Infinity and a
-    -Infinity on the way give. Large values of `y` differ: offline their variance is infinite.
+    Doubles and wide decimals of one group have one sign, because offline the order decides what an
+    Infinity and a -Infinity on the way give, and whether a part of a sum overflows. Large values of `y` differ: offline their variance is infinite.
     """
     held: list[int] = []
     epochs, number = [], 0
@@ -254,6 +292,11 @@ def histories(draw: st.DrawFn) -> list[tuple[list[tuple[Any, ...]], list[int]]]:
                 None if double is None else sign * double,
                 sign * draw(st.sampled_from([3.4028234663852886e38, 1e-45, 0.5, INFINITE])), spread,
                 draw(st.sampled_from([None, Decimal(10) ** 24 - 1, Decimal("-0.001"), Decimal(7)])),
+                *(
+                    None if digits is None else Decimal((int(sign < 0), tuple(map(int, digits)), -scale))
+                    for precision, scale in WIDE
+                    for digits in [draw(wide_digits(precision))]
+                ),
             ))  # fmt: skip
         gone = draw(st.lists(st.sampled_from(held), unique=True)) if held else []
         held = [one for one in held if one not in gone] + [row[0] for row in rows]

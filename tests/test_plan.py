@@ -62,7 +62,16 @@ def test_each_aggregate_that_is_claimed_to_be_linear_has_a_row() -> None:
 
 
 def test_each_row_decides_about_some_call() -> None:
-    types = ("int", "bigint", "decimal(10,2)", "decimal(38,2)", "double", "string", "binary")
+    types = (
+        "int",
+        "bigint",
+        "decimal(10,2)",
+        "decimal(38,2)",
+        "decimal(38,30)",
+        "double",
+        "string",
+        "binary",
+    )
     calls = [
         Call(function, (one,), distinct, append_only)
         for function in {name for rule in RULES for name in rule.functions} | {"CollectList"}
@@ -80,7 +89,11 @@ def test_each_row_decides_about_some_call() -> None:
         (Call("Count", ()), "sum of weights"),
         (Call("Count", ("string", "int"), distinct=True), "sum of weights"),
         (Call("Sum", ("decimal(27,2)",)), "sum of decimals"),
-        (Call("Sum", ("decimal(28,2)",)), "recompute: the product with a weight would lose digits"),
+        (Call("Sum", ("decimal(28,2)",)), "sum of decimals in two words"),
+        (
+            Call("Sum", ("decimal(38,28)",)),
+            "recompute: the product with a weight would lose digits",
+        ),
         (Call("Sum", ("interval day to second",)), RULES[-1].name),
         (Call("Max", ("date",), append_only=True), "extreme so far"),
         (Call("Max", ("date",)), "extreme of sorted values"),

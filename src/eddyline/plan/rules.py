@@ -17,6 +17,7 @@ FLOATS = frozenset(("float", "double"))
 # Types whose order is the same in Spark and in Polars; decimals are too.
 _ORDERED = INTEGERS | {"string", "date", "timestamp", "timestamp_ntz", "boolean"}
 _SUMMED_PRECISION_MAX = 27  # of more digits the product with a weight would lose some
+_INTEGER_DIGITS = 18  # of any number that a BIGINT can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,38 @@ def _decimals(call: Call) -> Accumulators:
     return Accumulators((Measure.SUM, Measure.SUM), (value, _COUNT), buffers)
 
 
+def _wide_decimals(call: Call) -> Accumulators:
+    """Sums in two words, high * 10^c + low, each short enough for the product with a weight.
+
+    The words are put together as the digits of an integer: Spark's types for products and sums of
+    decimals of 38 digits would cut the scale.
+    """
+    precision, scale = call.precision_and_scale
+    c = max(precision - scale - _INTEGER_DIGITS, 0)
+    word, digits = f"{10**c}BD", max(c + scale, 1)
+    weight = "cast(w as decimal(10,0))"
+    high = f"cast(cast({{v}} div {word} as decimal(19,0)) * {weight} as decimal(38,0))"
+    low = (
+        f"cast(cast({{v}} % {word} as decimal({digits},{scale})) * {weight} as decimal(38,{scale}))"
+    )
+    contributions = (
+        f"if({{on}}, {high}, cast(0 as decimal(38,0)))",
+        f"if({{on}}, {low}, cast(0 as decimal(38,{scale})))",
+        _COUNT,
+    )
+    # less than one word is left in the low one, and then both get the same sign
+    top = f"({{m0}} + cast({{m1}} div {word} as decimal(19,0)))"
+    rest = (
+        f"cast(cast({{m1}} % {word} as decimal({digits},{scale})) * {10**scale}BD as decimal(38,0))"
+    )
+    borrowed = f"case when {top} > 0 and {rest} < 0 then 1 when {top} < 0 and {rest} > 0 then -1 else 0 end"
+    whole = f"{10 ** (c + scale)}BD"
+    integer = f"try_add(try_multiply({top} - {borrowed}, {whole}), {rest} + ({borrowed}) * {whole})"
+    total = f"cast(concat(cast({integer} as string), 'E-{scale}') as decimal(38,{scale}))"
+    last = "{m2}" if call.function == "Average" else "{m2} = 0"
+    return Accumulators((Measure.SUM,) * 3, contributions, (total, last))
+
+
 def _doubles(call: Call) -> Accumulators:
     """An exact pair for the finite values, and counts of NaN and the infinities."""
     value = "cast({v} as double)"
@@ -240,18 +273,28 @@ def _is_ordered(call: Call) -> bool:
     return call.argument in _ORDERED or call.is_decimal
 
 
+def _is_short(call: Call) -> bool:
+    return call.precision_and_scale[0] <= _SUMMED_PRECISION_MAX
+
+
 _SUMS = ("Sum", "Average")
 _EXTREMES = ("Min", "Max")
 
 RULES: tuple[Rule, ...] = (
     Rule("sum of weights", ("Count",), _any_call, _count),
     Rule("sum of integers", _SUMS, lambda call: call.argument in INTEGERS, _integers),
+    Rule("sum of decimals", _SUMS, lambda call: call.is_decimal and _is_short(call), _decimals),
+    Rule(
+        "sum of decimals in two words",
+        _SUMS,
+        lambda call: call.is_decimal and call.precision_and_scale[1] <= _SUMMED_PRECISION_MAX,
+        _wide_decimals,
+    ),
     Rule(
         "recompute: the product with a weight would lose digits",
         _SUMS,
-        lambda call: call.is_decimal and call.precision_and_scale[0] > _SUMMED_PRECISION_MAX,
+        lambda call: call.is_decimal,
     ),
-    Rule("sum of decimals", _SUMS, lambda call: call.is_decimal, _decimals),
     Rule("exact sum of doubles", _SUMS, lambda call: call.argument in FLOATS, _doubles),
     Rule(
         "exact sums of doubles and their squares",
