@@ -63,8 +63,9 @@ class Child:
         self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the end of the child's standard error."""
-        return self.errors.read_text(errors="replace")[-6000:]
+        """Return the end of the child's standard error, without the frames of the JVM."""
+        lines = self.errors.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if not line.startswith("\tat "))[-6000:]
 
     def kill_workers(self) -> None:
         """Send SIGKILL to Spark's Python workers only."""

@@ -95,9 +95,18 @@ def test_a_worker_that_dies_is_named_by_every_caller(engine: Engine) -> None:
 
 def test_a_lost_worker_is_known_by_what_the_jvm_says() -> None:
     said = "Caused by: java.io.IOException: "
-    for text in (f"{said}Stream closed", f"{said}Broken pipe", "java.io.EOFException\n\tat x"):
+    starting = "reading the port number from pyspark.daemon's stdout and terminated with code:"
+    refused = "java.net.SocketException: Connection refused\n\tat java.base/sun.nio.ch.Net"
+    factory = "\n\tat org.apache.spark.api.python.PythonWorkerFactory.createSocket(P.scala:1)"
+    for text in (
+        *(f"{said}Stream closed", f"{said}Broken pipe", "java.io.EOFException\n\tat x"),
+        *(f"{starting} 137.", refused + factory),
+    ):
         assert lost_worker(RuntimeError(text)), text
-    for text in ("ValueError: Broken pipe", f"{said}No space left on device", "[DIVIDE_BY_ZERO]"):
+    for text in (
+        *("ValueError: Broken pipe", f"{said}No space left on device", "[DIVIDE_BY_ZERO]"),
+        *(f"{starting} 1.", refused, f"{refused}\n[X] y{factory}"),
+    ):
         assert not lost_worker(RuntimeError(text)), text
 
 

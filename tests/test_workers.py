@@ -25,6 +25,20 @@ except el.EngineError as error:
     print(error)
 """
 
+QUERY = """
+import sys, time
+from eddyline.spark.failures import lost_worker
+from eddyline.spark.session import local_session
+spark, ended = local_session(), time.monotonic() + 60
+while True:
+    try:
+        print(spark.range(0, 4, 1, 2).mapInArrow(lambda batches: batches, "id LONG").count())
+        break
+    except Exception as error:
+        assert lost_worker(error), error
+        assert time.monotonic() < ended, error
+"""
+
 
 def opened(tmp_path: Path, python: Path) -> str:
     """Open a storage in a process whose workers run a Python; return what it printed."""
@@ -75,3 +89,25 @@ def test_workers_are_checked_once_in_an_application(
         with el.Engine(tmp_path / str(number), spark) as engine:
             engine.table("t", "a INT")
     assert len(jobs) == 1
+
+
+def test_workers_start_again_after_the_process_that_starts_them_was_killed(tmp_path: Path) -> None:
+    """Two tasks start it, and are told to end, at the same time."""
+    python, starts = tmp_path / "short-lived-python", tmp_path / "starts"
+    python.write_text(
+        "#!/bin/sh\n"
+        f"echo start >> {starts}\n"
+        f"if [ $(wc -l < {starts}) -lt 6 ]; then sleep 0.2; kill -9 $$; fi\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", QUERY],
+        env={**os.environ, "PYSPARK_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.strip() == "4", done.stderr[-2000:]
+    assert len(starts.read_text().splitlines()) >= 6

@@ -130,6 +130,8 @@ class SparkStream:
                 expr(sql).alias(name) for name, sql in zip(BAD, self._bad_sql(), strict=True)
             ]
         task = LogTask(self.files, self.log.folder, number)
+        # Spark has set it to true for this thread; see INTERRUPT
+        batch.sparkSession.sparkContext.setLocalProperty("spark.job.interruptOnCancel", "false")
         written = batch.select(*columns).mapInArrow(task, LOGGED).collect()
         good, bad = (
             [Segment(LOG, row.file, row.rows, crc=row.crc) for row in written if row.dead is dead]

@@ -26,6 +26,10 @@ _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
 _LOST_WORKER = re.compile(
     r"Python worker exited unexpectedly|ExecutorLostFailure|java\.io\.EOFException"
     r"|java\.(?:io\.IO|net\.Socket)Exception: (?:Broken pipe|Stream closed|Connection reset)"
+    # ended by a signal before it listened; or gone while Spark wanted a worker from it
+    r"|port number from [\w.]+'s stdout(?:\.| and terminated with code: 1(?:29|[3-9]\d)\b)"
+    r"|java\.(?:net|nio)\.[\w.]*Exception\b.*(?:\n\s+at .*)*?"
+    r"\n\s+at org\.apache\.spark\.api\.python\.PythonWorkerFactory\."
 )
 _CAUSED, _AWAITED = "Caused by: ", "Exception thrown in awaitResult"
 _DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== SQL|\n=== |\n\s+at ")

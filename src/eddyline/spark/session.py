@@ -21,6 +21,12 @@ from eddyline.spark.jvm import logging_settings, start_jvm
 
 ZONE = "spark.sql.session.timeZone"
 
+INTERRUPT = "spark.sql.execution.interruptOnCancel"
+"""A task must not be interrupted while it starts the process that Python workers are forked from.
+
+If that process is killed at the same time, Spark never starts it again where it listens on a Unix socket.
+"""
+
 _LOCAL = {
     "spark.app.name": "eddyline",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -34,10 +40,12 @@ _LOCAL = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.sort.bypassMergeThreshold": "400",
     "spark.log.level": "ERROR",
+    INTERRUPT: "false",
 }
 
 # Settings of the session in which an engine runs its epochs.
 _EPOCHS = {
+    INTERRUPT: "false",
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
