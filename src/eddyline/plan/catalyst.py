@@ -18,6 +18,7 @@ from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.errors import EngineError
 from eddyline.plan.logical import Expression, Filter, JoinNode, Plan, Seq, items, kind
+from eddyline.spark.scala import scala_of
 from eddyline.spark.session import active
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
@@ -44,9 +45,8 @@ class Catalyst:
                 hint=f"install PySpark {' or '.join(KNOWN_VERSIONS)}",
             )
         self.session = session
-        self._jvm: Any = session.sparkContext._jvm
+        self._scala = scala_of(session)
         self._jsession = session._jsparkSession
-        self._classes: dict[str, Any] = {}
         self._hidden: set[int] = set()
 
     @property
@@ -91,7 +91,7 @@ class Catalyst:
 
     def holds_subquery(self, plan: Plan) -> bool:
         """Return whether an expression anywhere in a plan contains a subquery."""
-        patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        patterns = self._scala.static("org.apache.spark.sql.catalyst.trees.TreePattern")
         return bool(plan.containsPattern(patterns.PLAN_EXPRESSION()))
 
     def rdd_id(self, leaf: Plan) -> int:
@@ -102,7 +102,7 @@ class Catalyst:
         self, join: JoinNode
     ) -> tuple[list[Expression], list[Expression], Expression | None]:
         """Return left keys, right keys, and the rest of the condition if there is any."""
-        extractor = self._object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys")
+        extractor = self._scala.object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys")
         found = extractor.unapply(join)
         if found.isEmpty():
             condition = join.condition()
@@ -141,7 +141,7 @@ class Catalyst:
             return ""
         written = query.get()[start.get() : stop.get() + 1]
         text = written.strip("\"'").replace('"', "'").rpartition("'")[2]
-        parser = self._object("org.apache.spark.sql.catalyst.util.SparkParserUtils")
+        parser = self._scala.object("org.apache.spark.sql.catalyst.util.SparkParserUtils")
         return str(parser.unescapeSQLString(f"'{text}'", False))
 
     def is_session(self, key: Expression) -> bool:
@@ -181,7 +181,7 @@ class Catalyst:
         """
         found = function.eval(self._row(argument, value))
         if argument.dataType().simpleString() == "timestamp":
-            instant = self._jvm.java.time.Instant.ofEpochSecond(value // MICROSECONDS)
+            instant = self._scala.static("java.time.Instant").ofEpochSecond(value // MICROSECONDS)
             change = self._zone_rules.nextTransition(instant)
             if change is not None and change.isOverlap():
                 at = int(change.getInstant().getEpochSecond()) * MICROSECONDS
@@ -193,13 +193,13 @@ class Catalyst:
     def _zone_rules(self) -> Any:
         """Return the rules of the session's time zone, which know its clock changes."""
         zone = self.session.conf.get("spark.sql.session.timeZone")
-        return self._jvm.java.time.ZoneId.of(zone).getRules()
+        return self._scala.static("java.time.ZoneId").of(zone).getRules()
 
     def _input(self, like: Expression) -> Expression:
         return self._expression("BoundReference", 0, like.dataType(), True)
 
     def _row(self, like: Expression, value: int) -> Any:
-        row = self._make(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
+        row = self._scala.new(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
         name = like.dataType().simpleString()
         if name == "double":
             row.setDouble(0, float(value))
@@ -215,11 +215,11 @@ class Catalyst:
         self, expression: Expression, name: str, attribute: Expression | None = None
     ) -> Expression:
         """Return `expression AS name`, with the id of `attribute` or a new one."""
-        new = self._jvm.org.apache.spark.sql.catalyst.expressions
-        given = new.NamedExpression.newExprId() if attribute is None else attribute.exprId()
-        nothing = self._jvm.scala.Option.apply(None)
+        scala = self._scala
+        new_id = scala.static(f"{_EXPRESSIONS}.NamedExpression.newExprId")
+        given = new_id() if attribute is None else attribute.exprId()
         return self._expression(
-            "Alias", expression, name, given, self.seq([]), nothing, self.seq([])
+            "Alias", expression, name, given, scala.empty, scala.nothing, scala.empty
         )
 
     def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
@@ -236,19 +236,18 @@ class Catalyst:
 
     def with_one_row(self, left: Plan, right: Plan) -> Plan:
         """Return each left row with the one right row, or with nulls where there is none."""
-        nothing = self._jvm.scala.Option.apply(None)
         most = right.maxRows()
         known = most.isDefined() and int(most.get()) <= 1
         name = "LeftOuter" if known else "LeftSingle"
-        how = self._object(f"org.apache.spark.sql.catalyst.plans.{name}")
-        hint = self._object(f"{_LOGICAL}.JoinHint").NONE()
-        return self._node("Join", left, right, how, nothing, hint)
+        how = self._scala.object(f"org.apache.spark.sql.catalyst.plans.{name}")
+        hint = self._scala.object(f"{_LOGICAL}.JoinHint").NONE()
+        return self._node("Join", left, right, how, self._scala.nothing, hint)
 
     def aggregate(
         self, keys: Sequence[Expression], results: Sequence[Expression], child: Plan
     ) -> Plan:
         """Return an Aggregate node."""
-        nothing = self._jvm.scala.Option.apply(None)
+        nothing = self._scala.nothing
         return self._node("Aggregate", self.seq(keys), self.seq(results), child, nothing)
 
     def window(
@@ -265,7 +264,7 @@ class Catalyst:
             self.seq(partition),
             node.orderSpec(),
             child,
-            self._jvm.scala.Option.apply(None),
+            self._scala.nothing,
         )
 
     def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
@@ -313,7 +312,7 @@ class Catalyst:
     ) -> Plan | None:
         if not join.condition().isDefined():
             return None
-        condition = self._jvm.scala.Option.apply(self.rewrite(join.condition().get(), change))
+        condition = self._scala.some(self.rewrite(join.condition().get(), change))
         left, right = join.left(), join.right()
         return self._node("Join", left, right, join.joinType(), condition, join.hint())
 
@@ -326,7 +325,7 @@ class Catalyst:
             return self._call(call, function, True, present)
         if present.isDefined():
             condition = self._expression("And", present.get(), condition)
-        some = self._jvm.scala.Option.apply(condition)
+        some = self._scala.some(condition)
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
 
     def _listed_where(self, function: Expression, condition: Expression) -> Expression:
@@ -404,7 +403,9 @@ class Catalyst:
 
     def frame(self, plan: Plan) -> DataFrame:
         """Return a DataFrame over a plan."""
-        jdf = self._object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, plan)
+        jdf = self._scala.object("org.apache.spark.sql.classic.Dataset").ofRows(
+            self._jsession, plan
+        )
         return DataFrame(jdf, self.session)
 
     def plan(self, frame: DataFrame) -> Plan:
@@ -439,7 +440,7 @@ class Catalyst:
 
     def seq(self, values: Sequence[Any]) -> Seq[Any]:
         """Return a Scala Seq."""
-        made: Seq[Any] = self._jvm.PythonUtils.toSeq(list(values))
+        made: Seq[Any] = self._scala.seq(values)
         return made
 
     def _call(self, call: Expression, function: Any, distinct: bool, condition: Any) -> Expression:
@@ -465,31 +466,10 @@ class Catalyst:
         ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
 
-    def _object(self, name: str) -> Any:
-        """Return a Scala singleton object."""
-        found = self._classes.get(name)
-        if found is None:
-            java_class = (
-                self._jvm.java.lang.Thread.currentThread()
-                .getContextClassLoader()
-                .loadClass(name + "$")
-            )
-            found = self._classes[name] = java_class.getField("MODULE$").get(None)
-        return found
-
     def _node(self, name: str, *arguments: Any) -> Plan:
-        made: Plan = self._make(f"{_LOGICAL}.{name}", *arguments)
+        made: Plan = self._scala.new(f"{_LOGICAL}.{name}", *arguments)
         return made
 
     def _expression(self, name: str, *arguments: Any) -> Expression:
-        made: Expression = self._make(f"{_EXPRESSIONS}.{name}", *arguments)
+        made: Expression = self._scala.new(f"{_EXPRESSIONS}.{name}", *arguments)
         return made
-
-    def _make(self, name: str, *arguments: Any) -> Any:
-        found: Any = self._classes.get("new " + name)
-        if found is None:
-            found = self._jvm
-            for part in name.split("."):
-                found = getattr(found, part)
-            self._classes["new " + name] = found
-        return found(*arguments)

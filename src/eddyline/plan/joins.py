@@ -392,11 +392,10 @@ def _operator(
         frame = build.named(side.delta, inputs)
         present = " and ".join(f"{key} is not null" for key in keys) or "true"
         matchable = "true" if null_safe else present
-        frame = frame.selectExpr("*", f"{matchable} as matchable")
         if how is JoinKind.INNER:
-            frame = frame.where("matchable")
-        rest = ["matchable", *kept_keys, *names[number]]
-        sides.append(build.hashed(frame, keys, rest).selectExpr("*", f"{number} as side"))
+            frame, matchable = frame.where(matchable), "true"
+        rest = [f"{matchable} as matchable", *kept_keys, *names[number], f"{number} as side"]
+        sides.append(build.hashed(frame, keys, rest))
     columns = ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
     first, second = sides
     united = build.lane.union(

@@ -331,7 +331,6 @@ class Compiler:
         physical = build.catalyst.executable(compiled.frame)
         check_partitions(entry.name, physical, build.parts)
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
-        physical = build.catalyst.executable(compiled.frame)
         shown = physical.toString() if catalog else ""
         plan = EpochPlan(
             entry.id,

@@ -13,22 +13,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from eddyline.spark.scala import TO_SEQ, Scala, scala_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import active, zone_of
 
-_ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
+_LEAF = "org.apache.spark.sql.execution.LogicalRDD"
 _LENGTH = 4  # bytes before each message, big-endian
 
 
 class Driver:
-    """The classes of one JVM that an evaluation needs, looked up once.
+    """Makes placeholders and contexts of tasks, for the plans of one session.
 
     Args:
         session: plans are made in it.
@@ -37,28 +37,17 @@ class Driver:
     def __init__(self, session: SparkSession) -> None:
         self.session = session
         self.zone = zone_of(session)
-        jvm: Any = session.sparkContext._jvm  # noqa: SLF001  # not public in PySpark
-        self.jvm = jvm
-        self._jsession = session._jsparkSession  # noqa: SLF001
-        self.nothing = jvm.scala.Option.apply(None)
-        self.arrow = self._object(_ARROW)
-        self.python = self._object("org.apache.spark.api.python.PythonRDD")
-        self.contexts = self._object("org.apache.spark.TaskContext")
-        self.partition: Any = jvm.org.apache.spark.rdd.ParallelCollectionPartition
-        self.list: Any = jvm.java.util.Collections.singletonList
-        self.seq: Any = jvm.PythonUtils.toSeq
-        self.file: Any = jvm.java.io.FileOutputStream
-        self.stream: Any = jvm.java.io.DataOutputStream
+        self.scala = scala = scala_of(session)
+        self._jsession = session._jsparkSession  # noqa: SLF001  # not public in PySpark
+        self.arrow = scala.object("org.apache.spark.sql.execution.arrow.ArrowConverters")
+        self.python = scala.object("org.apache.spark.api.python.PythonRDD")
+        self.contexts = scala.object("org.apache.spark.TaskContext")
+        self.partition = scala.static("org.apache.spark.rdd.ParallelCollectionPartition")
         # in a task Spark's expressions read the settings of the session from these
-        self._settings = jvm.java.util.Properties()
+        self._settings = scala.new("java.util.Properties")
         settings = self._jsession.sessionState().conf().getAllConfs()
-        self._settings.putAll(jvm.scala.jdk.javaapi.CollectionConverters.asJava(settings))
-        context = self._class("org.apache.spark.TaskContextImpl")
-        self._fields = [
-            context.getDeclaredField(name) for name in ("taskMemoryManager", "localProperties")
-        ]
-        for field in self._fields:
-            field.setAccessible(True)
+        converters = scala.static("scala.jdk.javaapi.CollectionConverters")
+        self._settings.putAll(converters.asJava(settings))
 
     def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
         """Return a frame for rows that come later, all in one partition, and the id of its RDD."""
@@ -78,14 +67,12 @@ class Driver:
         finally:
             self.session.conf.set(threshold, str(before))
         known = frame.queryExecution().analyzed()
-        single = self._object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
-        constructor = self._class(known.getClass().getName()).getConstructors()[0]
-        none, given = self.nothing, [known.output(), known.rdd(), single, self.seq([]), False]
+        scala = self.scala
+        single = scala.object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
+        none, given = scala.nothing, [known.output(), known.rdd(), single, scala.empty, False]
         given += [none, self._jsession, none, none, False]
-        leaf = self.jvm.org.apache.spark.sql.execution.LogicalRDD(
-            *given[: constructor.getParameterCount()]
-        )
-        made = self._object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, leaf)
+        leaf = scala.new(_LEAF, *given[: _internals(scala).leaf_parameters])
+        made = scala.object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, leaf)
         return DataFrame(made, self.session), int(known.rdd().id())
 
     def schema(self, columns: StructType) -> pa.Schema:
@@ -94,7 +81,9 @@ class Driver:
 
     def rows_of(self, batch: pa.RecordBatch) -> Any:
         """Return a Scala Seq of one Arrow message."""
-        return self.seq(self.list(batch.serialize().to_pybytes()))
+        message = batch.serialize().to_pybytes()
+        messages = self.scala.static("java.util.Collections.singletonList")(message)
+        return self.scala.static(TO_SEQ)(messages)
 
     def context(self) -> TaskContext:
         """Return a context for evaluations in this thread; close it afterwards."""
@@ -102,32 +91,48 @@ class Driver:
 
     def memory(self, number: int) -> Any:
         """Return a memory manager for the rows of one context."""
-        return self.jvm.org.apache.spark.memory.TaskMemoryManager(self._memory, number)
+        manager = _internals(self.scala).memory
+        return self.scala.new("org.apache.spark.memory.TaskMemoryManager", manager, number)
 
     def prepare(self, context: Any, memory: Any) -> None:
         """Give a task's context its memory manager, and the settings of the session."""
-        for field, value in zip(self._fields, (memory, self._settings), strict=True):
+        fields = _internals(self.scala).fields
+        for field, value in zip(fields, (memory, self._settings), strict=True):
             field.set(context, value)
 
-    @cached_property
-    def _memory(self) -> Any:
+
+class _Internals:
+    """What isn't public of Spark's classes in one JVM.
+
+    Attributes:
+        fields: of a task's context the memory manager and the settings.
+        leaf_parameters: how many values a leaf for an RDD is made of.
+        memory: the memory manager of the driver.
+    """
+
+    def __init__(self, scala: Scala) -> None:
+        context = scala.java_class("org.apache.spark.TaskContextImpl")
+        names = ("taskMemoryManager", "localProperties")
+        self.fields = [context.getDeclaredField(name) for name in names]
+        for field in self.fields:
+            field.setAccessible(True)
+        constructor = scala.java_class(_LEAF).getConstructors()[0]
+        self.leaf_parameters = int(constructor.getParameterCount())
         # not by Py4J's reflection: it loads all classes that SparkEnv names, and PySpark lacks some
-        types, lookup = self.jvm.java.lang.invoke.MethodType, self.jvm.java.lang.invoke
-        public, environment = lookup.MethodHandles.publicLookup(), "org.apache.spark.SparkEnv"
-        owner = self._class(environment)
-        arguments = self.jvm.java.util.ArrayList()
+        types = scala.static("java.lang.invoke.MethodType")
+        public = scala.static("java.lang.invoke.MethodHandles").publicLookup()
+        owner = scala.java_class("org.apache.spark.SparkEnv")
+        arguments = scala.new("java.util.ArrayList")
         get = public.findStatic(owner, "get", types.methodType(owner))
-        arguments.add(get.invokeWithArguments(self.jvm.java.util.ArrayList()))
-        manager = self._class("org.apache.spark.memory.MemoryManager")
+        arguments.add(get.invokeWithArguments(scala.new("java.util.ArrayList")))
+        manager = scala.java_class("org.apache.spark.memory.MemoryManager")
         memory = public.findVirtual(owner, "memoryManager", types.methodType(manager))
-        return memory.invokeWithArguments(arguments)
+        self.memory = memory.invokeWithArguments(arguments)
 
-    def _class(self, name: str) -> Any:
-        loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        return loader.loadClass(name)
 
-    def _object(self, name: str) -> Any:
-        return self._class(f"{name}$").getField("MODULE$").get(None)
+@functools.lru_cache(maxsize=1)
+def _internals(scala: Scala) -> _Internals:
+    return _Internals(scala)
 
 
 class TaskContext:
@@ -143,7 +148,8 @@ class TaskContext:
         driver.prepare(self.java, self._memory)
         # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
         path = os.path.join(_folder(), f"{-number}.arrow")
-        self._stream = driver.stream(driver.file(path))
+        file = driver.scala.new("java.io.FileOutputStream", path)
+        self._stream = driver.scala.new("java.io.DataOutputStream", file)
         self._output = open(path, "rb")  # noqa: SIM115  # closed with the context
         os.unlink(path)
 
@@ -153,7 +159,7 @@ class TaskContext:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.java.markTaskCompleted(self.driver.nothing)
+            self.java.markTaskCompleted(self.driver.scala.nothing)
             self._memory.cleanUpAllAllocatedMemory()
         finally:
             self.driver.contexts.unset()
@@ -191,7 +197,7 @@ class DriverPlan:
         while first.dependencies().nonEmpty():
             first = first.dependencies().head().rdd()
         self._id = first.id()
-        self._tag = driver.jvm.scala.reflect.ClassTag.AnyRef()
+        self._tag = driver.scala.static("scala.reflect.ClassTag.AnyRef")()
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
 from eddyline.spark.jvm import logging_settings, start_jvm
+from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -125,7 +126,7 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
     """Make a session the active one of this thread; afterwards the one before is it again."""
-    sessions: Any = session.sparkContext._jvm.org.apache.spark.sql.SparkSession  # type: ignore[union-attr]  # noqa: SLF001  # not public in PySpark
+    sessions = scala_of(session).static("org.apache.spark.sql.SparkSession")
     before, wrapper = sessions.getActiveSession(), SparkSession._activeSession  # noqa: SLF001
     sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
     try:
@@ -180,8 +181,7 @@ def storage_zone(session: SparkSession, stored: str) -> str:
 
 def _rules(session: SparkSession, zone: str) -> Any:
     """Return the offsets and clock changes of a time zone, as Spark understands its name."""
-    jvm = session.sparkContext._jvm  # noqa: SLF001  # not public in PySpark
-    times = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils  # type: ignore[union-attr]
+    times = scala_of(session).static("org.apache.spark.sql.catalyst.util.DateTimeUtils")
     return times.getZoneId(zone).getRules()
 
 
