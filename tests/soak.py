@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker import JARS, Broker
+from eddyline.errors import StorageError
 from eddyline_apps.postgres import Server, programs
 from eddyline_bench.cluster import members
 from processes import Child
@@ -201,7 +202,14 @@ def _kill_server(server: Server, folder: Path) -> None:
     identity = (folder / "server/data/postmaster.pid").read_text().split()[0]
     os.killpg(int(identity), signal.SIGKILL)
     server.stop()
-    server.start()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return server.start()
+        except StorageError:  # its processes are still about to end
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _kill_broker(broker: Broker) -> None:
