@@ -23,7 +23,11 @@ from eddyline.spark.scala import TO_SEQ, Scala, scala_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import active, zone_of
 
+_READ = "org.apache.spark.sql.api.python.PythonSQLUtils.readArrowStreamFromFile"
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
+_BYTES_SENT_MAX = (
+    4096  # of a message; larger ones go through a file, whose bytes Py4J needn't encode
+)
 _LENGTH = 4  # bytes before each message, big-endian
 
 
@@ -148,6 +152,7 @@ class TaskContext:
         driver.prepare(self.java, self._memory)
         # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
         path = os.path.join(_folder(), f"{-number}.arrow")
+        self._input = os.path.join(_folder(), f"{-number}.input")
         file = driver.scala.new("java.io.FileOutputStream", path)
         self._stream = driver.scala.new("java.io.DataOutputStream", file)
         self._output = open(path, "rb")  # noqa: SIM115  # closed with the context
@@ -165,6 +170,20 @@ class TaskContext:
             self.driver.contexts.unset()
             self._stream.close()
             self._output.close()
+
+    def sent(self, batch: pa.RecordBatch) -> Any:
+        """Return a Scala Seq of one Arrow message, in the JVM."""
+        if batch.nbytes <= _BYTES_SENT_MAX:
+            return self.driver.rows_of(batch)
+        try:
+            with (
+                pa.OSFile(self._input, "wb") as file,
+                pa.ipc.new_stream(file, batch.schema) as writer,
+            ):
+                writer.write_batch(batch)
+            return self.driver.scala.static(_READ)(self._input).toSeq()
+        finally:
+            os.unlink(self._input)
 
     def received(self, messages: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of an iterator of the JVM."""
@@ -202,7 +221,7 @@ class DriverPlan:
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
         driver = self.driver
-        part = driver.partition(self._id, 0, driver.rows_of(_one_batch(table)), self._tag)
+        part = driver.partition(self._id, 0, context.sent(_one_batch(table)), self._tag)
         rows = self._rows.iterator(part, context.java)
         messages = driver.arrow.toBatchIterator(
             rows, self._java_schema, 0, driver.zone, False, False, context.java
