@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,7 +38,7 @@ from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import epoch_session, frame
+from eddyline.spark.session import active, cloned, epoch_session, frame
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
@@ -152,9 +153,10 @@ class Compiler:
         by_name = {r.name: r for r in relations.values()}
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
-        compiled = compile_view(build, entry.query, final=entry.final)
-        short = self._short(entry, build, relations, by_name)
-        return self._planned(entry, catalog, compiled, upstream, short)
+        with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
+            beside = pool.submit(self._short, entry, build, relations, by_name)
+            compiled = compile_view(build, entry.query, final=entry.final)
+        return self._planned(entry, catalog, compiled, upstream, self._same(beside.result(), build))
 
     def _short(
         self,
@@ -162,28 +164,40 @@ class Compiler:
         wide: Build,
         relations: Mapping[int, Relation],
         known: dict[str, Relation],
-    ) -> ShortPlan | None:
-        """Return a view's plan for the short lane; None if it can't, or shall never, run there."""
+    ) -> tuple[ShortPlan, Build] | None:
+        """Compile a view for the short lane; None if it can't, or shall never, run there.
+
+        Args:
+            wide: what it has in common with its plan for the wide lane.
+        """
         if not self.options.short_lane_rows:
             return None
+        session = cloned(wide.catalyst.session)
         try:
-            driver = Driver(wide.catalyst.session)
-            lane = ShortLane(
-                driver.placeholder,
-                partial(self._scan, entry.id, known),
-                partial(self._kernel, entry.id),
-            )
-            build = replace(
-                wide, lane=lane, relations=dict(relations), leaves=[], parts=[], constants={},
-                warnings=[], growing=[], needed=set(),
-            )  # fmt: skip
-            compile_view(build, entry.query, final=entry.final)
-            plan = ShortPlan(driver, wide.catalyst, lane)
+            with active(session):
+                driver, catalyst = Driver(session), Catalyst(session)
+                lane = ShortLane(
+                    driver.placeholder,
+                    partial(self._scan, entry.id, known),
+                    partial(self._kernel, entry.id),
+                )
+                build = replace(
+                    wide, catalyst=catalyst, lane=lane, relations=dict(relations), leaves=[],
+                    parts=[], constants={}, warnings=[], growing=[], needed=set(),
+                )  # fmt: skip
+                compile_view(build, entry.query, final=entry.final)
+                return ShortPlan(driver, catalyst, lane), build
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", entry.name, error)
             return None
+
+    def _same(self, short: tuple[ShortPlan, Build] | None, wide: Build) -> ShortPlan | None:
+        """Return a view's plan for the short lane if it has the state of the one for the wide lane."""
+        if short is None:
+            return None
+        plan, build = short
         if _form(build) != _form(wide):
-            logger.warning("view %s always runs as a Spark job: its two plans differ", entry.name)
+            logger.warning("view %s always runs as a Spark job: its two plans differ", wide.view)
             return None
         return plan
 
