@@ -80,5 +80,5 @@ $(VENV)/.installed: pyproject.toml apps/pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[plots]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[bench]'
 	@touch $@ $(VENV)/.installed

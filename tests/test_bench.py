@@ -15,6 +15,7 @@ from eddyline_bench import (
     mars,
     relay,
     relay_parts,
+    small,
     two_level,
 )
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
@@ -252,3 +253,25 @@ def test_recovery_is_when_throughput_is_back():
     assert [slow.window(phase) for phase in range(3)] == [9, 1, 6]
     assert slow.window_back_s == 7.5  # at 8.1 of 9
     assert slow.peak("tree", 1) == 20
+
+
+@pytest.mark.spark
+def test_small_changes_are_timed_beside_batch_spark_and_verified():
+    result = small.run(rows=5, repeat=1, scale=0.001, queries=["q6"])
+    assert result.equal
+    assert [one.name.split(",")[0] for one in result.work] == [
+        *("8 small views", "web statistics", "q6", "all 1 together"),
+    ]
+    for one in result.work:
+        assert one.made > 0
+        assert len(one.epochs) == len(one.cpu) == 1
+        assert one.lanes.keys() <= {"short", "wide"}
+    assert len(result.work[2].batch) == 3
+    assert "geometric mean" in result.text()
+
+
+def test_only_the_benchmark_of_small_changes_has_a_scale():
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(EngineError, match="has a scale"):
+        bench.run(parser.parse_args(["two-level", "--scale", "1"]))

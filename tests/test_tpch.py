@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import eddyline as el
-import tpch
 from eddyline.answers.difference import difference
 from eddyline.spark.session import cloned, local_session
 from eddyline.testing import replayed
+from eddyline_bench import tpch
 
 pytestmark = pytest.mark.spark
 SAMPLE = ["q1", "q3", "q13", "q15", "q16", "q21"]

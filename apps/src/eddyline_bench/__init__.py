@@ -16,6 +16,7 @@ from eddyline_bench import (
     mars,
     relay,
     relay_parts,
+    small,
     two_level,
 )
 from eddyline_bench.page import require_matplotlib
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "keyed-total": keyed_total.run,
     "history": history.run,
     "mars": mars.run,
+    "small": small.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
     "relay": relay.run,
@@ -65,8 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery), of the short history (history), of the largest batch (mars), of a round (relay)",
+        "delivery), of the short history (history), of the largest batch (mars), of a round (relay); "
+        "orders changed in an epoch (small)",
     )
+    parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument("--repeat", type=int, help="timed repetitions")
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
@@ -84,8 +88,14 @@ def run(args: argparse.Namespace) -> int:
                 hint="eddyline bench mars --write docs",
             )
         require_matplotlib()
-    chosen = {key: getattr(args, key) for key in ("rows", "repeat", "cores")}
+    chosen = {key: getattr(args, key) for key in ("rows", "repeat", "cores", "scale")}
     given = {key: value for key, value in chosen.items() if value is not None}
+    if args.scale is not None and args.name != "small":
+        raise EngineError(
+            "only the benchmark small has a scale",
+            condition="BAD_OPTION",
+            hint="eddyline bench small --scale 0.01",
+        )
     code = 0
     for name in [args.name] if args.name else list(BENCHMARKS):
         result = BENCHMARKS[name](**given)

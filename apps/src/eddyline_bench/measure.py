@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import statistics
 import sys
@@ -16,6 +17,8 @@ from typing import TypeVar
 
 import polars as pl
 from pyspark.sql import SparkSession
+
+from eddyline.errors import EngineError
 
 T = TypeVar("T")
 
@@ -142,6 +145,22 @@ def in_own_process(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a new process, with a JVM of its own, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def require(package: str, wanted_by: str) -> None:
+    """Raise EngineError if an optional package is missing.
+
+    Args:
+        wanted_by: the beginning of the message: what needs the package.
+    """
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise EngineError(
+            f"{wanted_by} the package {package}, which is not installed",
+            condition="MISSING_PACKAGE",
+            hint="pip install 'eddyline-apps[bench]'",
+        ) from None
 
 
 def median(values: Iterable[float]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from eddyline.errors import EngineError
-from eddyline_bench.measure import aligned, verdict
+from eddyline_bench.measure import aligned, require, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,9 +110,4 @@ def usable_cores() -> list[int]:
 
 def require_matplotlib() -> None:
     """Raise EngineError if matplotlib is missing; call it before minutes of measuring."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EngineError(
-            "the plots need the package matplotlib, which is not installed",
-            condition="MISSING_PACKAGE",
-            hint="pip install 'eddyline[bench]'",
-        )
+    require("matplotlib", "the plots need")

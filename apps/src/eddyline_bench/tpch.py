@@ -1,4 +1,4 @@
-"""TPC-H for tests: the 22 queries, the tables at a small scale, and three kinds of refreshes."""
+"""TPC-H: the 22 queries, the tables, and refreshes: for a benchmark and for the tests."""
 
 from __future__ import annotations
 
