@@ -90,7 +90,7 @@ class Reduce:
         both = delta if old is None else pa.concat_tables([old, cast_to(delta, old.schema)])
 
         frame = comparable_frame(both, [HASH, *layout.identity]).with_row_index("row")
-        frame = frame.with_columns(measure_series(both, layout.measures))
+        frame = frame.hstack(measure_series(both, layout.measures))
         is_old = pl.col("row") < held
         groups = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
             pl.col("row").last(),
@@ -202,9 +202,10 @@ class Reduce:
         self, both: pa.Table, groups: pl.DataFrame, values: list[dict[str, pa.Array]]
     ) -> pa.Table:
         names = numbered("m", len(self.measures))
+        equal = [pl.col("old_" + name).eq_missing(pl.col("new_" + name)) for name in names]
         same = np.ones(len(groups), bool)
-        for name in names:
-            same &= groups["old_" + name].eq_missing(groups["new_" + name]).to_numpy()
+        if equal:
+            same &= groups.select(same=pl.all_horizontal(equal))["same"].to_numpy()
         for extremes in values:
             old, new = (pl.Series(comparable(extremes[prefix])) for prefix in ("old_", "new_"))
             same &= old.eq_missing(new).to_numpy()

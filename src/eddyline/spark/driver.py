@@ -25,9 +25,7 @@ from eddyline.spark.session import active, zone_of
 
 _READ = "org.apache.spark.sql.api.python.PythonSQLUtils.readArrowStreamFromFile"
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
-_BYTES_SENT_MAX = (
-    4096  # of a message; larger ones go through a file, whose bytes Py4J needn't encode
-)
+_BYTES_SENT_MAX = 4096  # of a message; larger ones go through a file, not through Py4J
 _LENGTH = 4  # bytes before each message, big-endian
 
 

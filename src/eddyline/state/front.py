@@ -114,10 +114,12 @@ def _merge(
         that must be read deeper.
     """
     frame, by, descending, nulls_last = order_frame(heads, layout.identity, layout.order)
-    frame = frame.with_columns(
-        pl.Series("run", np.repeat(np.arange(len(cut)), [count for count, _ in cut])),
-        pl.Series("row", np.arange(heads.num_rows)),
-        pl.Series(WEIGHT, heads[WEIGHT].combine_chunks()),
+    frame = frame.hstack(
+        [
+            pl.Series("run", np.repeat(np.arange(len(cut)), [count for count, _ in cut])),
+            pl.Series("row", np.arange(heads.num_rows)),
+            pl.Series(WEIGHT, heads[WEIGHT].combine_chunks()),
+        ]
     ).sort(by, descending=descending, nulls_last=nulls_last)
     sort_keys = by[1 : len(layout.order) + 1]
     rows = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
@@ -139,18 +141,28 @@ def _merge(
     hash_index = np.searchsorted(hashes, rows[HASH].to_numpy())
     complete = pl.Series(np.arange(count) <= bound[hash_index])
     rows = rows.filter(complete & (pl.col(WEIGHT) != 0))
-    # another group with the same hash may be incomplete: only the wanted ones are read to the end
-    rows = rows.join(wanted, on=wanted.columns, how="semi", nulls_equal=True, maintain_order="left")
+    if len(wanted.columns) > 1:
+        # another group with the same hash may be incomplete: only the wanted ones are read to the end
+        rows = rows.join(
+            wanted, on=wanted.columns, how="semi", nulls_equal=True, maintain_order="left"
+        )
     rows = _ranked(rows, wanted.columns, sort_keys, ties)
-
-    reached = pl.col(PLACE) + (pl.col(WEIGHT) if ties is Ties.ROW_NUMBER else 0)
-    full = rows.group_by(wanted.columns).agg((reached.max() >= limit).alias("full"))
-    full = full.filter("full").select(wanted.columns)
-    lacking = wanted.filter(pl.Series(matched(wanted, full) < 0))[HASH].to_numpy()
-    incomplete = np.intersect1d(lacking, hashes[bound < count])
+    incomplete = hashes[bound < count]
+    if len(incomplete):
+        lacking = _lacking(rows, wanted, limit, ties)
+        incomplete = np.intersect1d(lacking, incomplete)
     table = heads.take(pa.array(rows["row"].to_numpy()))
     table = with_weights(table, rows[WEIGHT].to_numpy())
     return table, rows[PLACE].to_numpy(), incomplete
+
+
+def _lacking(rows: pl.DataFrame, wanted: pl.DataFrame, limit: int, ties: Ties) -> np.ndarray:
+    """Return the hashes of the wanted groups of which ranked rows don't reach the limit."""
+    reached = pl.col(PLACE) + (pl.col(WEIGHT) if ties is Ties.ROW_NUMBER else 0)
+    full = rows.group_by(wanted.columns).agg((reached.max() >= limit).alias("full"))
+    full = full.filter("full").select(wanted.columns)
+    lacking: np.ndarray = wanted.filter(pl.Series(matched(wanted, full) < 0))[HASH].to_numpy()
+    return lacking
 
 
 def _ranked(

@@ -113,7 +113,7 @@ def order_frame(
     keys = [
         pl.Series(n, table[k.column].combine_chunks()) for n, k in zip(names, order, strict=True)
     ]
-    frame = comparable_frame(table, [HASH, *identity]).with_columns(keys)
+    frame = comparable_frame(table, [HASH, *identity]).hstack(keys)
     rest = [False] * len(identity)
     return (
         frame,
@@ -175,7 +175,7 @@ def consolidate(
         kept = functools.reduce(pc.or_, (pc.not_equal(column, 0) for column in sums))
         return table.select([*columns, *(name for name, _ in measures)]).filter(kept)
     frame = comparable_frame(table, columns).with_row_index("__row")
-    frame = frame.with_columns(measure_series(table, measures))
+    frame = frame.hstack(measure_series(table, measures))
     grouped = frame.group_by(columns, maintain_order=True).agg(
         pl.col("__row").first(), *combined(measures)
     )
@@ -221,11 +221,11 @@ def merged_if_repetitive(rows: pa.Table) -> pa.Table:
         return rows
     if not columns:
         return pa.table({WEIGHT: [pc.sum(rows[WEIGHT])]}, schema=rows.schema)
-    sample = rows.slice(0, SAMPLE_ROWS)
+    sample = rows.slice(0, min(SAMPLE_ROWS, max(rows.num_rows // 8, SAMPLE_ROWS // 16)))
     if comparable_frame(sample, columns).n_unique() > sample.num_rows * 3 // 4:
         return rows
     frame = comparable_frame(rows, columns).with_row_index("__row")
-    frame = frame.with_columns(measure_series(rows, [(WEIGHT, Measure.SUM)]))
+    frame = frame.hstack(measure_series(rows, [(WEIGHT, Measure.SUM)]))
     grouped = frame.group_by(columns).agg(pl.col("__row").first(), pl.col(WEIGHT).sum())
     kept = grouped.filter(pl.col(WEIGHT) != 0)
     firsts = rows.select(columns).take(pa.array(kept["__row"].to_numpy()))
@@ -269,7 +269,9 @@ def finish(
 ) -> pl.DataFrame:
     """Sum the lists that `combined` collects for EXACT measures."""
     exact = [prefix + name for name, measure in measures if measure is Measure.EXACT]
-    return grouped.with_columns([add_exactly(grouped[name]) for name in exact])
+    return (
+        grouped.with_columns([add_exactly(grouped[name]) for name in exact]) if exact else grouped
+    )
 
 
 def add_exactly(lists: pl.Series) -> pl.Series:
