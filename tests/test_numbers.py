@@ -225,6 +225,18 @@ def test_wide_decimals_of_both_signs_add_up_exactly(
         assert_equal_offline(engine)
 
 
+def test_a_sum_of_wide_decimals_at_the_end_of_its_range_is_exact(engine: el.Engine) -> None:
+    """Offline the order of the rows decides whether a part of this sum overflows."""
+    table = engine.table("t", "sign INT, d DECIMAL(38,0)")
+    engine.view("v", "SELECT sign, sum(d) AS s FROM t GROUP BY sign")
+    half, most = Decimal("5E+37"), Decimal("9" * 38)
+    table.insert([(1, half), (1, half), (1, Decimal(-1))])
+    table.insert([(-1, half.copy_negate()), (-1, half.copy_negate()), (-1, Decimal(1))])
+    engine.advance()
+    found = {row.sign: row.s for row in engine.snapshot("v").collect()}
+    assert found == {1: most, -1: most.copy_negate()}
+
+
 # -- random changes ----------------------------------------------------------------------------
 
 COLUMNS = (
