@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eddyline.api.script import (
+    CreateSink,
     CreateStream,
     CreateTable,
     CreateView,
@@ -80,6 +81,13 @@ READ: list[tuple[str, Statement]] = [
             "s", None, "x", (("a", "it's"), ("b", "xy"), ("c", r"\d"), ("d", "a\tb"), ("e", "xy"))
         ),
     ),
+    (
+        "CREATE SINK k FROM `a b` USING delta OPTIONS (path '/x', Mode upsert)",
+        CreateSink("k", "a b", "delta", (("path", "/x"), ("Mode", "upsert"))),
+    ),
+    ("CREATE SINK IF NOT EXISTS k FROM v USING csv", CreateSink("k", "v", "csv", (), True)),
+    ("DROP SINK IF EXISTS k", Drop("sink", "k", True)),
+    ("SHOW SINKS", Show("sink")),
     ("CREATE VIEW v AS SELECT 1", CreateView("v", "SELECT 1")),
     ("CREATE OR REPLACE VIEW v AS SELECT 1", CreateView("v", "SELECT 1", replace=True)),
     ("CREATE MATERIALIZED VIEW v AS VALUES (1)", CreateView("v", "VALUES (1)")),
@@ -136,9 +144,6 @@ READ: list[tuple[str, Statement]] = [
 ]
 
 REFUSED = {
-    "CREATE SINK k FROM v USING parquet": "view.changes",
-    "DROP SINK k": "view.changes",
-    "SHOW SINKS": "view.changes",
     "CREATE TABLE s (t TIMESTAMP, WATERMARK FOR t AS t)": "use a stream",
     "SELECT * FROM STREAM s WATERMARK t DELAY OF INTERVAL 1 MINUTE": "WATERMARK",
     "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
@@ -189,7 +194,7 @@ WRONG = {
     "UPDATE t SET a.b = 1": "without dots",
     "DROP VIEW": "the name of the view is expected",
     "DROP VIEW v CASCADE": "the end is expected at CASCADE",
-    "SHOW": "TABLES, STREAMS or VIEWS",
+    "SHOW": "TABLES, STREAMS, VIEWS or SINKS",
     "SHOW TABLES LIKE 'a'": "the end is expected",
     "EXPLAIN": "expected at the end",
     "EXPLAIN CREATE VIEW v AS SELECT 1": "the end is expected",
@@ -427,7 +432,7 @@ def test_if_not_exists_leaves_what_is_there() -> None:
 def test_nothing_runs_before_all_is_read() -> None:
     engine = Recorder()
     with pytest.raises(ScriptError):
-        run(engine, "DROP TABLE t; DROP SINK k")
+        run(engine, "DROP TABLE t; DROP INDEX k")
     assert engine.calls == []
 
 

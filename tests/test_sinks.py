@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +37,6 @@ from eddyline.testing import Crash, FaultyFiles, MemorySink
 
 HELD = 1024
 VIEW = ViewId("v1")
-NO_ROWS = pa.table({"n": pa.array([], pa.int64()), "op": pa.array([], pa.string()), "w": []})
 
 
 def weighted(appended: Sequence[int], deleted: Sequence[int] = ()) -> pa.Table:
@@ -65,11 +65,23 @@ class Epochs:
     def retained(self) -> list[Epoch]:
         return [Epoch(n) for n in range(self.oldest, self.last + 1)]
 
-    def changes(self, epoch: Epoch) -> pa.Table:
-        assert self.oldest <= epoch <= self.last
-        if epoch % 3 == 0:
-            return NO_ROWS
-        return weighted([epoch, epoch], [epoch - 1] if epoch % 3 == 2 else [])
+    def holder(self, epoch: Epoch) -> ViewId:
+        return self.view
+
+    def holding(self, epoch: Epoch) -> AbstractContextManager[bool]:
+        return nullcontext(True)
+
+    def count(self, epoch: Epoch) -> int:
+        return (0, 1, 2)[epoch % 3]
+
+    def changes(self, first: Epoch, last: Epoch) -> pa.Table:
+        assert self.oldest <= first <= last <= self.last
+        before, after = self.content(first - 1), self.content(last)
+        net = {n: after.count(n) - before.count(n) for n in {*before, *after}}
+        return weighted(
+            [n for n, c in net.items() for _ in range(c)],
+            [n for n, c in net.items() for _ in range(-c)],
+        )
 
     def content(self, epoch: int) -> list[int]:
         held: list[int] = []
@@ -95,14 +107,14 @@ class CrashingSink(MemorySink):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
+    def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
         self._dying(False)
-        super().deliver(epoch, changes)
+        super().deliver(base, epoch, changes)
         self._dying(True)
 
-    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         self._dying(False)
-        super().replace(epoch, rows)
+        super().replace(base, epoch, rows)
         self._dying(True)
 
     def _dying(self, late: bool) -> None:
@@ -197,7 +209,8 @@ def test_crashes_at_every_point_double_and_lose_nothing(steps: list[tuple[str, i
                 outbox = Outbox(files, "k1")
                 before, target, refused = outbox.cursor(), sink.epoch, ""
                 try:
-                    assert Delivery(changelog, outbox, sink).run() == (sink.epoch or 0)
+                    each = bool(number % 2)
+                    assert Delivery(changelog, outbox, sink, each=each).run() == (sink.epoch or 0)
                     assert sink.epoch in (None, changelog.last)
                 except (Crash, StorageError):
                     assert step != "deliver"
@@ -221,7 +234,7 @@ def test_crashes_at_every_point_double_and_lose_nothing(steps: list[tuple[str, i
 
 def test_empty_epochs_are_left_out_but_for_the_last(tmp_path: Path) -> None:
     changelog, sink = Epochs(last=1), MemorySink()
-    delivery = Delivery(changelog, Outbox(Files(str(tmp_path)), "k1"), sink)
+    delivery = Delivery(changelog, Outbox(Files(str(tmp_path)), "k1"), sink, each=True)
     delivery.run()
     changelog.last = 6
     assert delivery.run() == 6
@@ -317,7 +330,10 @@ def delivery(
 ) -> Delivery:
     used = files or engine.files
     return Delivery(
-        CommittedChangelog(used, engine.catalog.get(view)), Outbox(used, f"k-{view}"), sink
+        CommittedChangelog(used, engine.catalog.get(view)),
+        Outbox(used, f"k-{view}"),
+        sink,
+        each=True,
     )
 
 

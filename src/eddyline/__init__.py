@@ -25,7 +25,7 @@ from eddyline.options import Options
 if TYPE_CHECKING:
     from eddyline.answers.verify import Report
     from eddyline.api.engine import Engine
-    from eddyline.api.handles import Stream, Table, View
+    from eddyline.api.handles import Sink, Stream, Table, View
     from eddyline.api.pipeline import Pipeline
     from eddyline.relay.bolts import Emitted
     from eddyline.relay.embedded import LogBackend
@@ -52,6 +52,7 @@ __all__ = [
     "QueueFullError",
     "Report",
     "ScriptError",
+    "Sink",
     "StateError",
     "StateGrowthWarning",
     "StorageError",
@@ -72,6 +73,7 @@ _LAZY = {
     "Producer": "eddyline.relay.queue",
     "Progress": "eddyline.runtime.epoch",
     "Report": "eddyline.answers.verify",
+    "Sink": "eddyline.api.handles",
     "Stream": "eddyline.api.handles",
     "Table": "eddyline.api.handles",
     "View": "eddyline.api.handles",

@@ -123,7 +123,13 @@ CONDITIONS: dict[str, Condition] = {
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
     # sinks
+    "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink refers to an environment variable or file that can't be read. Set it for the engine's process; the sink tries again by itself."),
+    "SINK_FAILED": Condition(ENVIRONMENT, True, "A sink's target can't be used: the message ends with the cause. Mend it; the sink tries again by itself, and nothing is lost."),
+    "SINK_KEY": Condition(USER, False, "A sink's target needs a key that its view doesn't have. Leave the option key out, make the view unique by these columns, or take a format without a key."),
+    "SINK_REFUSED": Condition(DATA, False, "A target refuses a row, and the sink has the option on_refused = 'stop'. Mend the row or the target's constraint, or let the sink keep such rows as dead letters."),
     "SINK_TARGET_AHEAD": Condition(USER, False, "A sink's target is ahead of the storage: one of them was restored from a copy, or they don't belong together. Connect the right target, or empty it and remove the sink's cursor."),
+    "SINK_TARGET_MOVED": Condition(ENVIRONMENT, True, "Another engine has delivered to a sink's target in the meantime. Stop one of the two; the delivery goes on from what the target holds."),
+    "SINK_TARGET_NOT_EMPTY": Condition(USER, False, "A new sink's target holds rows that no sink has written. Give another target, empty it, or set the option overwrite = true."),
     "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs that were delivered to it. Connect the right target, or remove the sink's cursor to go on from what it holds."),
     # installation
     "MISSING_PACKAGE": Condition(ENVIRONMENT, False, "An optional package is not installed. The hint has the command that installs it."),

@@ -146,12 +146,16 @@ class MemorySink:
     def committed(self) -> Epoch | None:
         return self.epoch
 
-    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
-        if self.epoch is None or epoch <= self.epoch:
-            raise AssertionError(f"epoch {epoch} is delivered to a target with {self.epoch}")
+    def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
+        if self.epoch != base or epoch <= base:
+            raise AssertionError(
+                f"changes from {base} to {epoch} come to a target with {self.epoch}"
+            )
         self._commit("deliver", epoch, dict(self._held), changes)
 
-    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
+        if self.epoch != base:
+            raise AssertionError(f"a target with {self.epoch} is replaced as if it had {base}")
         self._commit("replace", epoch, {}, rows)
 
     def close(self) -> None:

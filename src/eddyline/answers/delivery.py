@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -14,20 +16,24 @@ from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.sink.base import Sink
 from eddyline.sink.cursors import Cursor
-from eddyline.sink.outbox import Deliver, Outbox, Refuse, Snapshot, next_delivery
+from eddyline.sink.outbox import Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.kernels import cast_to
+from eddyline.state.leases import Leases
 from eddyline.state.manifest import (
-    Buckets,
+    Manifest,
     committed_epochs,
     last_committed,
     read_manifest,
     without_gaps,
 )
 from eddyline.state.recover import flush
-from eddyline.state.runs import read_run
+from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
+
+ROWS_MAX = 1_000_000
+"""Changes that are delivered as one: epochs are put together up to about so many rows."""
 
 
 class Changelog(Protocol):
@@ -37,14 +43,23 @@ class Changelog(Protocol):
     def view(self) -> ViewId:
         """The view's id."""
 
+    def holder(self, epoch: Epoch) -> ViewId:
+        """Return the id that the view had in an epoch: another one if it has been replaced since."""
+
     def committed(self) -> Epoch:
         """Return the last committed epoch, which no crash can undo."""
 
     def retained(self) -> list[Epoch]:
         """Return the epochs whose changes are retained, without gaps, oldest first."""
 
-    def changes(self, epoch: Epoch) -> pa.Table:
-        """Return the changes of an epoch in the form that `Sink` describes."""
+    def holding(self, epoch: Epoch) -> AbstractContextManager[bool]:
+        """Keep an epoch, and those after it, during the context; yield False if it isn't retained."""
+
+    def count(self, epoch: Epoch) -> int:
+        """Return about how many rows an epoch has changed."""
+
+    def changes(self, first: Epoch, last: Epoch) -> pa.Table:
+        """Return the net changes of the epochs from `first` to `last` in the form that `Sink` describes."""
 
     def rows(self, epoch: Epoch) -> pa.Table:
         """Return all rows as of an epoch, in the same form."""
@@ -62,13 +77,22 @@ class CommittedChangelog:
         self.files = files
         self.entry = view
         self._flushed = Epoch(0)
+        self._leases = Leases(files)
+        self._now = Manifest(Epoch(0))
 
     @property
     def view(self) -> ViewId:
         return ViewId(self.entry.id)
 
+    def holder(self, epoch: Epoch) -> ViewId:
+        return ViewId(self._now.holder(self.view, epoch))
+
     def committed(self) -> Epoch:
-        epoch = last_committed(self.files).epoch
+        self._now = last_committed(self.files)
+        chains = self._now.replaced.values()
+        ends = [until for chain in chains for name, until in chain if name == self.view]
+        # the changelog of a view ends where another one has replaced it
+        epoch = Epoch(min([self._now.epoch, *(until - 1 for until in ends)]))
         if self.files.unflushed and epoch > self._flushed:
             # a power cut could undo the epoch, but not its delivery
             flush(self.files, self._flushed)
@@ -76,25 +100,45 @@ class CommittedChangelog:
         return epoch
 
     def retained(self) -> list[Epoch]:
-        # the view's first epoch gives all its rows: no changes of what a target held before
+        # the first epoch of a view gives all its rows: no changes of what a target held before
+        chain = self._now.replaced.get(self.view, ())
+        ended = next((end for name, end in chain if not name), Epoch(0))
+        if not chain and self.view not in self._now.rebuilt:
+            ended = Epoch(self.entry.since)
         epochs = without_gaps(committed_epochs(self.files))
-        return [epoch for epoch in epochs if epoch > self.entry.since]
+        return [epoch for epoch in epochs if ended < epoch]
 
-    def changes(self, epoch: Epoch) -> pa.Table:
-        manifest = read_manifest(self.files, epoch)
-        result = manifest.result(self.entry.id, ROWS)
-        return self._table(manifest.deltas.get(result, {}), manifest.zone)
+    @contextmanager
+    def holding(self, epoch: Epoch) -> Iterator[bool]:
+        held = self._leases.hold(epoch)
+        try:
+            yield held
+        finally:
+            if held:
+                self._leases.release(epoch)
+
+    def count(self, epoch: Epoch) -> int:
+        return sum(run.rows for run in self._changed(epoch))
+
+    def changes(self, first: Epoch, last: Epoch) -> pa.Table:
+        epochs = (Epoch(number) for number in range(first, last + 1))
+        return self._table([run for epoch in epochs for run in self._changed(epoch)])
 
     def rows(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)
-        result = manifest.result(self.entry.id, ROWS)
-        return self._table(manifest.arrangements.get(result, {}), manifest.zone, held=True)
+        buckets = manifest.arrangements.get(manifest.result(self.entry.id, ROWS), {})
+        return self._table([run for own in buckets.values() for run in own], held=True)
 
-    def _table(self, buckets: Buckets, zone: str, *, held: bool = False) -> pa.Table:
+    def _changed(self, epoch: Epoch) -> list[Run]:
+        manifest = read_manifest(self.files, epoch)
+        result = manifest.result(self.holder(epoch), ROWS)
+        return [run for own in manifest.deltas.get(result, {}).values() for run in own]
+
+    def _table(self, runs: Sequence[Run], *, held: bool = False) -> pa.Table:
         columns = self.entry.columns
         names = numbered("c", len(columns))
-        schema = arrow_schema(plain_schema(columns), zone).append(pa.field(WEIGHT, pa.int64()))
-        runs = [run for own in buckets.values() for run in own]
+        schema = arrow_schema(plain_schema(columns), self._now.zone)
+        schema = schema.append(pa.field(WEIGHT, pa.int64()))
         tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
         rows = net_changes(pa.concat_tables(tables), names) if tables else schema.empty_table()
         rows = cast_to(rows, schema).sort_by(WEIGHT)  # deletes first
@@ -107,15 +151,25 @@ class CommittedChangelog:
 
 
 class Delivery:
-    """Delivers a view's changes to one sink, each epoch exactly once.
+    """Delivers a view's changes to one sink, each exactly once.
 
     Only one delivery may run for a sink at a time.
+
+    Args:
+        each: deliver each epoch by itself; else those that wait are put together.
+
+    Attributes:
+        rows: number of rows that were delivered.
     """
 
-    def __init__(self, changelog: Changelog, outbox: Outbox, sink: Sink) -> None:
+    def __init__(
+        self, changelog: Changelog, outbox: Outbox, sink: Sink, *, each: bool = False
+    ) -> None:
         self.changelog = changelog
         self.outbox = outbox
         self.sink = sink
+        self.each = each
+        self.rows = 0
 
     def run(self) -> Epoch:
         """Deliver all committed epochs; return the epoch that the target then holds.
@@ -127,25 +181,51 @@ class Delivery:
             StateError: storage and target contradict each other (see `next_delivery`), or the
                 state is damaged.
         """
-        view, committed = self.changelog.view, self.changelog.committed()
-        cursor, target = self.outbox.cursor(), self.sink.committed()
-        decision = next_delivery(view, cursor, target, committed, self.changelog.retained())
-        if isinstance(decision, Refuse):
-            raise decision.error
-        if isinstance(decision, Snapshot):
-            self.sink.replace(decision.epoch, self.changelog.rows(decision.epoch))
-            self.outbox.advance(Cursor(view, decision.epoch))
-        elif isinstance(decision, Deliver):
-            self._deliver(decision, view)
-        elif target and cursor != Cursor(view, target):
-            # a crash came before the write of the cursor
-            self.outbox.advance(Cursor(view, target))
-        return committed
+        changelog = self.changelog
+        while True:
+            committed = changelog.committed()
+            cursor, target = self._cursor(), self.sink.committed()
+            retained = changelog.retained()
+            decision = next_delivery(changelog.view, cursor, target, committed, retained)
+            if isinstance(decision, Refuse):
+                raise decision.error
+            if isinstance(decision, UpToDate):
+                if target and cursor != Cursor(changelog.view, target):
+                    # a crash came before the write of the cursor, or the view was replaced
+                    self.outbox.advance(Cursor(changelog.view, target))
+                return committed
+            first = decision.first if isinstance(decision, Deliver) else decision.epoch
+            with changelog.holding(first) as held:
+                if not held:
+                    continue  # it has been retired in the meantime
+                if isinstance(decision, Snapshot):
+                    rows = changelog.rows(decision.epoch)
+                    self.sink.replace(target, decision.epoch, rows)
+                    self._delivered(decision.epoch, rows)
+                else:
+                    self._deliver(decision)
+                return committed
 
-    def _deliver(self, decision: Deliver, view: ViewId) -> None:
+    def _cursor(self) -> Cursor | None:
+        """Return the cursor; one of a view that this view has replaced becomes one of this view."""
+        cursor, view = self.outbox.cursor(), self.changelog.view
+        if cursor is not None and cursor.view == self.changelog.holder(cursor.epoch):
+            return Cursor(view, cursor.epoch)
+        return cursor
+
+    def _deliver(self, decision: Deliver) -> None:
+        base, first = Epoch(decision.first - 1), decision.first
+        count = 0
         for number in range(decision.first, decision.last + 1):
             epoch = Epoch(number)
-            changes = self.changelog.changes(epoch)
-            if changes.num_rows or epoch == decision.last:
-                self.sink.deliver(epoch, changes)
-                self.outbox.advance(Cursor(view, epoch))
+            count += self.changelog.count(epoch)
+            if epoch < decision.last and (not count if self.each else count < ROWS_MAX):
+                continue
+            changes = self.changelog.changes(first, epoch)
+            self.sink.deliver(base, epoch, changes)
+            self._delivered(epoch, changes)
+            base, first, count = epoch, Epoch(epoch + 1), 0
+
+    def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
+        self.rows += rows.num_rows
+        self.outbox.advance(Cursor(self.changelog.view, epoch))

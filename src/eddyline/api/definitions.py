@@ -14,14 +14,14 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
-from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.entries import SINK, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
 
-KINDS = (TABLE, STREAM, VIEW)
+KINDS = (TABLE, STREAM, VIEW, SINK)
 
 
 class Definitions:
@@ -44,11 +44,15 @@ class Definitions:
                 if present.kind == VIEW and (present.query, present.final) == (query, final):
                     return present
                 self._check_replaceable(present, replace=replace)
-            catalog = workspace.catalog if present is None else workspace.catalog.drop(name)
+            catalog = workspace.catalog
+            if present is not None:
+                catalog = catalog.drop(name, replaced=True)
             draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query, final=final)
             upstream = workspace.compiler.mentioned(query, catalog)
             _check_running(name, catalog, upstream)
             compiled = workspace.compiler.view(draft, catalog, workspace.plan, upstream)
+            if present is not None:
+                self._epochs.sinks.check_replaced(draft, compiled)
             if growth := compiled.compiled.build.growth_warning:
                 # reported at the caller of Engine.view
                 warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=4)
@@ -68,6 +72,9 @@ class Definitions:
         """Remove a table, stream or view that no view reads; see `Engine.drop`."""
         check_choice("kind", kind, KINDS)
         workspace = self._workspace
+        if kind == SINK:
+            self._epochs.sinks.drop(name, if_exists=if_exists)
+            return
         with workspace.lock:
             workspace.check_writable()
             entry = workspace.catalog.find(name)
@@ -127,6 +134,8 @@ class Definitions:
     def show(self, kind: str) -> DataFrame:
         """List the entries of a kind; see `Engine.show`."""
         check_choice("kind", kind, KINDS)
+        if kind == SINK:
+            return self._epochs.sinks.show()
         rows = [
             (
                 entry.name,

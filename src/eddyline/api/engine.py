@@ -15,7 +15,7 @@ from eddyline.answers.verify import Report
 from eddyline.api import drafts
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
-from eddyline.api.handles import Stream, Table, View
+from eddyline.api.handles import Sink, Stream, Table, View
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.running import Running
@@ -102,7 +102,6 @@ class Engine:
         """Create a table, or return the existing one if its definition is the same.
 
         Args:
-            name: name in SQL.
             schema: DDL such as `"id BIGINT, v INT"`, or a StructType.
             primary_key: columns; a later row of a key replaces the earlier. Without: a multiset.
 
@@ -124,7 +123,6 @@ class Engine:
         """Create a stream over any streaming DataFrame. Call it again after reopening.
 
         Args:
-            name: name in SQL.
             dataframe: `spark.readStream...`; its rows are copied to the redo log exactly once.
             op: a column with + and - (or Debezium's c, u, d, r): appends and deletes of rows.
             primary_key: columns; with one, a later row of a key replaces the earlier.
@@ -153,14 +151,10 @@ class Engine:
         JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
 
         Args:
-            name: name in SQL.
             schema: columns; None if the source declares them. `_received_at` is the time of receipt.
             format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
                 documents of a data queue), or any streaming source of Spark.
             options: options of the format, and of the watermark as in `stream`.
-            op: as in `stream`.
-            primary_key: as in `stream`.
-            watermark: as in `stream`.
 
         Raises:
             DataError: the source can't be opened with these columns and options.
@@ -186,11 +180,10 @@ class Engine:
         Args:
             name: name of the pipeline; its dead letters are the stream `<name>__dead`.
             source: the queue. Only one pipeline may read it.
-            lanes: number of concurrent Spark tasks; 0 for as many as Spark has cores.
+            lanes: number of concurrent Spark tasks; 0: as many as Spark has cores.
             tuple_rows: number of records that are sent to a lane, and acknowledged, together.
             slow: the send window of a lane shrinks if it takes longer than this, in seconds.
             acks: whether failed records are retried; if not, they are dropped.
-            ackers: number of ackers that track the tuples.
         """
         settings = Settings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
         return Pipeline(name, source, settings, self._workspace, self._writing, self._streams)
@@ -199,7 +192,6 @@ class Engine:
         """Create a live view, and compute it from all existing data of its inputs.
 
         Args:
-            name: name in SQL.
             query: any SELECT of Spark SQL over tables, streams and views. With EMIT FINAL at its
                 end the view emits each row once, when by a watermark it can't change any more.
             replace: replace an existing view of this name.
@@ -208,10 +200,22 @@ class Engine:
             QueryError: the query is wrong, or can't be kept live; the error gives the reason.
             CatalogError: the name has another definition.
         """
-        return View(self._definitions.view(name, query, replace=replace).name, self._reading)
+        entry = self._definitions.view(name, query, replace=replace)
+        return View(entry.name, self._reading, self._epochs.sinks)
+
+    def sink(self, name: str, view: str, format: str, **options: object) -> Sink:
+        """Keep a target outside of the storage equal to a view: all rows first, then each epoch's changes.
+
+        Args:
+            format: `delta`, `kafka`, `postgres`, `parquet`, `jsonl`, `csv` or `webhook`.
+            options: those of the format, and `commit_interval` (`"10 seconds"`): deliveries are so far
+                apart, at least. A secret is given as `${env:NAME}` or `${file:PATH}`.
+        """
+        sinks = self._epochs.sinks
+        return Sink(sinks.sink(name, view, format, options).name, sinks)
 
     def drop(self, kind: str, name: str, if_exists: bool = False) -> None:
-        """Drop a `table`, `stream` or `view` that no view reads; its data is deleted."""
+        """Drop a `table`, `stream` or `view` that nothing reads, with its data, or a `sink`."""
         self._definitions.drop(kind, name, if_exists=if_exists)
 
     def pause(self, name: str) -> list[str]:
@@ -225,14 +229,12 @@ class Engine:
     def reset_watermark(self, name: str, to: datetime | str | None = None) -> list[str]:
         """Set the watermark of a stream anew, also back; return the views that are computed again.
 
-        Args:
-            to: the new watermark; None for what the rows of the stream give that aren't dated
-                more than `max_ahead` after now. Rows that were late stay late.
+        Without `to` it follows from the rows that aren't dated more than `max_ahead` after now.
         """
         return self._definitions.reset_watermark(name, to)
 
     def show(self, kind: str) -> DataFrame:
-        """List the `table`s, `stream`s or `view`s: name, columns and definition."""
+        """List the `table`s, `stream`s or `view`s with columns and definition, or the `sink`s."""
         return self._definitions.show(kind)
 
     def advance(self) -> int:
@@ -298,23 +300,20 @@ class Engine:
     def explain(self, name_or_query: str, stage: str = "dag") -> str:
         """Show how a view, or a query that could be one, is kept live.
 
-        Args:
-            stage: `dag` (parts, levels, rules, state), `logical` (Spark's optimised plan),
-                `physical` (what Spark runs each epoch).
+        `stage`: `dag` (parts, levels, rules, state), or Spark's `logical` or `physical` plan.
         """
         return self._reading.explain(name_or_query, stage)
 
     def status(self) -> dict[str, Any]:
         """Report the last epoch, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows, dead letters, and the `error` of one that can't be
-        read now; views with level, size and `state` (live, failing, paused); pipelines with the account
-        of their records, and window and state of each lane; `readers`, those with a name: position, and
-        epochs behind; `run`, the background run: running, retrying, ended or stopped. `state_growth` is
-        the rows that the operators' state grows by in an epoch, on average; None if not known yet.
+        Sources with position, watermark, late rows, dead letters, and `error` if they can't be read now;
+        views with level, size, `state` and `state_growth`, the rows that state grows by in an epoch;
+        pipelines with their accounts; named `readers`; `sinks` as in `Sink.status`; the background `run`.
         """
         return {
             **self._reading.status(),
+            "sinks": self._epochs.sinks.status(),
             "pipelines": self._streams.pipelines_status(),
             "run": self._running.health(),
         }

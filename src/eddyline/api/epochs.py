@@ -11,6 +11,7 @@ from typing import Any
 
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
+from eddyline.api.sinks import Sinks
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
@@ -57,6 +58,7 @@ class Epochs:
 
     Attributes:
         progress: the Progress of the last epoch; None before the first.
+        sinks: the sinks, which each commit wakes.
         callbacks: functions that get the Progress of each epoch after its commit.
         error_callbacks: functions that get the error of each view that is set aside, and of each
             failure in the background.
@@ -64,6 +66,8 @@ class Epochs:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self.sinks = Sinks(workspace, self.report)
+        self.sinks.recover()
         self.progress: Progress | None = None
         self.callbacks: list[Callable[[Progress], Any]] = []
         self.error_callbacks: list[Callable[[Exception], Any]] = []
@@ -244,6 +248,7 @@ class Epochs:
         )
         if manifest.epoch % RETIRE_EVERY == 0:
             self._retire()
+        self.sinks.wake()
         self._call(self.callbacks, self.progress)
 
     def _call(self, callbacks: Sequence[Callable[[Any], Any]], argument: object) -> None:

@@ -1,9 +1,11 @@
-"""The registry of stream formats that Spark's own sources don't read."""
+"""The registries of formats: of streams that Spark's own sources don't read, and of sinks."""
 
 from __future__ import annotations
 
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat
 from eddyline.pipelines.documents import QueueFormat
+from eddyline.sink.base import SinkFormat
+from eddyline.sink.files import FilesFormat, write_csv, write_parquet
 from eddyline.source.segments import NDJSON, PARQUET
 
 FORMATS: dict[str, SourceFormat] = {
@@ -16,3 +18,9 @@ FORMATS: dict[str, SourceFormat] = {
 
 To add a format, add an entry before opening a storage.
 """
+
+SINKS: dict[str, SinkFormat] = {
+    "csv": FilesFormat("csv", write_csv, flat=True),
+    "parquet": FilesFormat("parquet", write_parquet),
+}
+"""Formats of sinks by the name after USING, in lower case."""

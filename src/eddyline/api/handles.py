@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from eddyline.api.reading import Reading
+from eddyline.api.sinks import Function, Sinks
 from eddyline.api.streams import Streams
 from eddyline.api.writing import Writing
 from eddyline.arguments import checked
@@ -98,11 +100,46 @@ class Stream:
 
 @checked
 @dataclass(frozen=True, slots=True)
+class Sink:
+    """A target that follows a view. Get one from `Engine.sink` or `View.foreach_epoch`."""
+
+    name: str
+    _sinks: Sinks = field(repr=False)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `Engine.status` has of this sink.
+
+        `state` is live, failing (with `error`; it tries again by itself), paused, or not connected (its
+        function must be given again); `epoch` is what the target holds, `behind` how many epochs come
+        after it.
+        """
+        return self._sinks.status_of(self.name)
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`; the epochs are held up to the option `held_epochs`."""
+        self._sinks.pause(self.name)
+
+    def resume(self) -> None:
+        """Deliver again, from where the target is."""
+        self._sinks.resume(self.name)
+
+    def resend(self) -> None:
+        """Make the target's rows those of the view, whatever it holds now."""
+        self._sinks.resend(self.name)
+
+    def drop(self) -> None:
+        """Remove the sink; its target stays as it is."""
+        self._sinks.drop(self.name, if_exists=True)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
 class View:
     """A live view. Get one from `Engine.view`."""
 
     name: str
     _reading: Reading = field(repr=False)
+    _sinks: Sinks = field(repr=False)
 
     @property
     def schema(self) -> StructType:
@@ -162,6 +199,21 @@ class View:
             StateError: the epoch isn't committed, or this engine has given it no changes.
         """
         self._reading.commit(self.name, reader, epoch)
+
+    def foreach_epoch(self, function: Function, name: str) -> Sink:
+        """Call `function(changes, epoch)` with each epoch's changes. Call this again after reopening.
+
+        It is called at least once for each epoch that changed the view: after a crash, or an error of
+        the function, the last epoch comes again. Make it exactly once by writing the epoch's number in
+        the same transaction as the rows, and ignoring an epoch whose number is there.
+
+        Args:
+            function: gets a DataFrame of the view's columns and `_change_type` (insert, delete,
+                update_preimage, update_postimage), `_commit_version`, `_commit_timestamp`; and the
+                epoch. The first call gets all rows, as inserts.
+            name: names the sink, in whose thread the function is called.
+        """
+        return Sink(self._sinks.foreach_epoch(name, self.name, function).name, self._sinks)
 
     def drop_reader(self, reader: str) -> None:
         """Forget a reader: it holds no epochs any more. Does nothing if there is none."""

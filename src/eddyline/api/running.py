@@ -53,6 +53,10 @@ class Running:
                 request.name, request.query or None
             ),
             "drop": lambda request: definitions.drop(VIEW, request.name, if_exists=False),
+            "pause sink": lambda request: epochs.sinks.pause(request.name),
+            "resume sink": lambda request: epochs.sinks.resume(request.name),
+            "resend sink": lambda request: epochs.sinks.resend(request.name),
+            "drop sink": lambda request: epochs.sinks.drop(request.name, if_exists=False),
             "replay": lambda request: streams.remove_dead_letters(
                 request.name, request.query or None, replay=True
             ),
@@ -74,9 +78,12 @@ class Running:
                 ingest_s = 0.0
             if failing & set(workspace.manifest.failing):
                 self._epochs.retry()
-            if unread:
-                raise unread[0]  # all other input has been processed
-            return workspace.manifest.epoch
+            self._epochs.sinks.wake()
+            epoch = workspace.manifest.epoch
+        self._epochs.sinks.wait(epoch)
+        if unread:
+            raise unread[0]  # all other input has been processed
+        return epoch
 
     def answer(self) -> None:
         """Answer the requests of other processes; see `Engine.answer`."""
@@ -120,6 +127,7 @@ class Running:
         workspace.stopping.set()
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
+        self._epochs.sinks.stop()
         with workspace.lock:
             try:
                 if workspace.writes:
@@ -139,6 +147,8 @@ class Running:
         workspace = self._workspace
         looked = -math.inf
         try:
+            with workspace.lock:
+                self._epochs.sinks.wake()
             while not workspace.stopping.is_set():
                 try:
                     with workspace.lock:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eddyline.errors import EddylineError
 from eddyline.sql.statements import (
+    CreateSink,
     CreateStream,
     CreateTable,
     CreateView,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "CreateSink",
     "CreateStream",
     "CreateTable",
     "CreateView",
@@ -83,6 +85,8 @@ class ScriptEngine(Protocol):
     ) -> object: ...
 
     def view(self, name: str, query: str, *, replace: bool = False) -> object: ...
+
+    def sink(self, name: str, view: str, format: str, **options: object) -> object: ...
 
     def drop(self, kind: str, name: str, if_exists: bool = False) -> None: ...
 
@@ -148,7 +152,14 @@ def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
         engine.view(statement.name, statement.query, replace=statement.replace)
 
 
-def _exists(engine: ScriptEngine, statement: CreateTable | CreateStream | CreateView) -> bool:
+def _create_sink(engine: ScriptEngine, statement: CreateSink) -> None:
+    if not _exists(engine, statement):
+        engine.sink(statement.name, statement.view, statement.format, **dict(statement.options))
+
+
+def _exists(
+    engine: ScriptEngine, statement: CreateTable | CreateStream | CreateView | CreateSink
+) -> bool:
     """Return whether IF NOT EXISTS makes a statement do nothing."""
     if not statement.if_not_exists:
         return False
@@ -190,6 +201,7 @@ def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
 
 
 _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
+    CreateSink: _create_sink,
     CreateStream: _create_stream,
     CreateTable: _create_table,
     CreateView: _create_view,

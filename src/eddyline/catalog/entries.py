@@ -14,7 +14,7 @@ from eddyline.source.received import given_places
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-TABLE, STREAM, VIEW = "table", "stream", "view"
+TABLE, STREAM, VIEW, SINK = "table", "stream", "view", "sink"
 LATE = "__late"  # suffix of the stream of late rows
 DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
 PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry also represents the pipeline
@@ -34,14 +34,14 @@ class Entry:
 
     Attributes:
         id: part of its file names; never reused.
-        kind: table, stream or view.
+        kind: table, stream, view or sink.
         schema: JSON of the columns' StructType.
         key: names of the primary key's columns.
         query: the SQL of a view.
-        upstream: names of the relations that a view reads.
-        format: the name after USING of a stream, or the role of a stream of dead letters; empty
-            for a stream of a DataFrame, or one that a pipeline writes.
-        options: the OPTIONS of a stream; the `TIME_OPTIONS` as microseconds.
+        upstream: names of the relations that a view reads; the name of the view that a sink follows.
+        format: the name after USING of a stream or sink, or the role of a stream of dead letters;
+            empty for a stream of a DataFrame, or one that a pipeline writes.
+        options: the OPTIONS of a stream or sink; the `TIME_OPTIONS` as microseconds.
         operation: the column of a stream that holds + or -.
         event_time: the column from which a stream's watermark is computed; empty without one.
         delay: how many microseconds the watermark lags behind the latest event time.
@@ -49,7 +49,8 @@ class Entry:
         result: the arrangement that holds a view's rows; empty if they have an order.
         final: whether a view has EMIT FINAL.
         since: the epoch that computed a view's first rows, or computed them again after a pause.
-        paused: the epoch whose result a paused view keeps; 0 for one that is not paused.
+        paused: the epoch whose result a paused view keeps; 0 for one that is not paused. 1 for a
+            paused sink.
         paused_with: the upstream view with which it was paused; empty if paused directly.
     """
 
@@ -163,11 +164,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All definitions, upstream before downstream, and the settings fixed with the storage."""
+    """All definitions, and the settings fixed with the storage.
+
+    Attributes:
+        entries: tables, streams and views, upstream before downstream.
+        sinks: sinks, whose names are apart from those of `entries`.
+    """
 
     buckets: int
     entries: tuple[Entry, ...] = ()
     next_id: int = 1
+    sinks: tuple[Entry, ...] = ()
 
     @property
     def ids(self) -> frozenset[str]:
@@ -205,19 +212,74 @@ class Catalog:
         )  # fmt: skip
         return added.add(_with_reason(late) if late.gives_reasons else late)
 
+    def find_sink(self, name: str) -> Entry | None:
+        """Return the definition of a sink."""
+        return next((sink for sink in self.sinks if sink.name.lower() == name.lower()), None)
+
+    def get_sink(self, name: str) -> Entry:
+        """Return the definition of a sink; CatalogError if there is none."""
+        found = self.find_sink(name)
+        if found is None:
+            raise CatalogError(
+                f"there is no sink named {name}",
+                condition="NOT_FOUND",
+                hint=f"known: {', '.join(sink.name for sink in self.sinks) or 'none yet'}",
+            )
+        return found
+
+    def add_sink(self, sink: Entry) -> Catalog:
+        """Return the catalog with one more sink, and assign its id."""
+        numbered = replace(sink, id=f"k{self.next_id}")
+        return replace(self, sinks=(*self.sinks, numbered), next_id=self.next_id + 1)
+
+    def set_sink(self, sink: Entry) -> Catalog:
+        """Return the catalog with the definition of a sink, by its id, replaced."""
+        return replace(self, sinks=tuple(sink if one.id == sink.id else one for one in self.sinks))
+
+    def drop_sink(self, name: str) -> Catalog:
+        """Return the catalog without a sink and its dead letters; CatalogError if views read these."""
+        sink = self.get_sink(name)
+        letters = self.letters_of(sink)
+        if letters is not None and (readers := self.readers(letters.name)):
+            raise CatalogError(
+                f"the dead letters of sink {name} are read by {', '.join(readers)}",
+                condition="STILL_READ",
+                hint="drop these views first",
+            )
+        return replace(
+            self,
+            entries=tuple(entry for entry in self.entries if entry is not letters),
+            sinks=tuple(one for one in self.sinks if one is not sink),
+        )
+
+    def followers(self, view: str) -> list[str]:
+        """Return the names of the sinks that follow a view."""
+        return [sink.name for sink in self.sinks if sink.upstream[0].lower() == view.lower()]
+
     def committed(self, entry: Entry, epoch: int) -> Catalog:
         """Return the catalog with a view, and the epoch that computed its first rows."""
         entries = tuple(replace(e, since=epoch) if e is entry else e for e in self.entries)
         return replace(self, entries=entries)
 
-    def drop(self, name: str) -> Catalog:
-        """Return the catalog without a definition; CatalogError if views read it."""
+    def drop(self, name: str, *, replaced: bool = False) -> Catalog:
+        """Return the catalog without a definition; CatalogError if views read it.
+
+        Args:
+            replaced: another view takes its name, which the sinks then follow.
+        """
         entry = self.get(name)
         if entry.role in (LATE_ROWS, REJECTS):
             raise CatalogError(
                 f"{entry.name} belongs to its stream",
                 condition="NOT_FOUND",
                 hint=f"drop {entry.name.removesuffix(LATE).removesuffix(DEAD)}",
+            )
+        followers = () if replaced else self.followers(entry.name)
+        if followers:
+            raise CatalogError(
+                f"view {entry.name} is followed by sink {', '.join(followers)}",
+                condition="STILL_READ",
+                hint="drop the sink first; what it has delivered stays in its target",
             )
         pipeline = self.pipeline_into(entry)
         if pipeline is not None:

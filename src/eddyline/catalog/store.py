@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from eddyline.catalog.database import Database, Execute, Row
-from eddyline.catalog.entries import Catalog, Entry
+from eddyline.catalog.entries import SINK, Catalog, Entry
 from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, WAITING, Request
 from eddyline.catalog.sqlite import NAME, SqliteDatabase
@@ -24,7 +24,8 @@ from eddyline.errors import StateError, StorageError
 from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files, damaged
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Format 2 had no sinks."""
 DOCUMENT = "catalog.json"
 """The file that held the catalog in format 1."""
 
@@ -125,7 +126,7 @@ class CatalogStore:
             head = execute(
                 "SELECT format, version FROM eddyline_storages WHERE storage = ?", [storage]
             )
-            if head and head[0][0] != FORMAT_VERSION:
+            if head and head[0][0] > FORMAT_VERSION:
                 raise _newer(head[0][0], self.name)
             if head and self._known is not None and head[0][1] == self._known[0]:
                 return self._known[1]
@@ -147,7 +148,7 @@ class CatalogStore:
         """
         storage = self._storage(make=True)
         known = self._known[0] if self._known else 0
-        rows = [_as_row(entry) for entry in catalog.entries]
+        rows = [_as_row(entry) for entry in (*catalog.entries, *catalog.sinks)]
         head = (FORMAT_VERSION, catalog.buckets, catalog.next_id, known + 1)
         checksum = _checksum(head, rows)
         names = ", ".join(COLUMNS)
@@ -271,7 +272,10 @@ class CatalogStore:
         entries = [row[5:] for row in rows if row[5] is not None]
         if checksum != _checksum((form, buckets, next_id, version), entries):
             raise damaged(self.name, "the catalog doesn't match its checksum")
-        return version, Catalog(buckets, tuple(map(_as_entry, entries)), next_id)
+        found = [_as_entry(row) for row in entries]
+        relations = tuple(entry for entry in found if entry.kind != SINK)
+        sinks = tuple(entry for entry in found if entry.kind == SINK)
+        return version, Catalog(buckets, relations, next_id, sinks)
 
 
 def open_store(files: Files, url: str = "") -> CatalogStore:

@@ -63,6 +63,7 @@ class Sources:
     outages: dict[str, Outage] = field(default_factory=dict)
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
+    _letters: dict[str, DeadLetters] = field(default_factory=dict)
 
     def log(self, entry: Entry) -> RedoLog:
         """Return the redo log of a table or stream."""
@@ -123,10 +124,16 @@ class Sources:
 
     def holds(self, letters: Entry) -> bool:
         """Return whether the source of a stream of dead letters is attached."""
-        return letters.attached_to in self._sources
+        return letters.attached_to in self._sources or letters.id in self._letters
+
+    def keep_letters(self, letters: Entry, handler: DeadLetters) -> None:
+        """Register the handler of a sink's dead letters, which no source has."""
+        self._letters[letters.id] = handler
 
     def dead_letters(self, letters: Entry) -> DeadLetters:
         """Return the handler of a stream of dead letters; CatalogError if its source isn't attached."""
+        if letters.id in self._letters:
+            return self._letters[letters.id]
         source = self._sources.get(letters.attached_to)
         if letters.role and source is not None and source.dead_letters is not None:
             return source.dead_letters
@@ -204,6 +211,7 @@ class Sources:
     def remove(self, entry: Entry) -> None:
         """Stop the source of an entry, and delete its log and checkpoint."""
         self._logs.pop(entry.id, None)
+        self._letters.pop(entry.id, None)
         self.disconnect(entry)
         for folder in FOLDERS:
             self.files.remove(f"{folder}/{entry.id}")

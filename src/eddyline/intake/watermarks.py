@@ -15,6 +15,7 @@ from eddyline.errors import DataError
 from eddyline.operators.hold import Hold
 from eddyline.plan.nodes import StatefulPart
 from eddyline.spark.failures import FAILURES
+from eddyline.spark.intervals import interval_micros
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Clock, Manifest
 
@@ -227,15 +228,13 @@ def with_default_limit(stream: Entry) -> Entry:
 
 def _interval(stream: Entry, what: str, text: str, way_out: str, session: SparkSession) -> int:
     """Return an interval of time in microseconds; DataError if it is none, or negative."""
-    interval = text if text.strip().lower().startswith("interval") else f"INTERVAL '{text}'"
-    try:
-        rows = session.sql(f"SELECT unix_micros(timestamp_micros(0) + {interval})").collect()
-    except FAILURES as error:
+    micros = interval_micros(text, session)
+    if micros is None:
         shown = repr(text) if what == "delay" else f"{what} {text!r}"
-        raise refused(stream, f"{shown} is no interval of time", way_out) from error
-    if rows[0][0] is None or rows[0][0] < 0:
+        raise refused(stream, f"{shown} is no interval of time", way_out)
+    if micros < 0:
         raise refused(stream, f"the {what} {text} is negative", way_out)
-    return int(rows[0][0])
+    return micros
 
 
 def declared_watermark(frame: DataFrame) -> tuple[str, str] | None:

@@ -1,12 +1,60 @@
-"""The protocol of sinks: targets outside of the storage that follow a view."""
+"""The protocol of sinks: targets outside of the storage that follow a view.
+
+A new kind of target is a `SinkFormat`, which opens a `Sink`, and an entry in the registry
+`api/formats.py: SINKS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from eddyline.changes import Epoch
+from eddyline.errors import CatalogError, EngineError, StateError
+
+Refuse = Callable[[pa.Table, Sequence[str]], None]
+"""Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.
+
+Raises StateError SINK_REFUSED if the sink has the option `on_refused 'stop'`.
+"""
+
+
+def keep_none(rows: pa.Table, errors: Sequence[str]) -> None:
+    """Raise SINK_REFUSED for the first row instead of keeping any."""
+    raise refused(errors[0] if rows.num_rows else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a sink knows of the view that it follows.
+
+    Attributes:
+        app: identifies the sink for ever, `eddyline/<storage id>/<sink id>`: stored in the target
+            next to the epoch.
+        name: the sink's name.
+        columns: the view's columns, as Spark's types.
+        schema: the same as Arrow's types, without `op` and `w`.
+        key: names of columns of which no two rows of the view have the same values (null equals
+            null); empty for a view of at most one row; None for a view without a key.
+        append_only: whether no row of the view is ever deleted.
+        delivered: the epoch of the stored cursor when the sink was opened, for targets that can't be
+            asked for theirs; None before the first delivery, and if all rows are to be sent anew.
+        refuse: keeps rows that the target refuses; call it before the transaction commits. It can be
+            repeated with the same rows.
+    """
+
+    app: str
+    name: str
+    columns: StructType
+    schema: pa.Schema
+    key: tuple[str, ...] | None = None
+    append_only: bool = False
+    delivered: Epoch | None = None
+    refuse: Refuse = field(default=keep_none, compare=False)
 
 
 class Sink(Protocol):
@@ -17,7 +65,7 @@ class Sink(Protocol):
     row occurs once in a table. A view's own columns may be named `op` or `w`, so access the last two
     by position.
 
-    After a method has raised an error, it may be called again with the same arguments.
+    One thread calls the methods. After one has raised an error, it may be called again.
     """
 
     def committed(self) -> Epoch | None:
@@ -26,19 +74,138 @@ class Sink(Protocol):
         This is read from the target itself: it decides which epochs are delivered next.
         """
 
-    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
-        """Apply an epoch's changes and store the epoch's number, both or neither, durably.
+    def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
+        """Apply changes and store the epoch's number, both or neither, durably.
 
-        The changes lead from the epoch that `committed` returns to this one. They may be empty:
-        then only the number changes.
+        The changes lead from epoch `base`, which `committed` has returned, to `epoch`. They may be
+        empty: then only the number changes.
+
+        Raises:
+            StateError: SINK_TARGET_MOVED, the target no longer holds `base`, so that another writer
+                is at work; nothing was changed.
         """
 
-    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         """Make `rows`, all appended, the target's only rows, and store the epoch's number.
 
-        Both happen or neither, durably. Called for a target without an epoch, and where the
+        Both happen or neither, durably. What the target holds already should stay as it is, so that
+        its readers see only the difference. Called for a target without an epoch, and where the
         changes since its epoch are no longer retained.
+
+        Raises:
+            StateError: SINK_TARGET_MOVED as in `deliver`; SINK_TARGET_NOT_EMPTY, `base` is None, the
+                target holds rows that no sink has written, and the option `overwrite` isn't true.
         """
 
     def close(self) -> None:
         """Release what the sink holds: connections, files."""
+
+
+class SinkFormat(Protocol):
+    """A kind of target: what follows USING in CREATE SINK."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The names of the options, in lower case, each with what it means in one line."""
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """Names of options that can't be given in the clear: the catalog would hold them."""
+
+    def check(self, target: Target, options: Mapping[str, str]) -> None:
+        """Check options and view when a sink is created, without connecting to anything.
+
+        Args:
+            options: by names in lower case, all known; values as given, so that those of secrets are
+                references.
+
+        Raises:
+            EngineError: BAD_OPTION, an option is missing or wrong.
+            CatalogError: SINK_KEY, the target needs a key that the view doesn't have.
+        """
+
+    def open(self, target: Target, options: Mapping[str, str]) -> Sink:
+        """Open the target; `options` have their secrets filled in. Connects at the first call."""
+
+
+def key_of(target: Target, wanted: str | None) -> tuple[str, ...] | None:
+    """Return the key to use: that of the view, checked against the option `key` if that is given.
+
+    Args:
+        wanted: names of columns, with commas; None if the option isn't given.
+
+    Raises:
+        CatalogError: SINK_KEY, the view has another key, or none.
+
+    Example:
+        >>> target = Target("eddyline/s/k1", "k", StructType(), pa.schema([]), ("a", "b"))
+        >>> key_of(target, "B, a")
+        ('a', 'b')
+    """
+    if wanted is None or target.key is None:
+        if wanted is not None:
+            raise sink_key(target, f"the view has no key, so that {wanted} may not be unique")
+        return target.key
+    names = {part.strip().strip("`").lower() for part in wanted.split(",") if part.strip()}
+    if names != {name.lower() for name in target.key}:
+        own = ", ".join(target.key) or "no columns, as it has one row"
+        raise sink_key(target, f"the key of the view is {own}, not {wanted}")
+    return target.key
+
+
+def sink_key(target: Target, why: str) -> CatalogError:
+    """Return the error for a sink whose target needs a key that the view doesn't have."""
+    return CatalogError(
+        f"sink {target.name} can't follow this view by key: {why}",
+        condition="SINK_KEY",
+        sink=target.name,
+        hint="leave the option key out, make the view unique by these columns (GROUP BY them, or "
+        "select the primary key), or take a format that needs no key, such as jsonl",
+    )
+
+
+def target_moved(target: Target, base: Epoch | None, found: Epoch | None) -> StateError:
+    """Return the error for a target that holds another epoch than a moment before."""
+    return StateError(
+        f"the target of sink {target.name} holds epoch {found}, not {base} as before: another "
+        "engine writes to it",
+        condition="SINK_TARGET_MOVED",
+        sink=target.name,
+        hint="stop the other engine; the delivery goes on from what the target holds",
+    )
+
+
+def target_not_empty(target: Target, place: str) -> StateError:
+    """Return the error for a target with rows that no sink has written."""
+    return StateError(
+        f"{place}, the target of sink {target.name}, holds rows that this sink hasn't written",
+        condition="SINK_TARGET_NOT_EMPTY",
+        sink=target.name,
+        hint="give another target, empty this one, or set the option overwrite = true: its rows are "
+        "then replaced by those of the view",
+    )
+
+
+def sink_failed(target: Target, error: BaseException | str) -> EngineError:
+    """Return the error for a target that can't be used now.
+
+    Args:
+        error: the cause; its text must not hold secrets.
+    """
+    text = str(error).strip().splitlines()
+    return EngineError(
+        f"the target of sink {target.name} can't be used: {text[0] if text else repr(error)}",
+        condition="SINK_FAILED",
+        sink=target.name,
+        hint="mend the target; the sink tries again by itself, and nothing is lost",
+    )
+
+
+def refused(error: str) -> StateError:
+    """Return the error for a row that a target refuses, where such rows stop the sink."""
+    return StateError(
+        f"the target refuses a row: {error}",
+        condition="SINK_REFUSED",
+        hint="mend the row or the target's constraint; or set the option on_refused = 'dead letters', "
+        "and the rest is delivered",
+    )

@@ -90,7 +90,8 @@ def first_needed(files: Files, committed: Epoch, most: int) -> Epoch | None:
 def _folders(files: Files) -> Iterator[str]:
     """Yield the folder of each cursor."""
     for sink in files.names(SINKS):
-        yield f"{SINKS}/{sink}"
+        if "." not in sink:
+            yield f"{SINKS}/{sink}"
     for view in files.names(READERS):
         for reader in files.names(f"{READERS}/{view}"):
             yield f"{READERS}/{view}/{reader}"

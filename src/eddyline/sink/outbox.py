@@ -44,6 +44,9 @@ class Refuse:
     error: StateError
 
 
+NO_VIEW = ViewId("")
+"""The view of a cursor whose sink is to get all rows anew."""
+
 Decision = UpToDate | Deliver | Snapshot | Refuse
 
 
@@ -59,7 +62,7 @@ def next_delivery(
     Args:
         view: the view that the sink follows now.
         cursor: the stored cursor; None before the first delivery, or if it was removed to accept the
-            target as it is.
+            target as it is; that of another view if all rows are to be sent anew.
         target: the epoch that the target holds.
         committed: the last committed epoch.
         retained: the epochs whose changes are retained, without gaps, oldest first.
@@ -131,3 +134,9 @@ class Outbox(CursorFile):
 
     def __init__(self, files: Files, sink: str) -> None:
         super().__init__(files, f"{SINKS}/{sink}")
+
+    def send_anew(self) -> None:
+        """Let the next delivery replace the target's rows by all rows of the view."""
+        cursor = self.cursor()
+        if cursor is not None:
+            self.advance(Cursor(NO_VIEW, cursor.epoch))

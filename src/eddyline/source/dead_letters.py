@@ -68,6 +68,12 @@ class Rejects:
     log: RedoLog
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def add(self, position: pa.Array, payload: pa.Array, error: pa.Array, bolt: str) -> None:
+        """Log letters; one with the position of an earlier letter replaces it."""
+        letters = _failed_once(position, payload, error, bolt)
+        with self._lock:
+            self.log.append_tables([as_operations(letters, APPEND)])
+
     def keep(self, batch: int, found: Sequence[Segment]) -> None:
         """Log the rows (`payload`, `error`) of files that a batch's tasks have written, as letters."""
         starts = np.cumsum([batch << SEQUENCE_SHIFT, *(segment.rows for segment in found)])
@@ -104,13 +110,18 @@ def no_replay(stream: str) -> CatalogError:
 
 
 def _rejected(rows: pa.Table, start: int) -> pa.Table:
-    count = rows.num_rows
+    position = pa.array(np.arange(start, start + rows.num_rows))
+    return _failed_once(position, rows["payload"], rows["error"], DECODE)
+
+
+def _failed_once(position: Any, payload: Any, error: Any, bolt: str) -> pa.Table:
+    count = len(position)
     return new_letters(
-        position=pa.array(np.arange(start, start + count)),
-        payload=rows["payload"].cast(pa.binary()),
+        position=position,
+        payload=payload.cast(pa.binary()),
         key=pa.nulls(count, pa.binary()),
-        bolt=pa.array([DECODE] * count, pa.string()),
-        error=rows["error"],
+        bolt=pa.array([bolt] * count, pa.string()),
+        error=error,
         attempts=pa.array(np.ones(count, np.int32)),
         received=None,
     )

@@ -15,11 +15,10 @@ from eddyline.sql.lexer import Cursor, split
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
 """The words, and the bracket, that a query can start with."""
 
-KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view"}
+KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
 """What a script can create, show and drop."""
 
 WAYS_OUT = {
-    "SINK": "read `view.changes(after=epoch)` from Python and write it where you need it",
     "ALTER": "DROP it and CREATE it anew, or give a view with CREATE OR REPLACE VIEW",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
@@ -34,8 +33,8 @@ WAYS_OUT = {
 """Refused statements and objects of other SQL systems, each with what to do instead."""
 
 _DEFAULT_WAY_OUT = (
-    "a script holds CREATE or DROP of a TABLE, STREAM or VIEW; INSERT, DELETE, UPDATE; SELECT, "
-    "EXPLAIN, SHOW TABLES, STREAMS or VIEWS"
+    "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; INSERT, DELETE, UPDATE; SELECT, "
+    "EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
 )
 
 
@@ -91,6 +90,18 @@ class CreateView(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateSink(Statement):
+    """`CREATE SINK name FROM view USING format OPTIONS (...)`."""
+
+    kind: ClassVar[str] = "sink"
+    name: str
+    view: str
+    format: str
+    options: tuple[tuple[str, str], ...] = ()
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Insert(Statement):
     """`INSERT INTO table (columns) VALUES ...` or a query; `columns` is None for all, in order."""
 
@@ -118,7 +129,7 @@ class Update(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Statement):
-    """`DROP TABLE | STREAM | VIEW [IF EXISTS] name`; `kind` is one of the values of `KINDS`."""
+    """`DROP TABLE | STREAM | VIEW | SINK [IF EXISTS] name`; `kind` is one of the values of `KINDS`."""
 
     kind: str
     name: str
@@ -135,7 +146,7 @@ class ResetWatermark(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Show(Statement):
-    """`SHOW TABLES | STREAMS | VIEWS`; `kind` is one of the values of `KINDS`."""
+    """`SHOW TABLES | STREAMS | VIEWS | SINKS`; `kind` is one of the values of `KINDS`."""
 
     kind: str
 
@@ -222,6 +233,8 @@ def _create(cursor: Cursor) -> Statement:
         return _create_view(cursor, name, replace, if_not_exists)
     if kind == "STREAM":
         return _create_stream(cursor, name, if_not_exists)
+    if kind == "SINK":
+        return _create_sink(cursor, name, if_not_exists)
     if cursor.accept("AS"):
         cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
     schema_ddl, primary_key, watermark = _columns(cursor)
@@ -257,6 +270,20 @@ def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStre
         name, schema_ddl, source, options, primary_key, op, watermark, if_not_exists,
         line=cursor.line,
     )  # fmt: skip
+
+
+def _create_sink(cursor: Cursor, name: str, if_not_exists: bool) -> CreateSink:
+    cursor.expect("FROM")
+    view = cursor.name("the name of the view that the sink follows")
+    cursor.expect("USING")
+    target = cursor.dotted()
+    options = () if cursor.done else _options_after(cursor)
+    return CreateSink(name, view, target, options, if_not_exists, line=cursor.line)
+
+
+def _options_after(cursor: Cursor) -> tuple[tuple[str, str], ...]:
+    cursor.expect("OPTIONS")
+    return _options(cursor)
 
 
 def _columns(
@@ -382,8 +409,6 @@ def _alter(cursor: Cursor) -> ResetWatermark:
 
 
 def _show(cursor: Cursor) -> Show:
-    if cursor.word() == "SINKS":
-        cursor.refuse("SHOW SINKS", WAYS_OUT["SINK"])
     kind = cursor.one_of(*(f"{kind}S" for kind in KINDS))
     return Show(KINDS[kind[:-1]], line=cursor.line)
 

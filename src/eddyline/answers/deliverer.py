@@ -1,0 +1,143 @@
+"""Delivers to one sink in a thread of its own, so that a slow or absent target holds nothing else up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from eddyline.answers.delivery import Delivery
+from eddyline.changes import Epoch
+from eddyline.errors import EddylineError
+from eddyline.intake.backoff import back_off
+
+_LOG = logging.getLogger("eddyline.sinks")
+
+
+class Deliverer:
+    """Runs the delivery to a sink whenever it is woken, and again with growing pauses if it fails.
+
+    Args:
+        sink: the sink's name.
+        open_delivery: opens the target.
+        interval_s: how many seconds two deliveries are apart, at least.
+        report: called with the first error of each outage.
+
+    Attributes:
+        epoch: the last epoch that the target is known to hold.
+        rows: number of rows delivered since the engine was opened.
+        error: of the last try; None if it succeeded.
+        failures: number of tries that failed, one after the other.
+    """
+
+    def __init__(
+        self,
+        sink: str,
+        open_delivery: Callable[[], Delivery],
+        interval_s: float,
+        report: Callable[[Exception], None],
+    ) -> None:
+        self.sink = sink
+        self.epoch = Epoch(0)
+        self.rows = 0
+        self.error: Exception | None = None
+        self.failures = 0
+        self._open = open_delivery
+        self._interval_s = interval_s
+        self._report = report
+        self._delivery: Delivery | None = None
+        self._changed = threading.Condition()
+        self._wanted, self._outdated, self._stopping = True, False, False
+        self._not_before = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"sink {sink}", daemon=True)
+        self._thread.start()
+
+    def wake(self, *, reopen: bool = False) -> None:
+        """Deliver what is committed by now.
+
+        Args:
+            reopen: open the target anew before, because what it should hold has another definition.
+        """
+        with self._changed:
+            self._wanted = True
+            self._outdated = self._outdated or reopen
+            self._changed.notify_all()
+
+    def wait(self, epoch: Epoch, timeout_s: float) -> bool:
+        """Wait until the target holds an epoch; return whether it does.
+
+        Returns at once if the target fails, or if deliveries are `interval_s` apart.
+        """
+        if not self._interval_s:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self.epoch >= epoch or self.failures or self._stopping, timeout_s
+                )
+        return self.epoch >= epoch
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Let the delivery that is under way finish, and release the target."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping and (pause_s := self._pause_s()) != 0:
+                    self._changed.wait(pause_s)
+                if self._stopping:
+                    break
+                self._wanted, outdated, self._outdated = False, self._outdated, False
+            if outdated:
+                self._close()
+            self._try()
+        self._close()
+
+    def _pause_s(self) -> float | None:
+        """Return the seconds until the next delivery; None until it is woken."""
+        if not self._wanted and not self.failures:
+            return None
+        return max(self._not_before - time.monotonic(), 0)
+
+    def _try(self) -> None:
+        try:
+            if self._delivery is None:
+                self._delivery = self._open()
+            before = self._delivery.rows
+            try:
+                epoch = self._delivery.run()
+            finally:
+                self.rows += self._delivery.rows - before
+        except Exception as error:  # noqa: BLE001  # whatever a target raises: the sink tries again
+            self._close()
+            self._failed(error)
+            return
+        with self._changed:
+            if self.failures:
+                _LOG.info("sink %s delivers again", self.sink)
+            self.epoch, self.failures, self.error = epoch, 0, None
+            self._not_before = time.monotonic() + self._interval_s
+            self._changed.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        with self._changed:
+            self.failures += 1
+            self.error = error
+            pause_s = back_off(self.failures)
+            self._not_before = time.monotonic() + pause_s
+            self._changed.notify_all()
+        # the message may hold rows
+        name = error.condition if isinstance(error, EddylineError) else type(error).__name__
+        _LOG.warning("sink %s: %s; the next try is in %.1f s", self.sink, name, pause_s)
+        if self.failures == 1:
+            self._report(error)
+
+    def _close(self) -> None:
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            with suppress(Exception):  # the target is gone in any case
+                delivery.sink.close()

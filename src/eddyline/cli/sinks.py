@@ -1,0 +1,76 @@
+"""The command `sink`: list, pause, resume, drop or resend sinks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from eddyline.cli.arguments import Commands, add_storage, add_wait
+from eddyline.cli.opening import open_catalog, open_engine
+from eddyline.cli.requests import report_unfinished
+from eddyline.cli.text import layout
+from eddyline.storage.lock import in_use
+
+ACTIONS = {
+    "pause": "deliver nothing to a sink; its epochs are held",
+    "resume": "deliver to a paused sink again",
+    "drop": "remove a sink; its target stays as it is",
+    "resend": "make the target's rows those of the view, whatever it holds",
+}
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    sink = commands.add_parser(
+        "sink",
+        help="list, pause, resume, drop or resend sinks, also while another process runs the engine",
+        description="Sinks are targets that follow a view. A running engine answers a request "
+        "before its next epoch; if none runs, this command does it.",
+    )
+    actions = sink.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="all sinks, and how far each has followed its view")
+    listing.set_defaults(run=_list)
+    add_storage(listing)
+    for action, purpose in ACTIONS.items():
+        parser = actions.add_parser(action, help=purpose, description=purpose)
+        parser.add_argument("name", metavar="NAME", help="name of a sink")
+        parser.set_defaults(run=_request, action=action)
+        add_wait(parser)
+        add_storage(parser)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from eddyline.answers.sinks import sinks_status
+    from eddyline.answers.tasks import stored_catalog
+    from eddyline.state.manifest import last_committed
+
+    with open_catalog(args.storage) as store:
+        committed = last_committed(store.files).epoch
+        found = sinks_status(store.files, stored_catalog(store), committed)
+        if not in_use(store.files):
+            print("no engine runs on this storage", file=sys.stderr)
+    heads = ("sink", "view", "format", "state", "epoch", "behind")
+    rows = [
+        (*(sink[head] for head in heads[:4]), f"{sink['epoch']:,}", f"{sink['behind']:,}")
+        for sink in found
+    ]
+    print(layout(heads, rows, right=(4, 5)))
+    return 0
+
+
+def _request(args: argparse.Namespace) -> int:
+    from eddyline.answers.tasks import answer_if_unused, await_answer, submit_request
+
+    def answer_by_engine() -> None:
+        with open_engine(args.storage) as engine:
+            engine.answer()
+
+    with open_catalog(args.storage) as store:
+        number = submit_request(store, f"{args.action} sink", args.name)
+        if answer_if_unused(store, answer_by_engine):
+            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
+        request = await_answer(store, number, args.wait)
+    code = report_unfinished(request, f"{args.action} {args.name}", args.wait)
+    if code is None:
+        print(f"{args.action} {args.name}: done")
+    return code or 0

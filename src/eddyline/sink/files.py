@@ -1,0 +1,187 @@
+"""A sink that writes files: one for the changes of each delivery, which appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from eddyline.arguments import wrong_argument
+from eddyline.changes import Epoch
+from eddyline.sink.base import Sink, Target, sink_failed, target_moved, target_not_empty
+from eddyline.sink.rows import COMMIT_VERSION, change_feed
+
+POSITION = "_eddyline.json"
+"""The file that names the sink, and the last epoch of which there may be no file: nothing had changed."""
+
+_FILE = re.compile(r"(\d{12})-(changes|snapshot)\.\w+")
+
+Write = Callable[[pa.Table, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesFormat:
+    """Files below a folder, each with the changes up to the epoch in its name.
+
+    `000000000012-changes.parquet` has the changes since the file before it, as rows with `_change_type`
+    and `_commit_version`; `000000000007-snapshot.parquet` has all rows, as `insert`, and those before
+    it are removed. So all files together are one change feed that adds up to the view. A file appears
+    under its name when it is complete: `rename` is the commit.
+
+    Args:
+        name: the format, and the suffix of the files.
+        write: writes a table to a path.
+        flat: whether columns of lists, structs and maps can't be written.
+    """
+
+    name: str
+    write: Write
+    flat: bool = False
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return {"path": "the folder, which is created if it is missing"}
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        return ()
+
+    def check(self, target: Target, options: Mapping[str, str]) -> None:
+        if not options.get("path", "").strip():
+            raise wrong_argument("the option path", options.get("path"), "give a folder")
+        for field in target.schema if self.flat else ():
+            if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+                raise wrong_argument(
+                    f"the format {self.name} for the column {field.name}",
+                    str(field.type),
+                    "take parquet or jsonl, or convert the column in the view",
+                )
+
+    def open(self, target: Target, options: Mapping[str, str]) -> Sink:
+        return FilesSink(target, options["path"], self)
+
+
+class FilesSink:
+    """Writes the files of `FilesFormat` into a folder on a local or mounted file system."""
+
+    def __init__(self, target: Target, path: str, form: FilesFormat) -> None:
+        self._target = target
+        self._path = path
+        self._form = form
+
+    def committed(self) -> Epoch | None:
+        try:
+            with open(os.path.join(self._path, POSITION), encoding="utf-8") as stream:
+                position = json.load(stream)
+        except FileNotFoundError:
+            if self._epochs():
+                raise target_not_empty(self._target, f"the folder {self._path}") from None
+            return None
+        except (OSError, ValueError) as error:
+            raise sink_failed(self._target, error) from error
+        if position["sink"] != self._target.app:
+            raise target_not_empty(self._target, f"the folder {self._path}")
+        last = max([position["epoch"], *self._epochs()])
+        return Epoch(last) if last else None
+
+    def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
+        self._check(base)
+        if changes.num_rows:
+            self._publish(change_feed(changes, self._target.key), epoch, "changes")
+        else:
+            self._store(epoch)
+
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
+        self._check(base)
+        if base is None:
+            self._store(Epoch(0))  # from now on the folder belongs to this sink
+        self._publish(change_feed(rows, self._target.key), epoch, "snapshot")
+        self._store(epoch)
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, base: Epoch | None) -> None:
+        found = self.committed()
+        if found != base:
+            raise target_moved(self._target, base, found)
+        snapshots = [epoch for epoch, kind in self._epochs().items() if kind == "snapshot"]
+        for name in self._names():
+            outdated = snapshots and int(name[:12]) < max(snapshots)
+            if outdated or name.startswith("."):  # what a crash has left
+                with suppress(OSError):
+                    os.unlink(os.path.join(self._path, name))
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self._path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise sink_failed(self._target, error) from error
+        return [name for name in names if _FILE.fullmatch(name.removeprefix("."))]
+
+    def _epochs(self) -> dict[int, str]:
+        found = filter(None, map(_FILE.fullmatch, self._names()))
+        return {int(match[1]): match[2] for match in found}
+
+    def _publish(self, feed: pa.Table, epoch: Epoch, kind: str) -> None:
+        version = pa.array(np.full(feed.num_rows, epoch))
+        rows = feed.append_column(COMMIT_VERSION, version)
+        name = f"{epoch:012d}-{kind}.{self._form.name}"
+        unfinished = os.path.join(self._path, f".{name}")
+        try:
+            self._form.write(rows, unfinished)
+            _sync(unfinished)
+            # unlike rename, link never replaces the file of another engine
+            os.link(unfinished, os.path.join(self._path, name))
+            os.unlink(unfinished)
+            _sync(self._path)
+            if kind == "snapshot":
+                for earlier in self._names():
+                    if int(earlier.removeprefix(".")[:12]) < epoch:
+                        os.unlink(os.path.join(self._path, earlier))
+        except FileExistsError:
+            raise target_moved(self._target, None, epoch) from None
+        except (OSError, pa.ArrowException) as error:
+            raise sink_failed(self._target, error) from error
+
+    def _store(self, epoch: Epoch) -> None:
+        unfinished = os.path.join(self._path, f".{POSITION}-{uuid.uuid4().hex}")
+        try:
+            os.makedirs(self._path, exist_ok=True)
+            with open(unfinished, "w", encoding="utf-8") as stream:
+                json.dump({"sink": self._target.app, "epoch": epoch}, stream)
+            _sync(unfinished)
+            os.replace(unfinished, os.path.join(self._path, POSITION))
+            _sync(self._path)
+        except OSError as error:
+            raise sink_failed(self._target, error) from error
+
+
+def write_parquet(rows: pa.Table, path: str) -> None:
+    """Write a Parquet file."""
+    pyarrow.parquet.write_table(rows, path, compression="zstd")
+
+
+def write_csv(rows: pa.Table, path: str) -> None:
+    """Write a CSV file with a header."""
+    pyarrow.csv.write_csv(rows, path)
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

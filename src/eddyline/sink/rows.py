@@ -1,0 +1,118 @@
+"""Changes in the forms that targets take: by key, and named as in Spark's change feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from eddyline.state.kernels import comparable_frame, repeat
+
+INSERT, DELETE = "insert", "delete"
+BEFORE, AFTER = "update_preimage", "update_postimage"
+"""The values of `_change_type` in the change feeds of Spark and Delta."""
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
+    "_change_type",
+    "_commit_version",
+    "_commit_timestamp",
+)
+"""The columns that change feeds add: the kind of change, the epoch, and when that was committed."""
+
+_SIDE, _AT = "side", "at"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedChanges:
+    """Net changes, paired by key. Rows of weight n occur n times.
+
+    Attributes:
+        inserted: rows whose key was not there before.
+        before, after: the old and the new row of each key that stays, in the same order.
+        deleted: rows whose key isn't there any more.
+    """
+
+    inserted: pa.Table
+    before: pa.Table
+    after: pa.Table
+    deleted: pa.Table
+
+    @property
+    def upserted(self) -> pa.Table:
+        """The rows that are new or have changed."""
+        return pa.concat_tables([self.inserted, self.after])
+
+
+def keyed_changes(changes: pa.Table, key: Sequence[str] | None) -> KeyedChanges:
+    """Pair changes in the form that `Sink` describes.
+
+    Args:
+        key: names of columns; without columns, all rows have the same key; None: nothing is paired.
+
+    Example:
+        >>> changes = pa.table({"k": [1, 1, 2], "op": ["delete", "append", "append"], "w": [-1, 1, 1]})
+        >>> done = keyed_changes(changes, ["k"])
+        >>> done.inserted["k"].to_pylist(), done.after["k"].to_pylist()
+        ([2], [1])
+    """
+    rows = changes.select(range(changes.num_columns - 2))
+    weights = changes.column(changes.num_columns - 1).to_numpy()
+    gone, come = repeat(rows, -weights), repeat(rows, weights)
+    old, new = paired(gone, come, key)
+    return KeyedChanges(
+        come.filter(_others(come.num_rows, new)),
+        gone.take(old),
+        come.take(new),
+        gone.filter(_others(gone.num_rows, old)),
+    )
+
+
+def change_feed(changes: pa.Table, key: Sequence[str] | None) -> pa.Table:
+    """Return changes in the form that `Sink` describes as rows with `_change_type`.
+
+    Deletes come first; the old and the new row of a key follow each other.
+
+    Args:
+        key: as in `keyed_changes`.
+    """
+    done = keyed_changes(changes, key)
+    count = done.before.num_rows
+    both = np.arange(2 * count).reshape(2, count).T.ravel()  # old and new in turns
+    kinds = (
+        [DELETE] * done.deleted.num_rows
+        + [BEFORE, AFTER] * count
+        + [INSERT] * done.inserted.num_rows
+    )
+    updated = pa.concat_tables([done.before, done.after]).take(pa.array(both))
+    rows = pa.concat_tables([done.deleted, updated, done.inserted])
+    return rows.append_column(CHANGE_TYPE, pa.array(kinds, pa.string()))
+
+
+def paired(
+    gone: pa.Table, come: pa.Table, key: Sequence[str] | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the places of rows with equal keys in two tables: the first with the first, and so on."""
+    if key is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    names = [f"k{place}" for place in range(len(key))]
+    sides = []
+    for table in (gone, come):
+        frame = comparable_frame(table.select(list(key)).rename_columns(names), names)
+        side = pl.Series(_SIDE, np.zeros(table.num_rows, np.int8))  # equal even without a key
+        frame = frame.with_columns(side) if names else side.to_frame()
+        place = pl.int_range(pl.len()).over([*names, _SIDE]).alias(_AT)
+        sides.append(frame.with_columns(place).with_row_index("row"))
+    joined = sides[0].join(
+        sides[1], on=[*names, _SIDE, _AT], how="inner", nulls_equal=True, maintain_order="left"
+    )
+    return joined["row"].cast(pl.Int64).to_numpy(), joined["row_right"].cast(pl.Int64).to_numpy()
+
+
+def _others(count: int, chosen: npt.NDArray[np.int64]) -> pa.Array:
+    mask = np.ones(count, np.bool_)
+    mask[chosen] = False
+    return pa.array(mask)

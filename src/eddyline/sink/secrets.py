@@ -1,0 +1,58 @@
+"""References to secrets in the options of sinks: the catalog holds the reference, never the secret."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+
+from eddyline.errors import EngineError
+
+_REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
+
+
+def check_secrets(options: Mapping[str, str], secret: Collection[str]) -> None:
+    """Raise EngineError BAD_OPTION if an option holds a secret in the clear.
+
+    Args:
+        options: by names in lower case.
+        secret: names of options that hold secrets.
+    """
+    for name in secret:
+        if name in options and not _REFERENCE.fullmatch(options[name]):
+            raise EngineError(
+                f"the option {name} would be stored in the clear",
+                condition="BAD_OPTION",
+                hint=f"write {name} '${{env:NAME}}' for an environment variable, or "
+                f"{name} '${{file:/path}}' for a file that only this user can read",
+            )
+
+
+def filled_in(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with each `${env:NAME}` and `${file:PATH}` replaced by what it refers to.
+
+    Raises:
+        EngineError: SECRET_MISSING, the variable isn't set or the file can't be read.
+
+    Example:
+        >>> os.environ["EDDYLINE_EXAMPLE"] = "s3cret"
+        >>> filled_in({"password": "${env:EDDYLINE_EXAMPLE}"})
+        {'password': 's3cret'}
+    """
+    return {name: _REFERENCE.sub(_secret, value) for name, value in options.items()}
+
+
+def _secret(reference: re.Match[str]) -> str:
+    kind, name = reference.groups()
+    try:
+        if kind == "env":
+            return os.environ[name]
+        with open(name, encoding="utf-8") as stream:
+            return stream.read().rstrip("\r\n")
+    except (KeyError, OSError, UnicodeDecodeError) as error:
+        what = "environment variable" if kind == "env" else "file"
+        raise EngineError(
+            f"the {what} {name}, which an option of a sink refers to, can't be read",
+            condition="SECRET_MISSING",
+            hint=f"set the variable for the engine's process, or mend the option: ${{{kind}:{name}}}",
+        ) from error

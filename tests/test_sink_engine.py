@@ -1,0 +1,395 @@
+"""Sinks of an engine: defined in Python and SQL, delivered in threads, kept over restarts and changes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+from pyspark.sql import DataFrame
+
+import eddyline as el
+from eddyline.api.formats import SINKS
+from eddyline.cli import main
+from eddyline.errors import CatalogError, EddylineError, EngineError
+from eddyline.sink.base import Sink, Target, key_of
+from eddyline.testing import MemorySink
+
+pytestmark = pytest.mark.spark
+QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
+
+
+@dataclass
+class MemoryFormat:
+    """Targets in memory, by the option `place`; one can be absent, slow, or refuse rows."""
+
+    targets: dict[str, MemorySink] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    slow_s: float = 0.0
+    refused: str = ""
+    opened: list[tuple[Target, Mapping[str, str]]] = field(default_factory=list)
+    options: Mapping[str, str] = field(
+        default_factory=lambda: dict.fromkeys(("place", "key", "password", "on_refused"), "")
+    )
+    secrets: Sequence[str] = ("password",)
+
+    def check(self, target: Target, options: Mapping[str, str]) -> None:
+        key_of(target, options.get("key"))
+
+    def open(self, target: Target, options: Mapping[str, str]) -> Sink:
+        self.opened.append((target, options))
+        return _Opened(self, target, options["place"])
+
+
+@dataclass
+class _Opened:
+    form: MemoryFormat
+    target: Target
+    place: str
+
+    @property
+    def _held(self) -> MemorySink:
+        time.sleep(self.form.slow_s)
+        if self.place in self.form.absent:
+            raise ConnectionRefusedError(f"{self.place} is absent")
+        return self.form.targets.setdefault(self.place, MemorySink())
+
+    def committed(self):
+        return self._held.committed()
+
+    def deliver(self, base, epoch, changes) -> None:
+        if self.form.refused:
+            bad = pa.compute.equal(changes["item"], self.form.refused)
+            if pa.compute.any(bad).as_py():
+                rows = changes.filter(bad).select(self.target.schema.names)
+                self.target.refuse(rows, ["too long"] * rows.num_rows)
+                changes = changes.filter(pa.compute.invert(bad))
+        self._held.deliver(base, epoch, changes)
+
+    def replace(self, base, epoch, rows) -> None:
+        self._held.replace(base, epoch, rows)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def memory(monkeypatch) -> MemoryFormat:
+    form = MemoryFormat()
+    monkeypatch.setitem(SINKS, "memory", form)
+    return form
+
+
+@pytest.fixture(scope="module")
+def spark():
+    from eddyline.spark.session import local_session
+
+    return local_session()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, spark) -> Iterator[el.Engine]:
+    with opened(tmp_path, spark) as made:
+        made.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"]).insert(
+            [(1, "tea", 1.0), (2, "tea", 2.0), (3, "milk", 0.5)]
+        )
+        made.view("totals", QUERY)
+        yield made
+
+
+def opened(folder: Path, spark, **options) -> el.Engine:
+    return el.Engine(str(folder / "storage"), spark, el.Options(**options))
+
+
+def rows(frame: DataFrame) -> Counter:
+    return Counter(map(tuple, frame.collect()))
+
+
+def held(memory: MemoryFormat, place: str = "p") -> Counter:
+    return Counter(memory.targets[place].rows)
+
+
+def await_epoch(engine: el.Engine, sink: el.Sink, epoch: int, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while sink.status()["epoch"] < epoch:
+        assert time.monotonic() < end, sink.status()
+        time.sleep(0.02)
+
+
+def test_a_sink_gets_the_snapshot_and_then_each_epoch(engine, memory) -> None:
+    engine.advance()
+    engine.execute("CREATE SINK k FROM totals USING memory OPTIONS (place 'p')")
+    for statement in (
+        "INSERT INTO sales VALUES (4, 'milk', 2.0)",
+        "DELETE FROM sales WHERE item = 'tea'",
+        "UPDATE sales SET v = 7 WHERE id = 3",
+    ):
+        engine.execute(statement)
+        epoch = engine.advance()
+        assert memory.targets["p"].epoch == epoch
+        assert held(memory) == rows(engine.snapshot("totals"))
+    assert memory.targets["p"].received[0][0] == "replace"
+    (shown,) = engine.execute("SHOW SINKS").collect()
+    assert (shown.name, shown.view, shown.format, shown.state) == ("k", "totals", "memory", "live")
+    assert (shown.epoch, shown.behind) == (epoch, 0)
+    assert engine.status()["sinks"][0]["epoch"] == epoch
+    engine.execute("CREATE SINK IF NOT EXISTS k FROM totals USING memory OPTIONS (place 'q')")
+    with pytest.raises(CatalogError, match="STILL_READ"):
+        engine.execute("DROP VIEW totals")
+    engine.execute("DROP SINK k; DROP SINK IF EXISTS k; DROP VIEW totals")
+    assert engine.execute("SHOW SINKS").collect() == []
+    assert engine.files.names("sinks") == ["identity.json"]
+
+
+def test_a_restart_sends_only_what_is_new(tmp_path, spark, memory) -> None:
+    with opened(tmp_path, spark) as engine:
+        engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+        engine.view("totals", QUERY)
+        engine.sink("k", "totals", "memory", place="p")
+        engine.execute("INSERT INTO sales VALUES (1, 'tea', 1.0)")
+        engine.advance()
+    with opened(tmp_path, spark) as engine:
+        engine.advance()
+        engine.execute("INSERT INTO sales VALUES (2, 'tea', 1.0)")
+        engine.advance()
+        assert [call for call, _ in memory.targets["p"].received].count("replace") == 1
+        assert held(memory) == rows(engine.snapshot("totals"))
+        assert engine.sink("k", "totals", "memory", place="p").name == "k"
+        with pytest.raises(CatalogError, match="NAME_TAKEN"):
+            engine.sink("k", "totals", "memory", place="other")
+
+
+def test_an_absent_target_holds_nothing_up(engine, memory) -> None:
+    errors: list[Exception] = []
+    engine.on_error(errors.append)
+    memory.absent.add("gone")
+    gone = engine.sink("gone", "totals", "memory", place="gone")
+    here = engine.sink("here", "totals", "memory", place="here")
+    for number in range(4, 7):
+        engine.execute(f"INSERT INTO sales VALUES ({number}, 'x', 1.0)")
+        epoch = engine.advance()
+        assert memory.targets["here"].epoch == epoch
+    status = gone.status()
+    assert status["state"] == "failing"
+    assert "absent" in status["error"]
+    assert status["behind"] == epoch
+    assert here.status()["state"] == "live"
+    assert len(errors) == 1
+    memory.absent.clear()
+    await_epoch(engine, gone, epoch)
+    assert held(memory, "gone") == rows(engine.snapshot("totals"))
+
+
+def test_epochs_that_wait_are_sent_as_one(engine, memory) -> None:
+    sink = engine.sink("k", "totals", "memory", place="p", commit_interval="1 second")
+    first = engine.advance()
+    await_epoch(engine, sink, first)
+    for number in range(4, 9):
+        engine.execute(f"INSERT INTO sales VALUES ({number}, 'x', 1.0)")
+        last = engine.advance()
+    await_epoch(engine, sink, last)
+    assert len(memory.targets["p"].received) < 5
+    assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def test_pause_resume_and_resend(engine, memory, tmp_path) -> None:
+    sink = engine.sink("k", "totals", "memory", place="p")
+    before = engine.advance()
+    sink.pause()
+    engine.execute("INSERT INTO sales VALUES (4, 'x', 1.0)")
+    epoch = engine.advance()
+    assert memory.targets["p"].epoch == before
+    assert sink.status()["state"] == "paused"
+    sink.resume()
+    await_epoch(engine, sink, epoch)
+    memory.targets["p"]._held.clear()  # somebody has emptied it
+    sink.resend()
+    engine.advance()
+    end = time.monotonic() + 20
+    while memory.targets["p"].received[-1][0] != "replace" and time.monotonic() < end:
+        time.sleep(0.02)
+    assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def test_a_replaced_view_sends_the_difference(engine, memory) -> None:
+    sink = engine.sink("k", "totals", "memory", place="p")
+    engine.advance()
+    engine.view("totals", QUERY + " HAVING count(*) > 1", replace=True)
+    epoch = engine.advance()
+    await_epoch(engine, sink, epoch)
+    assert held(memory) == rows(engine.snapshot("totals"))
+    assert [call for call, _ in memory.targets["p"].received].count("replace") == 1
+    engine.view("totals", "SELECT item FROM sales", replace=True)  # other columns
+    engine.execute("INSERT INTO sales VALUES (9, 'x', 1.0)")
+    await_epoch(engine, sink, engine.advance())
+    assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def test_a_key_that_the_view_does_not_have_is_refused(engine, memory) -> None:
+    engine.view("items", "SELECT item FROM sales")
+    with pytest.raises(CatalogError, match="SINK_KEY"):
+        engine.sink("k", "items", "memory", place="p", key="item")
+    with pytest.raises(CatalogError, match="SINK_KEY"):
+        engine.sink("k", "totals", "memory", place="p", key="n")
+    engine.sink("k", "totals", "memory", place="p", key="item")
+    with pytest.raises(CatalogError, match="SINK_KEY"):
+        engine.view("totals", "SELECT item, 1 AS n, v AS total FROM sales", replace=True)
+    assert [entry.name for entry in engine.catalog.sinks] == ["k"]
+
+
+def test_options_and_secrets(engine, memory, monkeypatch, tmp_path) -> None:
+    for options, what in (
+        ({"place": "p", "colour": "red"}, "colour"),
+        ({"place": "p", "commit_interval": "soon"}, "commit_interval"),
+        ({"place": "p", "password": "s3cret"}, "password"),
+    ):
+        with pytest.raises(EngineError, match="BAD_OPTION") as caught:
+            engine.sink("k", "totals", "memory", **options)
+        assert what in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        engine.sink("k", "totals", "fax")
+    (tmp_path / "password").write_text("s3cret\n")
+    sink = engine.sink(
+        "k", "totals", "memory", place="p", password=f"${{file:{tmp_path / 'password'}}}"
+    )
+    engine.advance()
+    assert memory.opened[-1][1]["password"] == "s3cret"
+    assert b"s3cret" not in (Path(engine.files.root) / "catalog.db").read_bytes()
+    other = engine.sink("m", "totals", "memory", place="m", password="${env:EDDYLINE_NO_SUCH}")
+    engine.advance()
+    assert "SECRET_MISSING" in other.status()["error"]
+    assert sink.status()["state"] == "live"
+
+
+def test_rows_that_a_target_refuses_become_dead_letters(engine, memory) -> None:
+    memory.refused = "bad"
+    engine.sink("k", "totals", "memory", place="p")
+    stopping = engine.sink("s", "totals", "memory", place="s", on_refused="stop")
+    engine.advance()
+    engine.execute("INSERT INTO sales VALUES (4, 'bad', 1.0), (5, 'good', 1.0)")
+    engine.advance()
+    engine.advance()
+    (letter,) = engine.dead_letters("k").collect()
+    assert json.loads(bytes(letter.payload)) == {"item": "bad", "n": 1, "total": 1.0}
+    assert (letter.error, letter.bolt) == ("too long", "sink")
+    assert ("good", 1, 1.0) in memory.targets["p"].rows
+    assert "SINK_REFUSED" in stopping.status()["error"]
+    assert engine.remove_dead_letters("k", None, replay=False) == 1
+    assert engine.sql("SELECT * FROM k__dead").count() == 1  # until the next epoch
+    engine.advance()
+    assert engine.sql("SELECT * FROM k__dead").count() == 0
+
+
+def test_a_function_gets_each_epoch_in_change_feed_form(engine, tmp_path, spark) -> None:
+    seen: list[tuple[int, list]] = []
+    failing = threading.Event()
+
+    def note(changes: DataFrame, epoch: int) -> None:
+        if failing.is_set():
+            raise ValueError("the target is away")
+        found = changes.drop("_commit_timestamp").collect()
+        seen.append((epoch, sorted(map(tuple, found), key=repr)))
+
+    first = engine.advance()
+    sink = engine.view("totals", QUERY).foreach_epoch(note, "f")
+    await_epoch(engine, sink, first)
+    assert seen == [(first, [("milk", 1, 0.5, "insert", first), ("tea", 2, 3.0, "insert", first)])]
+    engine.execute("UPDATE sales SET v = 5 WHERE id = 1")
+    engine.execute("DELETE FROM sales WHERE id = 3")
+    epoch = engine.advance()
+    assert (
+        seen[-1]
+        == (
+            epoch,
+            [
+                ("milk", 1, 0.5, "delete", epoch),
+                ("tea", 2, 3.0, "update_preimage", epoch),
+                ("tea", 2, 7.0, "update_postimage", epoch),
+            ],
+        )
+        or epoch > first + 1
+    )
+    failing.set()
+    engine.execute("INSERT INTO sales VALUES (8, 'x', 1.0)")
+    engine.advance()
+    assert sink.status()["state"] == "failing"
+    failing.clear()
+    engine.execute("INSERT INTO sales VALUES (9, 'y', 1.0)")
+    await_epoch(engine, sink, engine.advance())
+    assert [epoch for epoch, _ in seen] == sorted({epoch for epoch, _ in seen})
+    engine.stop()
+    with opened(tmp_path, spark) as again:
+        again.advance()
+        assert again.status()["sinks"][0]["state"] == "not connected"
+        view = again.view("totals", QUERY)
+        again.execute("INSERT INTO sales VALUES (10, 'z', 1.0)")
+        last = again.advance()
+        await_epoch(again, view.foreach_epoch(note, "f"), last)
+        assert seen[-1][0] == last
+
+
+@pytest.mark.parametrize("name", ["parquet", "csv"])
+def test_files_by_epoch_add_up_to_the_view(engine, tmp_path, name) -> None:
+    folder = tmp_path / "out"
+    engine.advance()
+    sink = engine.sink("k", "totals", name, path=str(folder))
+    for number in range(4, 8):
+        engine.execute(f"INSERT INTO sales VALUES ({number}, 'item {number % 2}', 1.5)")
+        engine.execute("DELETE FROM sales WHERE id = 1")
+        engine.advance()
+    await_epoch(engine, sink, engine.advance())
+    read = pyarrow.dataset.dataset(
+        sorted(str(path) for path in folder.glob(f"*.{name}")), format=name
+    ).to_table()
+    content: Counter = Counter()
+    for *values, kind, _epoch in zip(*(c.to_pylist() for c in read.columns), strict=True):
+        content[tuple(values)] += -1 if kind in ("delete", "update_preimage") else 1
+    assert {row: n for row, n in content.items() if n} == rows(engine.snapshot("totals"))
+    sink.resend()
+    await_epoch(engine, sink, engine.advance())
+    with pytest.raises(EddylineError):
+        engine.sink("m", "totals", name)
+    taken = engine.sink("m", "totals", name, path=str(folder))
+    engine.advance()
+    assert "SINK_TARGET_NOT_EMPTY" in taken.status()["error"]
+
+
+def test_the_command_line(engine, memory, tmp_path, capsys) -> None:
+    engine.sink("k", "totals", "csv", path=str(tmp_path / "out"))
+    engine.advance()
+    storage = ["--storage", engine.files.root]
+    assert main(["sink", "list", *storage]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:4] == ["k", "totals", "csv", "live"]
+    engine.start(0.05)
+    assert main(["sink", "pause", "k", *storage]) == 0
+    assert engine.status()["sinks"][0]["state"] == "paused"
+    assert main(["sink", "resume", "k", *storage]) == 0
+    assert main(["sink", "resend", "k", *storage]) == 0
+    assert main(["sink", "drop", "nobody", *storage]) == 1
+    assert "nobody" in capsys.readouterr().err
+    assert main(["sink", "drop", "k", *storage]) == 0
+    assert engine.status()["sinks"] == []
+    with pytest.raises(CatalogError, match="NOT_FOUND"):
+        engine.execute("DROP SINK k")
+
+
+def test_a_restored_target_is_told(engine, memory) -> None:
+    sink = engine.sink("k", "totals", "memory", place="p")
+    engine.advance()
+    memory.targets["p"] = MemorySink()
+    engine.execute("INSERT INTO sales VALUES (4, 'x', 1.0)")
+    engine.advance()
+    assert "SINK_TARGET_RESTORED" in sink.status()["error"]
+    sink.resend()
+    epoch = engine.advance()
+    await_epoch(engine, sink, epoch)
+    assert held(memory) == rows(engine.snapshot("totals"))
