@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
-from eddyline.answers.reader import SnapshotReader
+from eddyline.answers.reader import SnapshotBucket, SnapshotReader
 from eddyline.changes import APPEND, DELETE, Epoch
 from eddyline.errors import DataError, StateError
 from eddyline.operators.aggregate import Reduce
@@ -1018,7 +1018,7 @@ def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_co
             rows = rows_delta([((value,), weight)], 1, ("int",))
             bucket = Arrangement(files, layout, runs)
             runs, _ = bucket.extend(f"run{number}", rows, 9)
-        reader = SnapshotReader(files, "v", (runs,), 1, schema, Epoch(1))
+        reader = SnapshotReader((SnapshotBucket(files, "v", runs, 1, Epoch(1)),), schema)
         with pytest.raises(StateError) as refused:
             [*reader([pa.record_batch({"number": [0]})])]
         assert refused.value.condition == "NEGATIVE_WEIGHT"

@@ -33,7 +33,7 @@ class Condition:
 
 CONDITIONS: dict[str, Condition] = {
     # queries and scripts
-    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name. Give one an alias with AS."),
+    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
@@ -43,7 +43,7 @@ CONDITIONS: dict[str, Condition] = {
     "SCRIPT_NOT_READABLE": Condition(USER, False, "The script can't be opened, or isn't UTF-8. Check its path and encoding."),
     "SCRIPT_SYNTAX": Condition(USER, False, "A statement of the script is wrong. Correct the line that the message names."),
     "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),
-    "UNKNOWN_FORM": Condition(USER, False, "A changelog has no such form. Use `retract` or `update`."),
+    "UNKNOWN_FORM": Condition(USER, False, "A changelog has no such form. Use `retract`, `update` or `cdf`."),
     "UNKNOWN_STAGE": Condition(USER, False, "EXPLAIN has no such stage. Use `dag`, `logical` or `physical`."),
     "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no view can keep. Cast it, or leave the column out."),
     # definitions

@@ -1,15 +1,27 @@
-"""Changelogs: net changes of an epoch, and their retract and update forms."""
+"""Changelogs: net changes of an epoch, and their retract, update and change feed forms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import polars as pl
+import numpy.typing as npt
 import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
-from eddyline.state.kernels import Measure, comparable_frame, consolidate, repeat
+from eddyline.sink import rows as feed
+from eddyline.sink.rows import paired
+from eddyline.state.kernels import Measure, consolidate, repeat
+
+RETRACT, UPDATE, CDF = FORMS = "retract", "update", "cdf"
+"""The forms in which changes are read."""
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
+    "_change_type",
+    "_commit_version",
+    "_commit_timestamp",
+)
+"""The columns that a change feed adds, as in Spark and Delta."""
 
 
 def net_changes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -41,45 +53,46 @@ def update_form(
         key: positions of the key's columns; None for a view without a key, whose rows aren't paired.
         kind: Arrow type of a row.
     """
-    weights = rows[WEIGHT].to_numpy()
-    gone = repeat(rows.filter(pa.array(weights < 0)), -weights[weights < 0])
-    come = repeat(rows.filter(pa.array(weights > 0)), weights[weights > 0])
-    lines: list[tuple[int | None, int | None]]
-    if key is None:
-        lines = [(i, None) for i in range(gone.num_rows)] + [
-            (None, i) for i in range(come.num_rows)
-        ]
-    else:
-        names = [columns[place] for place in key]
-        lines = _matched(gone, come, names)
-    before = pa.array([line[0] for line in lines], pa.int64())
-    after = pa.array([line[1] for line in lines], pa.int64())
+    gone, come, old, new = _sides(rows, columns, key)
+    matches = np.full(gone.num_rows, -1)
+    matches[old] = new
+    others = np.setdiff1d(np.arange(come.num_rows), new)
+    before = np.concatenate([np.arange(gone.num_rows), np.full(len(others), -1)])
+    after = np.concatenate([matches, others])
     return pa.table(
         {
-            "before": _structs(gone, columns, kind).take(before),
-            "after": _structs(come, columns, kind).take(after),
+            name: _structs(side, columns, kind).take(pa.array(places, mask=places < 0))
+            for name, side, places in (("before", gone, before), ("after", come, after))
         }
     )
 
 
-def _matched(
-    gone: pa.Table, come: pa.Table, names: list[str]
-) -> list[tuple[int | None, int | None]]:
-    sides = []
-    for table, name in ((gone, "before"), (come, "after")):
-        one = pl.Series("one", np.zeros(table.num_rows, np.int8))  # equal even without key columns
-        frame = comparable_frame(table, names).with_columns(one) if names else one.to_frame()
-        frame = frame.with_row_index(name)
-        place = pl.int_range(pl.len()).over([*names, "one"]).alias("place")
-        sides.append(frame.with_columns(place))
-    joined = sides[0].join(
-        sides[1],
-        on=[*names, "one", "place"],
-        how="full",
-        nulls_equal=True,
-        maintain_order="left_right",
-    )
-    return list(zip(joined["before"].to_list(), joined["after"].to_list(), strict=True))
+def cdf_form(rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None) -> pa.Table:
+    """Return net changes as a change feed: rows with `_change_type`, those that go first.
+
+    Args:
+        key: positions of the key's columns; None for a view without a key, whose rows aren't paired.
+    """
+    gone, come, old, new = _sides(rows, columns, key)
+    parts = []
+    for side, places, alone, in_pair in (
+        (gone, old, feed.DELETE, feed.BEFORE),
+        (come, new, feed.INSERT, feed.AFTER),
+    ):
+        kinds = np.full(side.num_rows, alone, object)
+        kinds[places] = in_pair
+        parts.append(side.append_column(CHANGE_TYPE, pa.array(kinds, pa.string())))
+    return pa.concat_tables(parts)
+
+
+def _sides(
+    rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None
+) -> tuple[pa.Table, pa.Table, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows that go, the rows that come, and the places of those with equal keys in each."""
+    weights, shown = rows[WEIGHT].to_numpy(), rows.select(list(columns))
+    gone, come = repeat(shown, -weights), repeat(shown, weights)
+    names = None if key is None else [columns[place] for place in key]
+    return gone, come, *paired(gone, come, names)
 
 
 def _structs(rows: pa.Table, columns: Sequence[str], kind: pa.StructType) -> pa.Array:

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from eddyline.answers.changelog import net_changes, retract_form, update_form
-from eddyline.changes import WEIGHT, Epoch
+from eddyline.answers.changelog import (
+    CDF,
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    UPDATE,
+    cdf_form,
+    net_changes,
+    retract_form,
+    update_form,
+)
+from eddyline.changes import HASH, WEIGHT, Epoch
 from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
-from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import repeat
 from eddyline.state.manifest import manifest_name
 from eddyline.state.runs import Run, read_run
@@ -27,68 +37,103 @@ from eddyline.storage.files import Files
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotReader:
-    """Reads the rows of an arrangement's buckets in Spark's workers, repeated by weight.
+class SnapshotBucket:
+    """Reads the rows of one bucket of an arrangement, repeated by weight.
 
     Attributes:
         epoch: the epoch whose rows these are.
+        columns: number of columns that users see; the runs may have more columns after them.
     """
 
     files: Files
     relation: str
-    buckets: tuple[tuple[Run, ...], ...]
+    runs: tuple[Run, ...]
     columns: int
-    schema: pa.Schema
     epoch: Epoch
+
+    def read(self) -> pa.Table | None:
+        """Return the rows as columns `c0..`; None if there are none."""
+        with expiry(self.files, self.epoch):
+            tables = [read_run(self.files, run) for run in self.runs]
+        if not tables:
+            return None
+        stored = (name for name in tables[0].column_names if name not in (HASH, WEIGHT))
+        rows = Layout(tuple(stored)).consolidate(pa.concat_tables(tables))
+        check_held("a result", rows, view=self.relation)
+        rows = repeat(rows, rows[WEIGHT].to_numpy())
+        return rows.select(numbered("c", self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReader:
+    """Reads the rows of an arrangement's buckets in Spark's workers."""
+
+    buckets: tuple[SnapshotBucket, ...]
+    schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the buckets numbered in the input."""
-        layout = Layout(numbered("c", self.columns))
         for batch in batches:
-            for bucket in batch.column(0).to_pylist():
-                with _expiry(self.files, self.epoch):
-                    rows = Arrangement(self.files, layout, self.buckets[bucket]).scan()
+            for place in batch.column(0).to_pylist():
+                rows = self.buckets[place].read()
                 if rows is not None:
-                    check_held("a result", rows, view=self.relation)
-                    rows = repeat(rows, rows[WEIGHT].to_numpy())
-                    yield from batches_of(rows.select(numbered("c", self.columns)), self.schema)
+                    yield from batches_of(rows, self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochChanges:
+    """Reads the net changes of a view in one epoch.
+
+    Attributes:
+        columns: number of columns that users see; the runs may have more columns after them.
+        form: `retract`, `update` or `cdf`.
+        key: positions of the columns that pair old and new rows; None for no pairs.
+        committed_at: when the epoch was committed, in microseconds since 1970; for the form `cdf`.
+    """
+
+    files: Files
+    epoch: Epoch
+    runs: tuple[Run, ...]
+    columns: int
+    form: str
+    key: tuple[int, ...] | None
+    committed_at: int = 0
+
+    def read(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the changes in the columns of `schema`."""
+        names = numbered("c", self.columns)
+        with expiry(self.files, self.epoch):
+            tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in self.runs]
+        if not tables:
+            return
+        rows = net_changes(pa.concat_tables(tables), names)
+        if self.form == UPDATE:
+            shown = update_form(rows, names, self.key, schema.field("before").type)
+        elif self.form == CDF:
+            shown = cdf_form(rows, names, self.key)
+        else:
+            shown = retract_form(rows, names)
+        numbers = pa.array(np.full(shown.num_rows, self.epoch, np.int64))
+        shown = shown.append_column("epoch", numbers)
+        if self.form == CDF:
+            times = np.full(shown.num_rows, self.committed_at, np.int64)
+            times = pa.array(times, pa.timestamp("us", "UTC"))
+            shown = shown.append_column(COMMIT_TIMESTAMP, times)
+        yield from batches_of(shown, schema)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesReader:
-    """Reads the net changes of some epochs in Spark's workers, in retract or update form.
+    """Reads the net changes of some epochs in Spark's workers."""
 
-    Attributes:
-        epochs: number and runs of each epoch.
-        columns: number of columns that users see; the runs may have more columns after them.
-        key: positions of the columns that pair old and new rows in the update form; None for no
-            pairs.
-    """
-
-    files: Files
-    epochs: tuple[tuple[Epoch, tuple[Run, ...]], ...]
-    columns: int
-    update: bool
-    key: tuple[int, ...] | None
+    epochs: tuple[EpochChanges, ...]
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the changes of the epochs whose indices in `epochs` are in the input."""
-        names = numbered("c", self.columns)
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                epoch, runs = self.epochs[place]
-                with _expiry(self.files, epoch):
-                    tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
-                if not tables:
-                    continue
-                rows = net_changes(pa.concat_tables(tables), names)
-                if self.update:
-                    shown = update_form(rows, names, self.key, self.schema.field("before").type)
-                else:
-                    shown = retract_form(rows, names)
-                numbers = pa.array(np.full(shown.num_rows, epoch, np.int64))
-                yield from batches_of(shown.append_column("epoch", numbers), self.schema)
+                yield from self.epochs[place].read(self.schema)
 
 
 def snapshot_frame(
@@ -102,39 +147,50 @@ def snapshot_frame(
     """Return the rows of a table's or view's buckets as of an epoch under the names of `schema`."""
     plain = plain_schema(schema)
     kinds = arrow_schema(plain, zone_of(session))
-    reader = SnapshotReader(files, relation, tuple(buckets), len(schema), kinds, epoch)
+    held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
+    reader = SnapshotReader(tuple(held), kinds)
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
 
 
 def changes_frame(
-    session: SparkSession,
-    files: Files,
-    epochs: Sequence[tuple[Epoch, tuple[Run, ...]]],
-    schema: StructType,
-    *,
-    update: bool,
-    key: tuple[int, ...] | None,
+    session: SparkSession, epochs: Sequence[EpochChanges], schema: StructType, form: str
 ) -> DataFrame:
     """Return the changes of epochs.
 
-    The retract form has the columns, `op` and `epoch`; the update form `before`, `after`, `epoch`.
+    Args:
+        schema: the columns of the view.
+        form: that of the changes. The retract form has the columns, `op` and `epoch`; the update form
+            `before`, `after`, `epoch`; the form `cdf` is that of `feed_schema`.
     """
-    zone = zone_of(session)
-    if update:
+    if form == UPDATE:
         row = StructType([StructField(f.name, f.dataType, True) for f in schema])
         out = StructType().add("before", row).add("after", row).add("epoch", LongType())
         final = ["before", "after", "epoch"]
+    elif form == CDF:
+        final = feed_schema(schema).names
+        out = plain_schema(feed_schema(schema))
     else:
         out = plain_schema(schema).add("op", StringType()).add("epoch", LongType())
         final = [*schema.names, "op", "epoch"]
-    reader = ChangesReader(files, tuple(epochs), len(schema), update, key, arrow_schema(out, zone))
+    reader = ChangesReader(tuple(epochs), arrow_schema(out, zone_of(session)))
     frame = numbers(session, len(epochs)).mapInArrow(reader, out)
     return frame.toDF(*final)
 
 
+def feed_schema(columns: StructType) -> StructType:
+    """Return the columns of a view's change feed."""
+    own = [StructField(f.name, f.dataType, True) for f in columns]
+    feed = (
+        (CHANGE_TYPE, StringType()),
+        (COMMIT_VERSION, LongType()),
+        (COMMIT_TIMESTAMP, TimestampType()),
+    )
+    return StructType([*own, *(StructField(name, kind) for name, kind in feed)])
+
+
 @contextmanager
-def _expiry(files: Files, epoch: Epoch) -> Iterator[None]:
+def expiry(files: Files, epoch: Epoch) -> Iterator[None]:
     """Raise SNAPSHOT_EXPIRED in place of the error for a file that went with its epoch."""
     try:
         yield

@@ -9,6 +9,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.types import StructType
 
+from eddyline.answers.changed import changed_runs, check_feed, epoch_changes
+from eddyline.answers.changelog import CDF, FORMS, RETRACT
 from eddyline.answers.failing import check_holder, check_live
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
@@ -23,12 +25,7 @@ from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.scan import bucket_segment
 from eddyline.source.segments import Segment, distribute
 from eddyline.sql.names import quoted
-from eddyline.state.manifest import (
-    Manifest,
-    committed_epochs,
-    read_manifest,
-    without_gaps,
-)
+from eddyline.state.manifest import Manifest
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -184,62 +181,23 @@ class Results:
         form: str,
     ) -> DataFrame:
         """Return the changes of a view that `changed_runs` has found."""
-        if form not in ("retract", "update"):
+        if form not in FORMS:
             raise QueryError(
                 f"there is no changelog form {form!r}",
                 condition="UNKNOWN_FORM",
-                hint="use retract or update",
+                hint="use retract, update or cdf",
             )
-        update = form == "update"
-        key = self.plan_of(entry).key if update else None
-        return changes_frame(session, self.files, runs, entry.columns, update=update, key=key)
+        if form == CDF:
+            check_feed(entry)
+        key = None if form == RETRACT else self.plan_of(entry).key
+        epochs = epoch_changes(self.files, runs, len(entry.columns), form, key)
+        return changes_frame(session, epochs, entry.columns, form)
 
     def changed_runs(
         self, entry: Entry, manifest: Manifest, after: int | None
     ) -> list[tuple[Epoch, tuple[Run, ...]]]:
-        """Return the runs with a view's changes, by epoch.
-
-        From the beginning (`after` is None or 0), changes before the oldest retained epoch are
-        returned as one append of all its rows.
-
-        Raises:
-            StateError: the epochs after `after` are no longer retained.
-        """
-        view = ViewId(entry.id)
-        start = Epoch(max(after or 0, 0))
-        ended = next((end for name, end in manifest.replaced.get(view, ()) if not name), Epoch(0))
-        if 0 < start < ended:
-            why = f"the view was replaced in epoch {ended} by one with other columns"
-            raise changes_expired(entry.name, start, manifest.epoch, why)
-        retained = [e for e in without_gaps(committed_epochs(self.files)) if e <= manifest.epoch]
-        if start and retained and start < retained[0] - 1:
-            raise changes_expired(entry.name, start, manifest.epoch)
-        epochs = []
-        for epoch in (epoch for epoch in retained if epoch > start and epoch >= ended):
-            known = read_manifest(self.files, epoch)
-            cut = epoch == retained[0] and start < epoch - 1
-            result = known.result(manifest.holder(view, epoch), ROWS)
-            buckets = (known.arrangements if cut else known.deltas).get(result, {})
-            runs = tuple(run for own in buckets.values() for run in own)
-            if runs:
-                epochs.append((epoch, runs))
-        return epochs
-
-
-def changes_expired(view: str, after: int, committed: Epoch, why: str = "") -> StateError:
-    """Return the error for changes after an epoch that can't be given any more.
-
-    Args:
-        why: the reason, if it isn't that they are no longer retained.
-    """
-    return StateError(
-        why or f"the changes after epoch {after} are no longer all retained",
-        condition="CHANGES_EXPIRED",
-        view=view,
-        hint=f"read snapshot({committed}) in place of what you hold, and go on with "
-        f"changes(after={committed}). A reader with a name holds its epochs, up to the options "
-        "held_epochs and held_bytes",
-    )
+        """Return the runs with a view's changes, by epoch; see `changed_runs`."""
+        return changed_runs(self.files, entry, manifest, after)
 
 
 def _sort_column(name: str, order: Order) -> Column:

@@ -175,7 +175,10 @@ class View:
             form: `retract`: the columns, `op` (append or delete) and `epoch`, rows repeated by
                 multiplicity; `update`: structs `before` and `after` (null for a new or removed
                 row) and `epoch`, paired by the key of the view if it has one: the grouping columns
-                of an aggregate, the primary keys of the tables of a selection, top-N or join.
+                of an aggregate, the primary keys of the tables of a selection, top-N or join; `cdf`:
+                the columns and those of a change feed of Spark or Delta: `_change_type` (insert,
+                delete; by that key also update_preimage, update_postimage), `_commit_version` (the
+                epoch) and `_commit_timestamp`.
             reader: a name that you choose. The storage remembers the reader's position, and keeps the
                 epochs after it, up to the options `held_epochs` and `held_bytes`. Without `after`
                 it reads on from its position, at first from the beginning; call `commit` when the

@@ -8,9 +8,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from eddyline.answers.changed import changes_expired
 from eddyline.answers.failing import view_failing
 from eddyline.answers.readers import no_reader, reader_file
-from eddyline.answers.results import changes_expired
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.workspace import Workspace

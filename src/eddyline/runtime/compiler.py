@@ -255,6 +255,7 @@ class Compiler:
             (part,),
             0,
             fingerprint((part,), build.leaves, HASH_BITS),
+            key=key or None,
         )
         return CompiledPlan(plan, compiled, columns)
 
@@ -355,6 +356,7 @@ class Compiler:
             1 + max(levels, default=0) if catalog else 0,
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
             short,
+            compiled.key,
         )
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator

@@ -394,6 +394,7 @@ class EpochRunner:
             for view, why in state.failing.items()
         }
         results = {plan.result for plan in done}
+        keys = {name: key for name, key in base.keys.items() if name not in {p.id for p in done}}
         return Manifest(
             epoch,
             {**base.positions, **positions},
@@ -408,6 +409,8 @@ class EpochRunner:
             self.settings,
             base.replaced,
             "" if self.files.fence is None else self.files.fence.writer,
+            {**keys, **{plan.id: plan.key for plan in done if plan.key is not None}},
+            max(time.time_ns() // 1000, base.committed_at),  # clocks may be set back
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

@@ -85,6 +85,7 @@ class EpochPlan:
         level: distance from the sources; plans of one level run side by side.
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
         short: the same plan for the short lane; None if the plan can't run there.
+        key: places of the columns that identify a row of the result; None if there is no known key.
     """
 
     id: str
@@ -95,6 +96,7 @@ class EpochPlan:
     level: int
     fingerprint: str
     short: ShortPlan | None = None
+    key: tuple[int, ...] | None = None
 
     @property
     def result(self) -> str:

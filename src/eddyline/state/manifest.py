@@ -82,6 +82,8 @@ class Manifest:
         settings: Spark's settings that results depend on, fixed when the storage was made.
         replaced: for each view that replaced another one, its predecessors.
         writer: the id of the engine that committed the epoch; empty if unknown.
+        keys: for each view the places of the columns that identify its rows, where it has such a key.
+        committed_at: when the epoch was committed, in microseconds since 1970; 0 if unknown.
     """
 
     epoch: Epoch
@@ -97,6 +99,8 @@ class Manifest:
     settings: dict[str, str] = field(default_factory=dict)
     replaced: dict[ViewId, Predecessors] = field(default_factory=dict)
     writer: str = ""
+    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    committed_at: int = 0
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
@@ -145,6 +149,7 @@ class Manifest:
             failing={name: failure for name, failure in self.failing.items() if name in nodes},
             plans={name: plan for name, plan in self.plans.items() if name in nodes},
             replaced={name: chain for name, chain in self.replaced.items() if name in nodes},
+            keys={name: key for name, key in self.keys.items() if name in nodes},
         )
 
     def all_runs(self) -> list[Run]:
@@ -169,6 +174,8 @@ class Manifest:
             "settings": self.settings,
             "replaced": self.replaced,
             "writer": self.writer,
+            "keys": self.keys,
+            "committed_at": self.committed_at,
         }
 
 
@@ -258,6 +265,8 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
             for view, chain in document.get("replaced", {}).items()
         },
         document.get("writer", ""),
+        {name: tuple(key) for name, key in document.get("keys", {}).items()},
+        document.get("committed_at", 0),
     )
 
 
