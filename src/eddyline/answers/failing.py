@@ -1,10 +1,10 @@
-"""Views that are set aside because they fail: what readers get instead of rows."""
+"""Which view holds the rows of an epoch, and what readers get in place of those of a failing one."""
 
 from __future__ import annotations
 
 from eddyline.catalog.entries import Entry
 from eddyline.changes import ViewId
-from eddyline.errors import EngineError
+from eddyline.errors import EngineError, StateError
 from eddyline.state.manifest import Failure, Manifest
 
 
@@ -30,3 +30,25 @@ def check_holder(view: ViewId, manifest: Manifest) -> None:
     failure = manifest.failing.get(view)
     if failure is not None:
         raise view_failing(failure)
+
+
+def holder_as_of(entry: Entry, then: Manifest, now: Manifest) -> ViewId:
+    """Return the id of the entry, or of its predecessor, that held the rows in an earlier epoch.
+
+    Args:
+        then: that epoch.
+        now: the last committed epoch.
+
+    Raises:
+        StateError: NO_SUCH_EPOCH: the view was made later, or had other columns.
+    """
+    view = ViewId(entry.id)
+    holder = now.holder(view, then.epoch)
+    resumed = view in now.rebuilt  # `since` is then not its first epoch
+    if not holder or (holder == view and then.epoch < entry.since and not resumed):
+        raise StateError(
+            f"view {entry.name}, as it is now, has no rows as of epoch {then.epoch}",
+            condition="NO_SUCH_EPOCH",
+            hint=f"ask for epoch {entry.since} or a later one",
+        )
+    return ViewId(holder)

@@ -26,6 +26,7 @@ from eddyline.changes import HASH, WEIGHT, Epoch
 from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
+from eddyline.sink.rows import INSERT
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Layout
@@ -63,6 +64,34 @@ class SnapshotBucket:
         rows = repeat(rows, rows[WEIGHT].to_numpy())
         return rows.select(numbered("c", self.columns))
 
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the columns of `schema`."""
+        rows = self.read()
+        if rows is not None:
+            yield from batches_of(rows, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Inserts:
+    """Reads the rows of a bucket as the first changes of a feed.
+
+    Attributes:
+        committed_at: when their epoch was committed, in microseconds since 1970.
+    """
+
+    bucket: SnapshotBucket
+    committed_at: int
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the columns of `schema`."""
+        rows = self.bucket.read()
+        if rows is not None:
+            kinds = pa.repeat(pa.scalar(INSERT, pa.string()), rows.num_rows)
+            rows = _committed(
+                rows.append_column(CHANGE_TYPE, kinds), self.bucket.epoch, self.committed_at
+            )
+            yield from batches_of(rows, schema)
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReader:
@@ -75,9 +104,7 @@ class SnapshotReader:
         """Yield the rows of the buckets numbered in the input."""
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                rows = self.buckets[place].read()
-                if rows is not None:
-                    yield from batches_of(rows, self.schema)
+                yield from self.buckets[place].batches(self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +126,7 @@ class EpochChanges:
     key: tuple[int, ...] | None
     committed_at: int = 0
 
-    def read(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the changes in the columns of `schema`."""
         names = numbered("c", self.columns)
         with expiry(self.files, self.epoch):
@@ -110,15 +137,12 @@ class EpochChanges:
         if self.form == UPDATE:
             shown = update_form(rows, names, self.key, schema.field("before").type)
         elif self.form == CDF:
-            shown = cdf_form(rows, names, self.key)
+            shown = _committed(cdf_form(rows, names, self.key), self.epoch, self.committed_at)
         else:
             shown = retract_form(rows, names)
-        numbers = pa.array(np.full(shown.num_rows, self.epoch, np.int64))
-        shown = shown.append_column("epoch", numbers)
-        if self.form == CDF:
-            times = np.full(shown.num_rows, self.committed_at, np.int64)
-            times = pa.array(times, pa.timestamp("us", "UTC"))
-            shown = shown.append_column(COMMIT_TIMESTAMP, times)
+        if self.form != CDF:
+            epochs = pa.array(np.full(shown.num_rows, self.epoch, np.int64))
+            shown = shown.append_column("epoch", epochs)
         yield from batches_of(shown, schema)
 
 
@@ -133,7 +157,7 @@ class ChangesReader:
         """Yield the changes of the epochs whose indices in `epochs` are in the input."""
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                yield from self.epochs[place].read(self.schema)
+                yield from self.epochs[place].batches(self.schema)
 
 
 def snapshot_frame(
@@ -187,6 +211,13 @@ def feed_schema(columns: StructType) -> StructType:
         (COMMIT_TIMESTAMP, TimestampType()),
     )
     return StructType([*own, *(StructField(name, kind) for name, kind in feed)])
+
+
+def _committed(rows: pa.Table, epoch: Epoch, committed_at: int) -> pa.Table:
+    """Append the columns of a change feed that tell the epoch and its time."""
+    time = pa.scalar(committed_at, pa.timestamp("us", "UTC"))
+    rows = rows.append_column(COMMIT_VERSION, pa.repeat(pa.scalar(epoch, pa.int64()), len(rows)))
+    return rows.append_column(COMMIT_TIMESTAMP, pa.repeat(time, len(rows)))
 
 
 @contextmanager

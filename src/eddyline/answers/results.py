@@ -11,12 +11,12 @@ from pyspark.sql.types import StructType
 
 from eddyline.answers.changed import changed_runs, check_feed, epoch_changes
 from eddyline.answers.changelog import CDF, FORMS, RETRACT
-from eddyline.answers.failing import check_holder, check_live
+from eddyline.answers.failing import check_holder, check_live, holder_as_of
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
-from eddyline.changes import Epoch, ViewId
-from eddyline.errors import QueryError, StateError
+from eddyline.changes import Epoch
+from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
 from eddyline.operators.result import ROWS
 from eddyline.plan.limits import Order
@@ -57,18 +57,10 @@ class Results:
             StateError: the view was made later, or had other columns.
             EngineError: VIEW_FAILING: the view, or its predecessor, is set aside in that epoch.
         """
-        view = ViewId(entry.id)
-        holder = now.holder(view, then.epoch)
-        resumed = view in now.rebuilt  # `since` is then not its first epoch
-        if not holder or (holder == view and then.epoch < entry.since and not resumed):
-            raise StateError(
-                f"view {entry.name}, as it is now, has no rows as of epoch {then.epoch}",
-                condition="NO_SUCH_EPOCH",
-                hint=f"ask for epoch {entry.since} or a later one",
-            )
-        if holder == view:
+        holder = holder_as_of(entry, then, now)
+        if holder == entry.id:
             return self.content(entry, then, session)
-        check_holder(ViewId(holder), then)
+        check_holder(holder, then)
         return self._rows(entry, then, session, holder, entry.columns)
 
     def content(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:

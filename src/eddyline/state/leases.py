@@ -19,6 +19,7 @@ from eddyline.storage.lock import is_locked
 FOLDER = "leases"
 GATE = "gate"
 ALIVE = ".alive"
+TIMED = ".for"  # then the seconds for which a lease without a living reader holds
 
 
 class Leases:
@@ -26,7 +27,8 @@ class Leases:
 
     A lease is the empty file `leases/<epoch>-<reader>`: that epoch and all after it stay. The reader holds
     a lock on `leases/<reader>.alive`, which the operating system releases when its process dies.
-    Where the storage can't be written, there are no leases.
+    Where the storage can't be written, there are no leases. A lease of `hold_for` has a time in its name
+    in place of a living reader.
     """
 
     def __init__(self, files: Files) -> None:
@@ -67,6 +69,36 @@ class Leases:
 
     def _lease(self, epoch: Epoch) -> str:
         return f"{FOLDER}/{epoch:012d}-{self._reader}"
+
+
+def hold_for(files: Files, epoch: Epoch, seconds: int) -> str | None:
+    """Keep an epoch for a time, also when this process has ended.
+
+    The engine's option `lease_seconds` is the longest time.
+
+    Returns:
+        The name of the lease, for `renew`; None if the epoch is not committed or no longer retained.
+    """
+    name = f"{FOLDER}/{epoch:012d}-{uuid.uuid4().hex}{TIMED}{seconds}"
+    if epoch == 0:
+        return name  # the empty storage has no files
+    try:
+        with _gate(files, fcntl.LOCK_SH):
+            os.close(os.open(files.path(name), os.O_WRONLY | os.O_CREAT, 0o644))
+            held = files.exists(manifest_name(epoch))
+    except OSError:
+        return name if files.exists(manifest_name(epoch)) else None
+    if held:
+        return name
+    with suppress(OSError):
+        os.unlink(files.path(name))
+    return None
+
+
+def renew(files: Files, name: str) -> None:
+    """Let a lease of `hold_for` begin again; does nothing if it has ended."""
+    with suppress(OSError):
+        os.utime(files.path(name))
 
 
 @contextmanager
@@ -125,7 +157,9 @@ def _first_leased(files: Files, seconds: float) -> Epoch | None:
         number, _, reader = name.partition("-")
         if not number.isdigit():
             continue
-        if reader in living and not _older(files, name, seconds):
+        reader, timed, own = reader.partition(TIMED)
+        most = min(seconds, int(own)) if timed else seconds
+        if (timed or reader in living) and not _older(files, name, most):
             return Epoch(int(number))
         files.remove(f"{FOLDER}/{name}")
     return None

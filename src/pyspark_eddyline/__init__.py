@@ -1,0 +1,56 @@
+"""The data source `eddyline`: tables and views of a storage in any Spark session.
+
+Spark finds it by the name of this package, which it imports at the first use of any data source: so
+nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pyspark.sql.types import StructType
+
+    from eddyline.answers.stored import Feed, Snapshot
+
+
+class DefaultSource(DataSource):
+    """Reads the rows of a table or view, or its change feed.
+
+    The epoch is chosen when the DataFrame is made, and stays readable for `leaseSeconds` after its last
+    use. Options: `view`, `versionAsOf`, `readChangeFeed`, `startingVersion`, `endingVersion`,
+    `leaseSeconds`.
+
+    Example:
+        >>> spark.read.format("eddyline").option("view", "counts").load("/data/site")
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._chosen: Snapshot | Feed | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "eddyline"
+
+    def schema(self) -> StructType:
+        from pyspark_eddyline.readers import nullable
+
+        return nullable(self._choice().schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_eddyline.readers import BatchReader
+
+        return BatchReader(self._choice(), schema)
+
+    def _choice(self) -> Snapshot | Feed:
+        """Return what a DataFrame reads. Spark keeps this object, and with it the epoch."""
+        if self._chosen is None:
+            from pyspark_eddyline.readers import chosen
+
+            self._chosen = chosen(self.options)
+        return self._chosen

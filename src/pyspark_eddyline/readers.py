@@ -1,0 +1,162 @@
+"""Readers of the data source: they plan in Spark's driver, and read files in its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructField, StructType
+
+from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket
+from eddyline.answers.stored import Feed, Snapshot, held_feed, held_snapshot
+from eddyline.errors import EngineError
+from eddyline.spark.schema import arrow_schema
+from eddyline.state.leases import renew
+from eddyline.storage.files import Files
+
+ZONE = "UTC"  # in which Spark exchanges times with data sources
+LEASE_SECONDS = 600
+LATEST = "latest"
+
+
+class Part(InputPartition):
+    """What one task reads.
+
+    Attributes:
+        lease: the lease that the task renews; empty for none.
+    """
+
+    def __init__(
+        self, value: SnapshotBucket | EpochChanges | Inserts, files: Files, lease: str
+    ) -> None:
+        super().__init__(value)
+        self.files = files
+        self.lease = lease
+
+    def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the columns of `schema`."""
+        if self.lease:
+            renew(self.files, self.lease)
+        yield from self.value.batches(arrow_schema(schema, ZONE))
+
+
+class BatchReader(DataSourceReader):
+    """Reads a snapshot, a task for each bucket, or a change feed, a task for each epoch."""
+
+    def __init__(self, chosen: Snapshot | Feed, schema: StructType) -> None:
+        check_columns(chosen.schema, schema)
+        self._chosen = chosen
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        chosen = self._chosen
+        renew(chosen.files, chosen.lease)
+        return [Part(part, chosen.files, chosen.lease) for part in chosen.parts()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # without partitions Spark makes one of its own
+        return partition.read(self._schema) if isinstance(partition, Part) else iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of a reader.
+
+    Attributes:
+        feed: whether the columns of the change feed are wanted.
+        starting: `startingVersion`; None if absent.
+        ending: `endingVersion`; None if absent.
+        version: `versionAsOf`; None if absent.
+        seconds: how long the epochs stay after their last use.
+    """
+
+    storage: str
+    name: str
+    feed: bool
+    starting: int | str | None
+    ending: int | None
+    version: int | None
+    seconds: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Request:
+        """Return the options; EngineError BAD_OPTION if one is missing or has a wrong value."""
+        storage, name = options.get("path"), options.get("view") or options.get("table")
+        if not storage or not name:
+            missing = "storage" if not storage else "view"
+            raise bad_option(
+                f"the {missing} to read isn't given",
+                'call .option("view", "its name").load("folder of the storage")',
+            )
+        starting: int | str | None = LATEST
+        if options.get("startingVersion", "").lower() != LATEST:
+            starting = _number(options, "startingVersion", "an epoch")
+        ending = _number(options, "endingVersion", "an epoch")
+        feed = options.get("readChangeFeed", "").lower()
+        if feed not in ("", "true", "false"):
+            raise bad_option(f"readChangeFeed is {feed!r}", "give true or false")
+        seconds = _number(options, "leaseSeconds", "a time in seconds")
+        bounded = starting is not None or ending is not None
+        return cls(
+            storage,
+            name,
+            feed == "true" if feed else bounded,
+            starting,
+            ending,
+            _number(options, "versionAsOf", "an epoch"),
+            LEASE_SECONDS if seconds is None else seconds,
+        )
+
+    @property
+    def after(self) -> int | None:
+        """The epoch before the first one whose changes are wanted; None for the last committed one."""
+        if isinstance(self.starting, str):
+            return None
+        return max((self.starting or 0) - 1, 0)
+
+
+def chosen(options: Mapping[str, str]) -> Snapshot | Feed:
+    """Return what a DataFrame with these options reads, held for a time.
+
+    Raises:
+        EddylineError: an option is wrong, or what it names can't be read.
+    """
+    asked = Request.of(options)
+    if not asked.feed:
+        return held_snapshot(asked.storage, asked.name, asked.version, asked.seconds)
+    if asked.version is not None:
+        raise bad_option(
+            "versionAsOf reads rows, and readChangeFeed or startingVersion changes",
+            "give one of both",
+        )
+    return held_feed(asked.storage, asked.name, asked.after, asked.ending, asked.seconds)
+
+
+def nullable(schema: StructType) -> StructType:
+    """Return a schema whose columns may be null, as those of all sources are."""
+    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in schema])
+
+
+def check_columns(own: StructType, asked: StructType) -> None:
+    """Raise EngineError BAD_OPTION if a user asks for other columns than a relation has."""
+    if [(f.name, f.dataType) for f in own] != [(f.name, f.dataType) for f in asked]:
+        raise bad_option(
+            f"the columns are {own.simpleString()}, not {asked.simpleString()}",
+            "leave out .schema(...), and select the columns that you need",
+        )
+
+
+def bad_option(message: str, hint: str) -> EngineError:
+    """Return the error for an option that is missing or has a wrong value."""
+    return EngineError(message, condition="BAD_OPTION", hint=hint)
+
+
+def _number(options: Mapping[str, str], name: str, meaning: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise bad_option(f"{name} is {text!r}", f"give {meaning} as a whole number")
+    return int(text)

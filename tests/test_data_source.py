@@ -1,0 +1,208 @@
+"""Spark's data source `eddyline`: tables and views in any Spark session, beside a running engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import eddyline as el
+import eddyline.api.epochs
+from eddyline.spark.session import local_session
+from eddyline.state.manifest import committed_epochs
+
+pytestmark = pytest.mark.spark
+
+COMES = ("insert", "update_postimage")
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return local_session()
+
+
+@pytest.fixture(autouse=True)
+def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", 1)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return str(tmp_path / "storage")
+
+
+@pytest.fixture
+def engine(storage: str, spark: SparkSession) -> Iterator[el.Engine]:
+    with el.Engine(storage, spark, el.Options(retain_epochs=2)) as engine:
+        yield engine
+
+
+def read(spark: SparkSession, storage: str, view: str, **options: Any) -> DataFrame:
+    return spark.read.format("eddyline").options(view=view, **options).load(storage)
+
+
+def rows(frame: DataFrame) -> Counter:
+    return Counter(tuple(row) for row in frame.collect())
+
+
+def refused(call: Any, condition: str) -> str:
+    with pytest.raises(PySparkException) as error:
+        call()
+    assert f"[{condition}]" in str(error.value), str(error.value)[-2000:]
+    return str(error.value)
+
+
+def advance(engine: el.Engine, *values: int) -> int:
+    """Insert one row an epoch; return the last epoch."""
+    epoch = 0
+    for value in values:
+        engine.table("t", "v INT").insert([(value,)])
+        epoch = engine.advance()
+    return epoch
+
+
+def test_the_package_is_found_by_its_name_and_imports_nothing_heavy():
+    code = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_eddyline\n"
+        "assert pyspark_eddyline.DefaultSource.name() == 'eddyline'\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pyspark_eddyline"]
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def test_rows_of_tables_and_views_of_all_types(engine, storage, spark):
+    columns = (
+        "id BIGINT, ts TIMESTAMP, local TIMESTAMP_NTZ, day DATE, d DECIMAL(30, 2), x DOUBLE, s STRING, "
+        "b BINARY, l ARRAY<INT>, m MAP<STRING, INT>, n STRUCT<a: INT, b: STRING>, ok BOOLEAN"
+    )
+    made = spark.sql(
+        "SELECT id, timestamp'2026-03-29 01:30:00' + make_interval(0,0,0,id), "
+        "timestamp_ntz'2026-01-01 00:00:00', date'1969-12-31', CAST(id / 4 AS DECIMAL(30, 2)), "
+        "id / 3D, 'x' || id, CAST('y' AS BINARY), array(1, NULL), map('k', 1), "
+        "named_struct('a', 1, 'b', 'z'), id > 1 FROM range(5)"
+    )
+    table = engine.table("typed", columns, primary_key=["id"])
+    table.insert(made.toDF(*table.schema.names))
+    table.insert([(7, *[None] * 11)])
+    engine.view("all", "SELECT * FROM typed WHERE id <> 2")
+    engine.view("sorted", "SELECT s FROM typed ORDER BY id DESC")
+    engine.view("twice", "SELECT id % 2 AS odd FROM typed")
+    engine.view("none", "SELECT * FROM typed WHERE id > 100")
+    engine.advance()
+    for name in ("typed", "all", "sorted", "twice", "none"):
+        kept = engine.sql(f"SELECT * FROM `{name}`")
+        found = read(spark, storage, name)
+        assert found.schema == kept.schema, name
+        assert Counter(map(str, found.collect())) == Counter(map(str, kept.collect())), name
+    assert read(spark, storage, "ALL").where("id = 3").select("s").collect() == [("x3",)]
+    spark.sql(f"CREATE TEMPORARY VIEW v USING eddyline OPTIONS (view 'all', path '{storage}')")
+    assert spark.sql("SELECT count(*) FROM v").collect() == [(5,)]
+    spark.catalog.dropTempView("v")
+
+
+def test_a_dataframe_keeps_its_epoch(engine, storage, spark):
+    engine.table("t", "v INT")
+    engine.view("counts", "SELECT v, count(*) AS n FROM t GROUP BY v")
+    first = advance(engine, 1)
+    frame, brief = read(spark, storage, "counts"), read(spark, storage, "counts", leaseSeconds=0)
+    last = advance(engine, 1, 2, 3)
+    assert committed_epochs(engine.files)[0] == first
+    assert rows(frame) == rows(read(spark, storage, "counts", versionAsOf=first)) == {(1, 1): 1}
+    assert rows(read(spark, storage, "counts")) == {(1, 2): 1, (2, 1): 1, (3, 1): 1}
+    assert rows(read(spark, storage, "counts", versionAsOf=last - 1)) == {(1, 2): 1, (2, 1): 1}
+    assert rows(frame.join(frame, "v")) == {(1, 1, 1): 1}  # one epoch on both sides
+    for name in engine.files.names("leases"):
+        if ".for" in name:
+            engine.files.remove(f"leases/{name}")
+    advance(engine, 4)
+    assert committed_epochs(engine.files)[0] > first
+    refused(lambda: brief.collect(), "SNAPSHOT_EXPIRED")
+    refused(lambda: read(spark, storage, "counts", versionAsOf=first), "NO_SUCH_EPOCH")
+
+
+def test_failing_and_paused_views(engine, storage, spark):
+    engine.table("t", "v INT")
+    engine.view("inverse", "SELECT 10 div v AS i FROM t")
+    engine.view("paused", "SELECT v FROM t")
+    good = advance(engine, 1)
+    engine.pause("paused")
+    advance(engine, 0)
+    assert "DIVIDE_BY_ZERO" in refused(lambda: read(spark, storage, "inverse"), "VIEW_FAILING")
+    assert rows(read(spark, storage, "inverse", versionAsOf=good)) == {(10,): 1}
+    assert rows(read(spark, storage, "paused")) == {(1,): 1}
+
+
+def test_what_is_refused(engine, storage, spark, tmp_path):
+    engine.table("t", "v INT")
+    engine.view("plain", "SELECT v FROM t")
+    last = advance(engine, 1)
+    assert "plain" in refused(lambda: read(spark, storage, "other"), "NOT_FOUND")
+    refused(lambda: read(spark, str(tmp_path / "nothing"), "plain"), "NO_STORAGE")
+    assert not (tmp_path / "nothing").exists()
+    refused(lambda: spark.read.format("eddyline").load(storage), "BAD_OPTION")
+    refused(lambda: spark.read.format("eddyline").option("view", "plain").load(), "BAD_OPTION")
+    refused(lambda: read(spark, storage, "plain", versionAsOf=last + 1), "NO_SUCH_EPOCH")
+    refused(lambda: read(spark, storage, "plain", startingVersion=last + 2), "NO_SUCH_EPOCH")
+    refused(lambda: read(spark, storage, "plain", endingVersion=last + 1), "NO_SUCH_EPOCH")
+    refused(lambda: read(spark, storage, "plain", versionAsOf="x"), "BAD_OPTION")
+    refused(lambda: read(spark, storage, "plain", readChangeFeed="yes"), "BAD_OPTION")
+    refused(lambda: read(spark, storage, "plain", versionAsOf=1, startingVersion=1), "BAD_OPTION")
+    other = spark.read.format("eddyline").schema("w INT").option("view", "plain")
+    refused(lambda: other.load(storage).collect(), "BAD_OPTION")
+
+
+def test_a_stream_kept_as_a_log_is_refused(engine, storage, spark):
+    frame = spark.readStream.format("rate").load()
+    engine.stream("ticks", frame)
+    assert "engine.sql" in refused(lambda: read(spark, storage, "ticks"), "NOT_STORED")
+
+
+# -- the change feed ---------------------------------------------------------------------------
+
+
+def test_the_change_feed_between_two_epochs(engine, storage, spark):
+    engine.table("t", "v INT")
+    views = {
+        "counts": engine.view("counts", "SELECT v, count(*) AS n FROM t GROUP BY v"),
+        "plain": engine.view("plain", "SELECT v FROM t"),
+    }
+    first = advance(engine, 1)
+    for view in views.values():
+        view.changes(after=first, reader="keep")
+    last = advance(engine, 1, 2, 1)
+    for name, view in views.items():
+        expected = view.changes(after=first, form="cdf")
+        feed = read(spark, storage, name, readChangeFeed=True, startingVersion=first + 1)
+        assert feed.schema == expected.schema
+        assert rows(feed) == rows(expected)
+        whole = read(spark, storage, name, readChangeFeed="true")
+        assert rows(whole) == rows(view.changes(form="cdf"))
+        part = read(spark, storage, name, startingVersion=first + 2, endingVersion=last - 1)
+        assert rows(part) == rows(expected.where(f"_commit_version = {first + 2}"))
+    assert read(spark, storage, "counts", startingVersion="latest").collect() == []
+    feed = read(spark, storage, "t", startingVersion=last).drop("_commit_timestamp")
+    assert feed.collect() == [(1, "insert", last)]
+    for view in views.values():
+        view.drop_reader("keep")
+
+
+def test_expired_changes_are_refused(engine, storage, spark):
+    engine.table("t", "v INT")
+    engine.view("plain", "SELECT v FROM t")
+    first = advance(engine, 1)
+    advance(engine, 2, 3, 4)
+    late = read(spark, storage, "plain", startingVersion=first)
+    refused(lambda: late.collect(), "CHANGES_EXPIRED")
+    early = read(spark, storage, "plain", readChangeFeed=True, endingVersion=first)
+    refused(lambda: early.collect(), "CHANGES_EXPIRED")
