@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from eddyline.answers.changelog import CDF, CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from eddyline.answers.changelog import CDF
 from eddyline.answers.reader import EpochChanges
 from eddyline.catalog.entries import Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.operators.result import ROWS
+from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from eddyline.state.manifest import (
     Manifest,
     committed_epochs,

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
-from eddyline.sink import rows as feed
-from eddyline.sink.rows import paired
+from eddyline.sink.rows import feed_of, paired
 from eddyline.state.kernels import Measure, consolidate, repeat
 
 RETRACT, UPDATE, CDF = FORMS = "retract", "update", "cdf"
 """The forms in which changes are read."""
-
-CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
-    "_change_type",
-    "_commit_version",
-    "_commit_timestamp",
-)
-"""The columns that a change feed adds, as in Spark and Delta."""
 
 
 def net_changes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -53,7 +44,9 @@ def update_form(
         key: positions of the key's columns; None for a view without a key, whose rows aren't paired.
         kind: Arrow type of a row.
     """
-    gone, come, old, new = _sides(rows, columns, key)
+    weights, shown = rows[WEIGHT].to_numpy(), rows.select(list(columns))
+    gone, come = repeat(shown, -weights), repeat(shown, weights)
+    old, new = paired(gone, come, _names(columns, key))
     matches = np.full(gone.num_rows, -1)
     matches[old] = new
     others = np.setdiff1d(np.arange(come.num_rows), new)
@@ -68,31 +61,16 @@ def update_form(
 
 
 def cdf_form(rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None) -> pa.Table:
-    """Return net changes as a change feed: rows with `_change_type`, those that go first.
+    """Return net changes as a change feed: rows with `_change_type`, see `feed_of`.
 
     Args:
         key: positions of the key's columns; None for a view without a key, whose rows aren't paired.
     """
-    gone, come, old, new = _sides(rows, columns, key)
-    parts = []
-    for side, places, alone, in_pair in (
-        (gone, old, feed.DELETE, feed.BEFORE),
-        (come, new, feed.INSERT, feed.AFTER),
-    ):
-        kinds = np.full(side.num_rows, alone, object)
-        kinds[places] = in_pair
-        parts.append(side.append_column(CHANGE_TYPE, pa.array(kinds, pa.string())))
-    return pa.concat_tables(parts)
+    return feed_of(rows.select(list(columns)), rows[WEIGHT].to_numpy(), _names(columns, key))
 
 
-def _sides(
-    rows: pa.Table, columns: Sequence[str], key: Sequence[int] | None
-) -> tuple[pa.Table, pa.Table, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows that go, the rows that come, and the places of those with equal keys in each."""
-    weights, shown = rows[WEIGHT].to_numpy(), rows.select(list(columns))
-    gone, come = repeat(shown, -weights), repeat(shown, weights)
-    names = None if key is None else [columns[place] for place in key]
-    return gone, come, *paired(gone, come, names)
+def _names(columns: Sequence[str], key: Sequence[int] | None) -> list[str] | None:
+    return None if key is None else [columns[place] for place in key]
 
 
 def _structs(rows: pa.Table, columns: Sequence[str], kind: pa.StructType) -> pa.Array:

@@ -11,22 +11,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from eddyline.answers.changelog import (
-    CDF,
-    CHANGE_TYPE,
-    COMMIT_TIMESTAMP,
-    COMMIT_VERSION,
-    UPDATE,
-    cdf_form,
-    net_changes,
-    retract_form,
-    update_form,
-)
+from eddyline.answers.changelog import CDF, UPDATE, cdf_form, net_changes, retract_form, update_form
 from eddyline.changes import HASH, WEIGHT, Epoch
 from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
-from eddyline.sink.rows import INSERT
+from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, INSERT, with_commit
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Layout
@@ -87,7 +77,7 @@ class Inserts:
         rows = self.bucket.read()
         if rows is not None:
             kinds = pa.repeat(pa.scalar(INSERT, pa.string()), rows.num_rows)
-            rows = _committed(
+            rows = with_commit(
                 rows.append_column(CHANGE_TYPE, kinds), self.bucket.epoch, self.committed_at
             )
             yield from batches_of(rows, schema)
@@ -137,7 +127,7 @@ class EpochChanges:
         if self.form == UPDATE:
             shown = update_form(rows, names, self.key, schema.field("before").type)
         elif self.form == CDF:
-            shown = _committed(cdf_form(rows, names, self.key), self.epoch, self.committed_at)
+            shown = with_commit(cdf_form(rows, names, self.key), self.epoch, self.committed_at)
         else:
             shown = retract_form(rows, names)
         if self.form != CDF:
@@ -211,13 +201,6 @@ def feed_schema(columns: StructType) -> StructType:
         (COMMIT_TIMESTAMP, TimestampType()),
     )
     return StructType([*own, *(StructField(name, kind) for name, kind in feed)])
-
-
-def _committed(rows: pa.Table, epoch: Epoch, committed_at: int) -> pa.Table:
-    """Append the columns of a change feed that tell the epoch and its time."""
-    time = pa.scalar(committed_at, pa.timestamp("us", "UTC"))
-    rows = rows.append_column(COMMIT_VERSION, pa.repeat(pa.scalar(epoch, pa.int64()), len(rows)))
-    return rows.append_column(COMMIT_TIMESTAMP, pa.repeat(time, len(rows)))
 
 
 @contextmanager

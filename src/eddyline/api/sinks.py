@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from eddyline.answers.changed import commit_time
 from eddyline.answers.deliverer import Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
@@ -29,7 +30,7 @@ from eddyline.sink.base import SinkFormat, Target, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
 from eddyline.sink.function import FUNCTION, FunctionSink
 from eddyline.sink.outbox import NO_VIEW, Outbox
-from eddyline.sink.rows import COMMIT_VERSION
+from eddyline.sink.rows import with_commit
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.dead_letters import Rejects
 from eddyline.spark.intervals import interval_micros
@@ -294,9 +295,7 @@ class Sinks:
         """Return what calls a user's function with a DataFrame."""
 
         def call(feed: pa.Table, epoch: Epoch) -> None:
-            version = pa.array(np.full(feed.num_rows, epoch))
-            rows = feed.append_column(COMMIT_VERSION, version)
-            rows = rows.combine_chunks()  # an empty first chunk makes PySpark lose all others
+            rows = with_commit(feed, epoch, commit_time(self._workspace.files, epoch))
             function(self._workspace.session().createDataFrame(rows), epoch)
 
         return call

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from eddyline.changes import Epoch
 from eddyline.state.kernels import comparable_frame, repeat
 
 INSERT, DELETE = "insert", "delete"
@@ -59,8 +60,59 @@ def keyed_changes(changes: pa.Table, key: Sequence[str] | None) -> KeyedChanges:
         >>> done.inserted["k"].to_pylist(), done.after["k"].to_pylist()
         ([2], [1])
     """
-    rows = changes.select(range(changes.num_columns - 2))
-    weights = changes.column(changes.num_columns - 1).to_numpy()
+    return _keyed(*_weighted(changes), key)
+
+
+def change_feed(changes: pa.Table, key: Sequence[str] | None) -> pa.Table:
+    """Return changes in the form that `Sink` describes as rows with `_change_type`.
+
+    Args:
+        key: as in `keyed_changes`.
+    """
+    return feed_of(*_weighted(changes), key)
+
+
+def feed_of(rows: pa.Table, weights: npt.NDArray[np.int64], key: Sequence[str] | None) -> pa.Table:
+    """Return weighted rows as rows with `_change_type`.
+
+    Deletes come first, inserts last; in between the old and the new row of a key follow each other.
+
+    Args:
+        key: as in `keyed_changes`.
+    """
+    done = _keyed(rows, weights, key)
+    count = done.before.num_rows
+    both = np.arange(2 * count).reshape(2, count).T.ravel()  # old and new in turns
+    kinds = np.repeat(
+        np.array([DELETE, BEFORE, INSERT], object),
+        [done.deleted.num_rows, 2 * count, done.inserted.num_rows],
+    )
+    kinds[done.deleted.num_rows + 1 : done.deleted.num_rows + 2 * count : 2] = AFTER
+    updated = pa.concat_tables([done.before, done.after]).take(pa.array(both))
+    # an empty first chunk makes PySpark lose the others
+    feed = pa.concat_tables([done.deleted, updated, done.inserted]).combine_chunks()
+    return feed.append_column(CHANGE_TYPE, pa.array(kinds, pa.string()))
+
+
+def with_commit(feed: pa.Table, epoch: Epoch, committed_at: int) -> pa.Table:
+    """Append `_commit_version` and `_commit_timestamp` to a change feed.
+
+    Args:
+        committed_at: when the epoch was committed, in microseconds since 1970.
+    """
+    time = pa.scalar(committed_at, pa.timestamp("us", "UTC"))
+    feed = feed.append_column(COMMIT_VERSION, pa.repeat(pa.scalar(epoch, pa.int64()), len(feed)))
+    return feed.append_column(COMMIT_TIMESTAMP, pa.repeat(time, len(feed)))
+
+
+def _weighted(changes: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    count = changes.num_columns - 2
+    return changes.select(range(count)), changes.column(count + 1).to_numpy()
+
+
+def _keyed(
+    rows: pa.Table, weights: npt.NDArray[np.int64], key: Sequence[str] | None
+) -> KeyedChanges:
     gone, come = repeat(rows, -weights), repeat(rows, weights)
     old, new = paired(gone, come, key)
     return KeyedChanges(
@@ -69,27 +121,6 @@ def keyed_changes(changes: pa.Table, key: Sequence[str] | None) -> KeyedChanges:
         come.take(new),
         gone.filter(_others(gone.num_rows, old)),
     )
-
-
-def change_feed(changes: pa.Table, key: Sequence[str] | None) -> pa.Table:
-    """Return changes in the form that `Sink` describes as rows with `_change_type`.
-
-    Deletes come first; the old and the new row of a key follow each other.
-
-    Args:
-        key: as in `keyed_changes`.
-    """
-    done = keyed_changes(changes, key)
-    count = done.before.num_rows
-    both = np.arange(2 * count).reshape(2, count).T.ravel()  # old and new in turns
-    kinds = (
-        [DELETE] * done.deleted.num_rows
-        + [BEFORE, AFTER] * count
-        + [INSERT] * done.inserted.num_rows
-    )
-    updated = pa.concat_tables([done.before, done.after]).take(pa.array(both))
-    rows = pa.concat_tables([done.deleted, updated, done.inserted])
-    return rows.append_column(CHANGE_TYPE, pa.array(kinds, pa.string()))
 
 
 def paired(
