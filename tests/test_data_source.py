@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import eddyline as el
 import eddyline.api.epochs
+from eddyline.answers.reader import feed_schema
 from eddyline.spark.session import local_session
 from eddyline.state.manifest import committed_epochs
+from pyspark_eddyline.streams import FeedReader
 
 pytestmark = pytest.mark.spark
 
@@ -206,3 +208,204 @@ def test_expired_changes_are_refused(engine, storage, spark):
     refused(lambda: late.collect(), "CHANGES_EXPIRED")
     early = read(spark, storage, "plain", readChangeFeed=True, endingVersion=first)
     refused(lambda: early.collect(), "CHANGES_EXPIRED")
+
+
+# -- streaming queries -------------------------------------------------------------------------
+
+
+class Copy:
+    """The target of a streaming query: applies each micro-batch once, and counts what it got."""
+
+    def __init__(self, spark: SparkSession, storage: str, checkpoint: Path) -> None:
+        self.spark, self.storage, self.checkpoint = spark, storage, checkpoint
+        self.held: Counter = Counter()
+        self.batches: dict[int, list[Any]] = {}
+        self.fails = False
+
+    def apply(self, frame: DataFrame, number: int) -> None:
+        if self.fails:
+            raise ValueError("the target is away")
+        assert number not in self.batches
+        self.batches[number] = frame.collect()
+        for row in sorted(
+            self.batches[number], key=lambda r: (r._commit_version, r._change_type in COMES)
+        ):
+            *values, kind, _, _ = row
+            self.held[tuple(values)] += 1 if kind in COMES else -1
+            assert self.held[tuple(values)] >= 0, f"{values} goes, but isn't there"
+        self.held = +self.held
+
+    def run(self, view: str, **options: Any) -> None:
+        """Run a query until it has read all that is committed."""
+        query = self.start(view, **options)
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    def start(self, view: str, **options: Any) -> Any:
+        frame = self.spark.readStream.format("eddyline").options(view=view, **options)
+        writer = frame.load(self.storage).writeStream.foreachBatch(self.apply)
+        return writer.option("checkpointLocation", str(self.checkpoint)).start()
+
+
+@pytest.fixture
+def copy(spark: SparkSession, storage: str, tmp_path: Path) -> Copy:
+    return Copy(spark, storage, tmp_path / "checkpoint")
+
+
+COUNTS = "SELECT v, count(*) AS n FROM t GROUP BY v"
+
+
+def failed(call: Any, condition: str) -> str:
+    with pytest.raises(StreamingQueryException) as error:
+        call()
+    assert f"[{condition}]" in str(error.value), str(error.value)[-2000:]
+    return str(error.value)
+
+
+def test_a_stopped_query_goes_on_while_the_engine_does(engine, copy):
+    engine.table("t", "v INT")
+    view = engine.view("counts", COUNTS)
+    advance(engine, 1, 2, 1)
+    options = {"readChangeFeed": True, "reader": "copy"}
+    query = copy.start("counts", **options)
+    try:
+        query.processAllAvailable()
+        assert copy.held == rows(view.snapshot())
+        assert {row._change_type for row in copy.batches[0]} == {"insert"}
+        advance(engine, 2, 3)
+        query.processAllAvailable()
+        assert copy.held == rows(view.snapshot())
+    finally:
+        query.stop()
+    last = advance(engine, 1, 4, 5, 1)  # more than are retained for others
+    copy.fails = True
+    with pytest.raises(Exception, match="the target is away"):
+        copy.run("counts", **options)
+    copy.fails = False
+    last = advance(engine, 6, 1, 6)
+    copy.run("counts", **options)
+    assert copy.held == rows(view.snapshot())
+    seen = {row._commit_version for batch in copy.batches.values() for row in batch}
+    assert max(seen) == last
+    (known,) = engine.status()["readers"]
+    assert (known["view"], known["reader"]) == ("counts", "copy")
+    # Spark confirms a micro-batch when it plans the next one
+    advance(engine, 7)
+    copy.run("counts", **options)
+    advance(engine, 8)
+    copy.run("counts", **options)
+    assert engine.status()["readers"][0]["epoch"] >= last
+    assert copy.held == rows(view.snapshot())
+
+
+def test_a_query_without_a_reader_keeps_epochs_only_while_it_runs(engine, copy):
+    engine.table("t", "v INT")
+    engine.view("counts", COUNTS)
+    advance(engine, 1)
+    query = copy.start("counts", readChangeFeed=True)
+    try:
+        query.processAllAvailable()
+        last = advance(engine, 2)
+        query.processAllAvailable()
+        assert copy.held == {(1, 1): 1, (2, 1): 1}
+        advance(engine, 1, 2, 3, 4)
+        query.processAllAvailable()
+        assert copy.held == {(1, 2): 1, (2, 2): 1, (3, 1): 1, (4, 1): 1}
+    finally:
+        query.stop()
+    advance(engine, 1, 2, 3, 4)
+    assert committed_epochs(engine.files)[0] > last + 5
+    text = failed(lambda: copy.run("counts", readChangeFeed=True), "CHANGES_EXPIRED")
+    assert "new checkpoint" in text
+
+
+def test_epochs_stay_until_their_micro_batch_is_confirmed(engine, storage):
+    def changed(start: Any, end: Any) -> list[int]:
+        return [part.value.epoch for part in reader.partitions(start, end)]
+
+    engine.table("t", "v INT")
+    view = engine.view("plain", "SELECT v FROM t")
+    first = advance(engine, 1)
+    options = {"view": "plain", "path": storage, "startingVersion": str(first)}
+    reader = FeedReader(options, feed_schema(view.schema))
+    start = reader.initialOffset()
+    assert start == {"epoch": first - 1, "view": engine.catalog.get("plain").id}
+    end = reader.latestOffset()
+    advance(engine, 2, 3, 4)
+    assert changed(start, end) == [first]
+    later = reader.latestOffset()
+    reader.commit(end)
+    advance(engine, 5, 6, 7)
+    assert changed(end, later) == [first + 1, first + 2, first + 3]
+    reader.commit(later)
+    advance(engine, 8, 9, 10)
+    assert committed_epochs(engine.files)[0] == later["epoch"]
+    reader.stop()
+    advance(engine, 11)
+    assert committed_epochs(engine.files)[0] > later["epoch"] + 3
+    with pytest.raises(el.StateError) as error:
+        changed(later, reader.latestOffset())
+    assert error.value.condition == "CHANGES_EXPIRED"
+
+
+def test_a_query_begins_at_an_epoch_or_with_what_is_new(engine, copy, spark, storage, tmp_path):
+    engine.table("t", "v INT")
+    view = engine.view("counts", COUNTS)
+    first = advance(engine, 1)
+    last = advance(engine, 1)
+    copy.held = rows(view.snapshot(first))
+    copy.run("counts", startingVersion=first + 1)
+    assert copy.held == rows(view.snapshot())
+    assert [row._commit_version for row in copy.batches[0]] == [last, last]
+
+    late = Copy(spark, storage, tmp_path / "late")
+    late.held = rows(view.snapshot())
+    query = late.start("counts", startingVersion="latest")
+    try:
+        query.processAllAvailable()
+        assert late.batches.get(0, []) == []
+        advance(engine, 2, 1)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert late.held == rows(view.snapshot())
+
+
+def test_rows_that_are_only_inserted_come_without_the_columns_of_the_feed(
+    engine, storage, spark, tmp_path
+):
+    engine.table("t", "v INT")
+    engine.view("plain", "SELECT v FROM t")
+    advance(engine, 1, 2)
+    found: list[Any] = []
+
+    def run() -> None:
+        frame = spark.readStream.format("eddyline").option("view", "plain").load(storage)
+        assert frame.columns == ["v"]
+        query = (
+            frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+            .option("checkpointLocation", str(tmp_path / "plain"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    advance(engine, 3)
+    run()
+    assert sorted(found) == [(1,), (2,), (3,)]
+    engine.table("t", "v INT").delete([(1,)])
+    engine.advance()
+    assert "readChangeFeed" in failed(run, "NOT_APPEND_ONLY")
+
+
+def test_a_query_of_another_view_is_refused(engine, copy):
+    engine.table("t", "v INT")
+    engine.view("counts", COUNTS)
+    advance(engine, 1)
+    copy.run("counts", readChangeFeed=True)
+    engine.drop("view", "counts")
+    engine.view("counts", COUNTS)
+    failed(lambda: copy.run("counts", readChangeFeed=True), "CHANGES_EXPIRED")

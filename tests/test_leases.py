@@ -12,7 +12,7 @@ import pytest
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
-from eddyline.state.leases import Leases, pinned, retiring
+from eddyline.state.leases import Leases, hold_for, pinned, release, renew, retiring
 from eddyline.state.manifest import Manifest, committed_epochs, write_manifest
 from eddyline.state.recover import open_storage, retire
 from eddyline.storage.files import Files
@@ -94,6 +94,38 @@ def test_a_lease_ends_with_its_time(files):
     with pinned(files):
         commit(files, 4, 5)
         assert oldest_after_retiring(files, seconds=0.0) == 5
+
+
+def test_a_lease_with_a_time_needs_no_living_reader(files):
+    code = (
+        "import sys; from eddyline.state.leases import hold_for; "
+        "from eddyline.storage.files import Files; print(hold_for(Files(sys.argv[1]), 3, 100))"
+    )
+    command = [sys.executable, "-c", code, files.root]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    name = done.stdout.strip()
+    commit(files, 4, 5)
+    assert oldest_after_retiring(files) == 3
+    past = time.time() - 101
+    os.utime(files.path(name), (past, past))
+    renew(files, name)
+    assert oldest_after_retiring(files) == 3
+    os.utime(files.path(name), (past, past))
+    assert oldest_after_retiring(files) == 5
+    renew(files, name)  # too late
+    assert not files.exists(name)
+    assert hold_for(files, Epoch(3), 100) is None
+    assert sorted(os.listdir(files.path("leases"))) == ["gate"]
+
+
+def test_a_lease_with_a_time_ends_early_when_it_is_released_or_the_engine_allows_less(files):
+    name = hold_for(files, Epoch(3), 100)
+    commit(files, 4)
+    release(files, name)
+    assert oldest_after_retiring(files) == 4
+    hold_for(files, Epoch(4), 100)
+    commit(files, 5)
+    assert oldest_after_retiring(files, seconds=0.0) == 5
 
 
 def test_a_clock_that_was_set_back_ends_no_lease(files):

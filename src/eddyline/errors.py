@@ -52,6 +52,7 @@ CONDITIONS: dict[str, Condition] = {
     "NOT_CONNECTED": Condition(USER, False, "A stream or pipeline made in Python is not attached since the storage was opened. Build it first."),
     "NOT_FOUND": Condition(USER, False, "Nothing of this kind has this name. The hint lists the known names."),
     "NOT_STREAMING": Condition(USER, False, "`engine.stream` was given a DataFrame at rest. Make it with `spark.readStream`, or use a table."),
+    "NOT_APPEND_ONLY": Condition(USER, False, "A streaming query without a change feed reads a view whose rows are changed or deleted. Set the option readChangeFeed = true."),
     "NOT_STORED": Condition(USER, False, "The rows of a stream are kept as a log, which only an engine reads. Use `engine.sql`, or create a view over the stream and read that."),
     "NO_PLAN": Condition(USER, False, "A stream of Spark is read as it comes, and has no plan to explain. Explain a view that reads it."),
     "NO_PRIMARY_KEY": Condition(USER, False, "Upserts and deletes by key need a table with a primary key. Give it one when creating it."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Reads the rows of a table or view, or its change feed.
+    """Reads a table or view: its rows, its change feed, or its changes as they come.
 
     The epoch is chosen when the DataFrame is made, and stays readable for `leaseSeconds` after its last
     use. Options: `view`, `versionAsOf`, `readChangeFeed`, `startingVersion`, `endingVersion`,
-    `leaseSeconds`.
+    `leaseSeconds`, and for a stream `reader`.
 
     Example:
         >>> spark.read.format("eddyline").option("view", "counts").load("/data/site")
+        >>> spark.readStream.format("eddyline").option("view", "counts").option(
+        ...     "readChangeFeed", True).load("/data/site")
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -46,6 +48,14 @@ class DefaultSource(DataSource):
         from pyspark_eddyline.readers import BatchReader
 
         return BatchReader(self._choice(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from eddyline.state.leases import release
+        from pyspark_eddyline.streams import FeedReader
+
+        if self._chosen is not None:  # for its columns; a streaming query holds its own epochs
+            release(self._chosen.files, self._chosen.lease)
+        return FeedReader(self.options, schema)
 
     def _choice(self) -> Snapshot | Feed:
         """Return what a DataFrame reads. Spark keeps this object, and with it the epoch."""

@@ -90,8 +90,7 @@ def hold_for(files: Files, epoch: Epoch, seconds: int) -> str | None:
         return name if files.exists(manifest_name(epoch)) else None
     if held:
         return name
-    with suppress(OSError):
-        os.unlink(files.path(name))
+    release(files, name)
     return None
 
 
@@ -99,6 +98,12 @@ def renew(files: Files, name: str) -> None:
     """Let a lease of `hold_for` begin again; does nothing if it has ended."""
     with suppress(OSError):
         os.utime(files.path(name))
+
+
+def release(files: Files, name: str) -> None:
+    """End a lease of `hold_for` before its time."""
+    with suppress(OSError):
+        os.unlink(files.path(name))
 
 
 @contextmanager
