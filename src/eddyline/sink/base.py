@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from eddyline.arguments import check_choice
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError, StateError
 
@@ -153,14 +154,19 @@ def key_of(target: Target, wanted: str | None) -> tuple[str, ...] | None:
     return target.key
 
 
-def sink_key(target: Target, why: str) -> CatalogError:
-    """Return the error for a sink whose target needs a key that the view doesn't have."""
+def sink_key(target: Target, why: str, way_out: str = "") -> CatalogError:
+    """Return the error for a sink whose target needs a key that the view doesn't have.
+
+    Args:
+        way_out: another way that this format offers.
+    """
+    other = way_out or "take a format that needs no key, such as jsonl"
     return CatalogError(
         f"sink {target.name} can't follow this view by key: {why}",
         condition="SINK_KEY",
         sink=target.name,
         hint="leave the option key out, make the view unique by these columns (GROUP BY them, or "
-        "select the primary key), or take a format that needs no key, such as jsonl",
+        f"select the primary key), or {other}",
     )
 
 
@@ -186,19 +192,38 @@ def target_not_empty(target: Target, place: str) -> StateError:
     )
 
 
-def sink_failed(target: Target, error: BaseException | str) -> EngineError:
-    """Return the error for a target that can't be used now.
+def sink_failed(target: Target, error: object, secrets: Sequence[str] = ()) -> EngineError:
+    """Return the error for a target that can't be used.
 
     Args:
-        error: the cause; its text must not hold secrets.
+        error: the cause; only the first line of its text is shown.
+        secrets: texts that are replaced by `***`.
     """
-    text = str(error).strip().splitlines()
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
     return EngineError(
-        f"the target of sink {target.name} can't be used: {text[0] if text else repr(error)}",
+        f"the target of sink {target.name} can't be used: {text}",
         condition="SINK_FAILED",
         sink=target.name,
-        hint="mend the target; the sink tries again by itself, and nothing is lost",
+        hint="mend the cause; the delivery goes on from what the target holds",
     )
+
+
+def unsupported_type(target: Target, column: str, kind: str, format: str) -> CatalogError:
+    """Return the error for a column that a target can't hold."""
+    return CatalogError(
+        f"{format} can't hold column {column} of sink {target.name}, whose type is {kind}",
+        condition="UNSUPPORTED_TYPE",
+        sink=target.name,
+        hint=f"cast it in the view, such as CAST({column} AS STRING), or leave it out",
+    )
+
+
+def is_true(option: str, value: str) -> bool:
+    """Return the value of an option that is `true` or `false`, in any case."""
+    check_choice(f"option {option}", value.lower(), ("true", "false"))
+    return value.lower() == "true"
 
 
 def refused(error: str) -> StateError:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from eddyline.changes import Epoch
+from eddyline.changes import APPEND, OPERATION, WEIGHT, Epoch
+from eddyline.changes import DELETE as DELETED
 from eddyline.state.kernels import comparable_frame, repeat
 
 INSERT, DELETE = "insert", "delete"
@@ -121,6 +122,29 @@ def _keyed(
         come.take(new),
         gone.filter(_others(gone.num_rows, old)),
     )
+
+
+def difference(held: pa.Table, wanted: pa.Table) -> pa.Table:
+    """Return the changes that lead from some rows to others, in the form that `Sink` describes.
+
+    Example:
+        >>> difference(pa.table({"n": [1, 1, 2]}), pa.table({"n": [1, 3]})).to_pydict()
+        {'n': [1, 2, 3], 'op': ['delete', 'delete', 'append'], 'w': [-1, -1, 1]}
+    """
+    rows = pa.concat_tables([held, wanted])
+    names = [f"c{place}" for place in range(rows.num_columns)]
+    signs = np.ones(rows.num_rows, np.int64)
+    signs[: held.num_rows] = -1
+    frame = comparable_frame(rows.rename_columns(names), names)
+    frame = frame.with_columns(pl.Series(WEIGHT, signs)).with_row_index("row")
+    sums = frame.group_by(names, maintain_order=True).agg(
+        pl.col("row").first(), pl.col(WEIGHT).sum()
+    )
+    kept = sums.filter(pl.col(WEIGHT) != 0)
+    weights = pa.array(kept[WEIGHT].to_numpy())
+    operations = pa.array(np.where(kept[WEIGHT].to_numpy() > 0, APPEND, DELETED), pa.string())
+    changed = rows.take(pa.array(kept["row"].to_numpy()))
+    return changed.append_column(OPERATION, operations).append_column(WEIGHT, weights)
 
 
 def paired(

@@ -1,0 +1,297 @@
+"""Delta tables as targets: rows and epoch in one commit, also after kills and races."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql import types as t
+
+from eddyline.changes import Epoch
+from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
+from eddyline.sink.base import Sink, Target
+from eddyline.sink.delta import CHANGE_TYPE, DeltaFormat
+from eddyline.spark.schema import arrow_schema
+from sink_cases import COLUMNS, Changelog, changelog, counted, follow
+
+KEYS = [name for name in COLUMNS.names if name != "map"]  # Spark has no maps as keys
+CHILD = Path(__file__).parent / "sink_child.py"
+
+
+def opened(target: Target, path: Path, **options: str) -> Sink:
+    given = {"path": str(path), **options}
+    DeltaFormat().check(target, given)
+    return DeltaFormat().open(target, given)
+
+
+def held(path: Path, columns: t.StructType = COLUMNS) -> pa.Table:
+    schema = arrow_schema(columns, "Europe/Berlin")
+    found = DeltaTable(str(path)).to_pyarrow_table(columns=schema.names)
+    return found.select(schema.names).cast(schema)
+
+
+def summed(path: Path) -> Counter[str]:
+    """Sum up a table that holds all changes."""
+    table = DeltaTable(str(path)).to_pyarrow_table()
+    rows = table.select(COLUMNS.names).cast(arrow_schema(COLUMNS, "Europe/Berlin"))
+    total: Counter[str] = Counter()
+    for one, kind in zip(rows.to_pylist(), table[CHANGE_TYPE].to_pylist(), strict=True):
+        total[repr(list(one.values()))] += 1 if kind in ("insert", "update_postimage") else -1
+    assert min(total.values(), default=0) >= 0
+    return +total
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("keyed", {}),
+        ("keyed", {"mode": "changelog"}),
+        ("single", {}),
+        ("growing", {}),
+        ("bag", {"mode": "changelog"}),
+        ("keyed", {"optimize_every": "5"}),
+    ],
+)
+def test_target_equals_view_after_each_delivery(
+    kind: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    log, rnd = changelog(kind), random.Random(kind)
+    sink = opened(log.target(), tmp_path / "t", **options)
+    assert sink.committed() is None
+    epoch = None
+    while epoch != 30:
+        if rnd.random() < 0.2:
+            sink = opened(log.target(), tmp_path / "t", **options)
+        follow(sink, log, 30, rnd)
+        epoch = sink.committed()
+        assert epoch is not None
+        changed = options.get("mode") == "changelog"
+        found = summed(tmp_path / "t") if changed else counted(held(tmp_path / "t"))
+        assert found == log.expected(epoch)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_of_all_types(name: str, tmp_path: Path) -> None:
+    log = changelog(f"by {name}")
+    sink = opened(log.target(), tmp_path / "t")
+    sink.replace(None, Epoch(2), log.rows(2))
+    for epoch in (3, 4, 7, 9):
+        base = sink.committed()
+        assert base is not None
+        sink.deliver(base, Epoch(epoch), log.changes(base, epoch))
+        assert counted(held(tmp_path / "t")) == log.expected(epoch)
+    sink.replace(Epoch(9), Epoch(12), log.rows(12))
+    epoch = 12
+    assert counted(held(tmp_path / "t")) == log.expected(epoch)
+
+
+def test_one_commit_per_epoch_and_a_change_data_feed(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    sink = opened(log.target(), tmp_path / "t")
+    sink.replace(None, Epoch(3), log.rows(3))
+    before = DeltaTable(str(tmp_path / "t")).version()
+    for epoch in range(4, 11):
+        sink.deliver(Epoch(epoch - 1), Epoch(epoch), log.changes(epoch - 1, epoch))
+    table = DeltaTable(str(tmp_path / "t"))
+    assert table.version() == before + 7  # two of the epochs are empty
+    assert table.history(1)[0]["eddyline.epoch"] == "10"
+    feed = pa.table(table.load_cdf(before + 1).read_all())
+    total = log.expected(3)
+    rows = feed.select(COLUMNS.names).cast(log.schema)
+    for one, kind in zip(rows.to_pylist(), feed[CHANGE_TYPE].to_pylist(), strict=True):
+        total[repr(list(one.values()))] += 1 if kind in ("insert", "update_postimage") else -1
+    assert +total == log.expected(10)
+
+
+def test_replace_touches_only_what_differs(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    sink = opened(log.target(), tmp_path / "t")
+    sink.replace(None, Epoch(20), log.rows(20))
+    sink.replace(Epoch(20), Epoch(21), log.rows(20))
+    assert DeltaTable(str(tmp_path / "t")).history(1)[0]["operation"] == "WRITE"
+    sink.replace(Epoch(21), Epoch(22), log.rows(22))
+    metrics = DeltaTable(str(tmp_path / "t")).history(1)[0]["operationMetrics"]
+    assert int(metrics["num_source_rows"]) <= log.changes(20, 22).num_rows
+    assert counted(held(tmp_path / "t")) == log.expected(22)
+
+
+def test_replace_mends_a_table_with_doubled_rows(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    sink = opened(log.target(), tmp_path / "t")
+    sink.replace(None, Epoch(9), log.rows(9))
+    write_deltalake(str(tmp_path / "t"), held(tmp_path / "t"), mode="append")
+    sink.replace(Epoch(9), Epoch(10), log.rows(10))
+    assert counted(held(tmp_path / "t")) == log.expected(10)
+
+
+def test_a_zombie_is_refused(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    first, zombie = (opened(log.target(), tmp_path / "t") for _ in range(2))
+    first.replace(None, Epoch(3), log.rows(3))
+    assert zombie.committed() == 3
+    first.deliver(Epoch(3), Epoch(6), log.changes(3, 6))
+    for epoch in (4, 6, 7):
+        with pytest.raises(StateError) as raised:
+            zombie.deliver(Epoch(3), Epoch(epoch), log.changes(3, epoch))
+        assert raised.value.condition == "SINK_TARGET_MOVED"
+    with pytest.raises(StateError, match="SINK_TARGET_MOVED"):
+        zombie.replace(Epoch(3), Epoch(6), log.rows(6))
+    assert zombie.committed() == 6
+    assert counted(held(tmp_path / "t")) == log.expected(6)
+
+
+@pytest.mark.parametrize("kind", ["keyed", "growing"])
+def test_two_sinks_at_once_deliver_nothing_twice(kind: str, tmp_path: Path) -> None:
+    log = changelog(kind)
+    moved: list[str] = []
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        rnd = random.Random(seed)
+        sink = opened(log.target(), tmp_path / "t")
+        while True:
+            try:
+                if follow(sink, log, 40, rnd) == 40:
+                    return
+            except StateError as error:
+                moved.append(error.condition)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    threads = [threading.Thread(target=run, args=[seed]) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert set(moved) <= {"SINK_TARGET_MOVED"}
+    assert counted(held(tmp_path / "t")) == log.expected(40)
+
+
+def test_commits_of_others_dont_stop_the_sink(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    sink = opened(log.target(), tmp_path / "t")
+    sink.replace(None, Epoch(3), log.rows(3))
+    other = CommitProperties(app_transactions=[Transaction("other", 7)])
+    table = DeltaTable(str(tmp_path / "t"))
+    table.optimize.compact(commit_properties=other)
+    table.create_write_transaction([], "append", table.schema(), commit_properties=other)
+    sink.deliver(Epoch(3), Epoch(4), log.changes(3, 4))
+    assert sink.committed() == 4
+    assert counted(held(tmp_path / "t")) == log.expected(4)
+
+
+def test_foreign_rows_need_overwrite(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    foreign = pa.table({"K": ["x", "x"], "other": [1, 2]})
+    write_deltalake(str(tmp_path / "t"), foreign)
+    with pytest.raises(StateError) as raised:
+        opened(log.target(), tmp_path / "t").replace(None, Epoch(3), log.rows(3))
+    assert raised.value.condition == "SINK_TARGET_NOT_EMPTY"
+    assert DeltaTable(str(tmp_path / "t")).version() == 0
+    sink = opened(log.target(), tmp_path / "t", overwrite="true")
+    sink.replace(None, Epoch(3), log.rows(3))
+    assert sink.committed() == 3
+    assert counted(held(tmp_path / "t")) == log.expected(3)
+
+
+def test_new_columns_are_added_and_old_names_kept(tmp_path: Path) -> None:
+    few = t.StructType([field for field in COLUMNS if field.name in ("K", "a.b", "op")])
+    old = Changelog("keyed", columns=few)
+    lower = t.StructType([t.StructField(f.name.lower(), f.dataType) for f in few])
+    path = tmp_path / "t"
+    DeltaTable.create(str(path), arrow_schema(lower, "UTC"))
+    sink = opened(old.target(), path)
+    sink.replace(None, Epoch(9), old.rows(9))
+    assert [f.name for f in DeltaTable(str(path)).schema().fields] == ["k", "a.b", "op"]
+    new = changelog("keyed")
+    sink = opened(new.target(), path)
+    assert sink.committed() == 9
+    sink.replace(Epoch(9), Epoch(10), new.rows(10))
+    sink.deliver(Epoch(10), Epoch(12), new.changes(10, 12))
+    names = ["k", *COLUMNS.names[1:]]
+    table = DeltaTable(str(path)).to_pyarrow_table().select(names)
+    assert counted(table.rename_columns(COLUMNS.names).cast(new.schema)) == new.expected(12)
+
+
+def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    log = changelog("keyed")
+    write_deltalake(str(tmp_path / "t"), pa.table({"K": pa.array([], pa.string())}))
+    sink = opened(log.target(), tmp_path / "t")
+    with pytest.raises(StateError, match="column K has the type string in the table and long"):
+        sink.replace(None, Epoch(3), log.rows(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "condition"),
+    [
+        ("keyed", {"path": ""}, EngineError, "BAD_OPTION"),
+        ("keyed", {"path": "p", "mode": "merge"}, EngineError, "BAD_OPTION"),
+        ("keyed", {"path": "p", "overwrite": "yes"}, EngineError, "BAD_OPTION"),
+        ("keyed", {"path": "p", "optimize_every": "-1"}, EngineError, "BAD_OPTION"),
+        ("keyed", {"path": "p", "key": "K"}, CatalogError, "SINK_KEY"),
+        ("keyed", {"path": "p", "mode": "append"}, CatalogError, "SINK_KEY"),
+        ("bag", {"path": "p"}, CatalogError, "SINK_KEY"),
+        ("growing", {"path": "p", "mode": "upsert"}, CatalogError, "SINK_KEY"),
+    ],
+)
+def test_checks(
+    kind: str, options: dict[str, str], error: type[EddylineError], condition: str
+) -> None:
+    with pytest.raises(error) as raised:
+        DeltaFormat().check(changelog(kind).target(), options)
+    assert raised.value.condition == condition
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [
+        (t.DayTimeIntervalType(0, 3), "UNSUPPORTED_TYPE"),
+        (t.ArrayType(t.NullType()), "UNSUPPORTED_TYPE"),
+        (t.StructType([t.StructField("v", t.VariantType())]), "UNSUPPORTED_TYPE"),
+    ],
+)
+def test_types_that_delta_lacks(kind: Any, condition: str) -> None:
+    columns = t.StructType([t.StructField("col", kind)])
+    target = Target("app", "k", columns, pa.schema([]), append_only=True)
+    with pytest.raises(CatalogError, match="column col of sink k") as raised:
+        DeltaFormat().check(target, {"path": "p"})
+    assert raised.value.condition == condition
+
+
+def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log = changelog("keyed")
+    sink = opened(log.target(), tmp_path / "file" / "t")
+    with pytest.raises(StateError) as raised:
+        sink.replace(sink.committed(), Epoch(3), log.rows(3))
+    assert raised.value.condition == "SINK_FAILED"
+
+
+def kill(path: Path, last: int, kills: int) -> None:
+    options = json.dumps({"path": str(path), "optimize_every": "7"})
+    command = [sys.executable, str(CHILD), "delta", options, str(last), str(kills), "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert int(done.stdout) >= kills * 0.7
+    log = changelog("keyed")
+    assert opened(log.target(), path).committed() == last
+    assert counted(held(path)) == log.expected(last)
+
+
+def test_kills(tmp_path: Path) -> None:
+    kill(tmp_path / "t", 60, 5)
+
+
+@pytest.mark.slow
+def test_many_kills(tmp_path: Path) -> None:
+    kill(tmp_path / "t", 500, 40)
