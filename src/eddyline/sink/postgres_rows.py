@@ -1,0 +1,306 @@
+"""The SQL that brings rows into a table of PostgreSQL, within one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from eddyline.sink.base import Target, sink_failed
+from eddyline.sink.postgres_text import csv_rows, postgres_type
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.sql import Composable
+
+REFUSALS = ("22", "23", "44", "54", "P0")
+"""Classes of SQLSTATE that concern a row: data, constraints, WITH CHECK, limits, triggers."""
+
+ANALYZE_ROWS = 10_000
+
+TRUNCATE_ROWS = 2_000
+
+REFUSED_MIN = 1_000
+"""From so many refused rows on, they must be fewer than those that the server takes."""
+
+_LOADED = "eddyline_loaded"
+
+Apply = Callable[[pa.Table], None]
+
+
+class Writer:
+    """Writes to the table within one transaction: rows are loaded, then applied by SQL."""
+
+    def __init__(
+        self,
+        psycopg: Any,
+        connection: Connection,
+        table: Composable,
+        target: Target,
+        key: tuple[str, ...] | None,
+    ) -> None:
+        self._psycopg, self._connection, self._table = psycopg, connection, table
+        self._target, self._columns = target, target.columns.names
+        self._taken = self._refused = self._since_truncate = self._loads = 0
+        self._key, self._by_key = key or (), key is not None
+        sql = self._sql = psycopg.sql
+        if not exists(connection, table):
+            self._create(target)
+        self._spelled = dict(zip(self._columns, self._add_columns(target), strict=True))
+        self._name = {column: sql.Identifier(name) for column, name in self._spelled.items()}
+        self._all = sql.SQL(", ").join(self._name.values())
+        self._loaded = sql.Identifier(_LOADED)
+        self._nulls: list[tuple[bool, ...]] = []  # which parts of the loaded keys are null
+        self._run(
+            "CREATE TEMP TABLE {loaded} ON COMMIT DROP AS SELECT {all} FROM {table} WITH NO DATA"
+        )
+
+    def each(self, rows: pa.Table, apply: Apply) -> list[tuple[pa.Table, str]]:
+        """Apply rows, all at once if possible; return the rows that the server refuses, with errors."""
+        if rows.num_rows == 0:
+            return []
+        error = self._attempt(apply, rows)
+        if error is None:
+            self._taken += rows.num_rows
+            return []
+        if rows.num_rows == 1:
+            self._refused += 1
+            if self._refused >= max(REFUSED_MIN, self._taken):
+                raise sink_failed(self._target, f"it refuses most rows, such as one with: {error}")
+            return [(rows, error)]
+        half = rows.num_rows // 2
+        return self.each(rows.slice(0, half), apply) + self.each(rows.slice(half), apply)
+
+    def delete(self, rows: pa.Table) -> None:
+        """Delete the rows with the keys of some rows."""
+        self._load(rows, self._key)
+        for nulls in self._nulls:
+            self._run("DELETE FROM {table} t USING {loaded} s WHERE {same}", same=self._same(nulls))
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Update the rows whose keys are there, and insert the others."""
+        self._load(rows, self._columns)
+        self._upsert_loaded()
+
+    def upsert_each(self, rows: pa.Table) -> list[tuple[pa.Table, str]]:
+        """Update or insert rows; return the rows that the server refuses, with errors.
+
+        Of the key of such a row nothing stays: the old row isn't the view's any more.
+        """
+        left_out = self.each(rows, self.upsert)
+        if left_out and self._by_key:
+            self.each(pa.concat_tables([row for row, _ in left_out]), self.delete)
+        return left_out
+
+    def replace(self, rows: pa.Table) -> list[tuple[pa.Table, str]]:
+        """Make rows the only ones; return the rows that the server refuses, with errors."""
+        if self._attempt(self._replace, rows) is None:
+            return []
+        left_out: list[tuple[pa.Table, str]] = []
+        good: list[pa.Table] = []
+
+        def load(part: pa.Table) -> None:
+            self._load(part, self._columns)
+            good.append(part)
+
+        left_out += self.each(rows, load)
+        kept = pa.concat_tables(good) if good else rows.slice(0, 0)
+        if self._by_key:
+            self._load(kept, self._columns)
+            self._delete_others()
+        else:
+            self.clear()
+        return left_out + self.upsert_each(kept)
+
+    def holds_rows(self) -> bool:
+        return bool(self._run("SELECT EXISTS (SELECT FROM {table})").fetchone()[0])
+
+    def clear(self) -> None:
+        self._run("DELETE FROM {table}")
+
+    def create_index(self) -> None:
+        """Create a unique index over the key if there is none and the user may."""
+        if not self._by_key:
+            return
+        sql = self._sql
+        place = self._table.as_string(self._connection)
+        indexes = self._connection.execute(
+            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
+            "ON attrelid = indrelid AND attnum = ANY(indkey) WHERE indrelid = to_regclass(%s) "
+            "AND indisunique AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
+            [place],
+        ).fetchall()
+        unique = {frozenset(names) for (names,) in indexes}
+        if self._key and frozenset(self._spelled[column] for column in self._key) in unique:
+            return
+        columns = sql.SQL(", ").join(self._name[column] for column in self._key)
+        nulls = "NULLS NOT DISTINCT" if self._connection.info.server_version >= 150000 else ""
+        try:
+            with self._connection.transaction():
+                self._run(
+                    "CREATE UNIQUE INDEX ON {table} ({columns}) " + nulls,
+                    columns=columns if self._key else sql.SQL("(true)"),
+                )
+        except self._psycopg.errors.InsufficientPrivilege:
+            return  # it only makes deliveries faster
+
+    def _replace(self, rows: pa.Table) -> None:
+        self._load(rows, self._columns)
+        if self._by_key:
+            self._delete_others()
+            self._upsert_loaded(differing=True)
+            return
+        others = "SELECT EXISTS (SELECT {all} FROM {table} EXCEPT ALL SELECT {all} FROM {loaded})"
+        if self._run(others).fetchone()[0]:
+            self.clear()
+        self._run(
+            "INSERT INTO {table} ({all}) "
+            "SELECT {all} FROM {loaded} EXCEPT ALL SELECT {all} FROM {table}"
+        )
+
+    def _upsert_loaded(self, *, differing: bool = False) -> None:
+        if not self._by_key:
+            self._run("INSERT INTO {table} ({all}) SELECT {all} FROM {loaded}")
+            return
+        sql = self._sql
+        others = [name for column, name in self._name.items() if column not in self._key]
+        old, new = (
+            sql.SQL(", ").join(sql.SQL("{}.{}").format(sql.SQL(side), name) for name in others)
+            for side in "ts"
+        )
+        for nulls in self._nulls:
+            same = self._same(nulls)
+            if others:
+                changes = " AND (ROW({old}) IS DISTINCT FROM ROW({new}))" if differing else ""
+                self._run(
+                    "UPDATE {table} t SET ({others}) = ROW({new}) FROM {loaded} s WHERE {same}"
+                    + changes,
+                    others=sql.SQL(", ").join(others), same=same, old=old, new=new,
+                )  # fmt: skip
+            self._run(
+                "INSERT INTO {table} ({all}) SELECT {all} FROM {loaded} s WHERE {nulls} "
+                "AND NOT EXISTS (SELECT FROM {table} t WHERE {same})",
+                same=same, nulls=self._null_parts("s", nulls),
+            )  # fmt: skip
+
+    def _delete_others(self) -> None:
+        """Delete the rows whose keys aren't loaded."""
+        sql = self._sql
+        parts = [
+            sql.SQL("{} IS NULL").format(self._name[column]) for column in self._key
+        ] or [sql.SQL("false")]  # fmt: skip
+        found = self._run(
+            "SELECT DISTINCT {parts} FROM {table}", parts=sql.SQL(", ").join(parts)
+        ).fetchall()
+        for nulls in found:
+            self._run(
+                "DELETE FROM {table} t WHERE {nulls} "
+                "AND NOT EXISTS (SELECT FROM {loaded} s WHERE {same})",
+                nulls=self._null_parts("t", nulls), same=self._same(nulls),
+            )  # fmt: skip
+
+    def _load(self, rows: pa.Table, columns: Sequence[str]) -> None:
+        """Load rows into the temporary table, as its only ones."""
+        self._run("DELETE FROM {loaded}")
+        self._since_truncate += rows.num_rows
+        columns = columns or self._columns[:1]  # of a key of no columns, any
+        names = self._sql.SQL(", ").join(self._name[column] for column in columns)
+        statement = self._sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)")
+        copy_in = statement.format(self._loaded, names)
+        with self._connection.cursor() as cursor, cursor.copy(copy_in) as copy:
+            copy.write(csv_rows(rows.select(list(columns))))
+        self._loads += 1
+        if self._loads <= 2 or rows.num_rows >= ANALYZE_ROWS:  # else it is a part of these
+            self._run("ANALYZE {loaded}")  # few rows look for theirs by the index
+        if self._key:
+            masks = [pl.Series(rows[column].is_null()).alias(column) for column in self._key]
+            self._nulls = pl.DataFrame(masks).unique().rows()
+        else:
+            self._nulls = [()]
+
+    def _same(self, nulls: Sequence[bool]) -> Composable:
+        """Return the condition that keys, null in these parts, are the same in `s` and `t`.
+
+        An index is used for = and IS NULL, but not for IS NOT DISTINCT FROM.
+        """
+        sql = self._sql
+        parts = [
+            sql.SQL("s.{0} = t.{0}").format(self._name[column])
+            for column, null in zip(self._key, nulls, strict=False)
+            if not null
+        ]
+        both = [self._null_parts(side, nulls) for side in "st"]
+        joined: Composable = sql.SQL(" AND ").join([*parts, *both])
+        return joined
+
+    def _null_parts(self, side: str, nulls: Sequence[bool]) -> Composable:
+        sql = self._sql
+        parts = [
+            sql.SQL("{}.{} IS " + ("NULL" if null else "NOT NULL")).format(
+                sql.SQL(side), self._name[column]
+            )
+            for column, null in zip(self._key, nulls, strict=False)
+        ]
+        joined: Composable = sql.SQL(" AND ").join(parts or [sql.SQL("true")])
+        return joined
+
+    def _create(self, target: Target) -> None:
+        sql = self._sql
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(
+                sql.Identifier(field.name), sql.SQL(postgres_type(field.dataType) or "text")
+            )
+            for field in target.columns
+        )
+        create = sql.SQL("CREATE TABLE {} ({})").format(self._table, columns)
+        self._connection.execute(create)
+
+    def _add_columns(self, target: Target) -> list[str]:
+        """Add columns that the table lacks; return the table's names, which may differ in case."""
+        sql = self._sql
+        found = self._connection.execute(
+            "SELECT attname FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            [self._table.as_string(self._connection)],
+        ).fetchall()
+        there = {name.lower(): name for (name,) in found} | {name: name for (name,) in found}
+        names = []
+        for field in target.columns:
+            name = there.get(field.name) or there.get(field.name.lower())
+            if name is None:
+                name = field.name
+                kind = sql.SQL(postgres_type(field.dataType) or "text")
+                add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
+                self._connection.execute(add.format(self._table, sql.Identifier(name), kind))
+            names.append(name)
+        return names
+
+    def _attempt(self, apply: Apply, rows: pa.Table) -> str | None:
+        """Apply rows, or none of them; return the error if the server refuses one."""
+        if self._since_truncate > max(TRUNCATE_ROWS, 4 * rows.num_rows):
+            self._run("TRUNCATE {loaded}")  # not after each attempt: it costs as much as many rows
+            self._since_truncate = 0
+        try:
+            with self._connection.transaction():  # a savepoint
+                apply(rows)
+        except self._psycopg.Error as error:
+            if (error.sqlstate or "")[:2] not in REFUSALS:
+                raise
+            return " ".join(str(error.diag.message_primary or error).split())
+        return None
+
+    def _run(self, statement: str, **parts: Composable) -> Any:
+        sql = self._sql
+        known = {"table": self._table, "loaded": self._loaded, "all": self._all}
+        return self._connection.execute(sql.SQL(statement).format(**known, **parts))
+
+
+def exists(connection: Connection, table: Composable) -> bool:
+    """Return whether a table is there."""
+    # the lock that FROM takes makes the server see tables created since this transaction began
+    found = connection.execute(
+        "SELECT to_regclass(%s) IS NOT NULL FROM pg_class LIMIT 1", [table.as_string(connection)]
+    ).fetchone()
+    return found is not None and bool(found[0])
