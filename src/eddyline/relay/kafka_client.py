@@ -13,17 +13,22 @@ from eddyline.relay.backend import queue_taken_over
 try:
     from confluent_kafka import (
         Consumer,
+        IsolationLevel,
         KafkaError,
         KafkaException,
         Message,
         Producer,
         TopicPartition,
     )
-    from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]
+        AdminClient,
+        ConfigResource,
+        OffsetSpec,
+    )
     from confluent_kafka.cimpl import NewTopic
 except ImportError as error:
     raise EngineError(
-        "a queue on Kafka needs the package confluent-kafka, which is not installed",
+        "queues and sinks on Kafka need the package confluent-kafka, which is not installed",
         condition="MISSING_PACKAGE",
         hint="pip install 'eddyline[kafka]'",
     ) from error
@@ -32,10 +37,12 @@ __all__ = [
     "AdminClient",
     "ConfigResource",
     "Consumer",
+    "IsolationLevel",
     "KafkaError",
     "KafkaException",
     "Message",
     "NewTopic",
+    "OffsetSpec",
     "Producer",
     "TopicPartition",
 ]
