@@ -1,0 +1,253 @@
+"""A sink that posts the changes of each delivery to a URL."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+import pyarrow as pa
+
+from eddyline.arguments import check_choice, wrong_argument
+from eddyline.changes import Epoch
+from eddyline.errors import EngineError
+from eddyline.sink.base import Sink, Target, sink_failed, target_moved
+from eddyline.sink.json_rows import check_json, json_rows
+from eddyline.sink.rows import CHANGE_TYPE, change_feed
+
+SIGNATURE, TIMESTAMP = "X-Eddyline-Signature", "X-Eddyline-Timestamp"
+IDEMPOTENCY = "Idempotency-Key"
+
+NOT_OF_ROWS = (401, 403, 404, 405, 407, 408, 410, 421, 425, 426, 429, 431)
+"""Answers from 400 to 499 that concern the address, the sender or the moment: the same can pass later."""
+
+_SHOWN = 200  # characters of an answer
+_READ_MOST = 1 << 16
+_NUMBERS = {"timeout": (30, 3600), "batch_rows": (1000, 1_000_000)}  # default and most
+
+
+class WebhookFormat:
+    """Posts JSON to a URL: `{"sink", "epoch", "base", "part", "parts", "snapshot", "changes"}`.
+
+    `changes` are rows with `_change_type` that lead from epoch `base` to `epoch`; with `snapshot` they
+    are all rows, and replace what was there. A large delivery comes in `parts`, one after the other,
+    the first of which has number 1.
+
+    Each change comes at least once. A receiver can't be asked what it holds: after an error or a crash
+    the parts of the last delivery come again, with the same `Idempotency-Key`
+    (`<sink's id>/<epoch>/<part>`), or as part of a longer one with the same `base`. A receiver that
+    stores the key of the view with each row, or the last epoch, isn't misled.
+
+    With a secret, `X-Eddyline-Signature` is `sha256=` and the HMAC of `<X-Eddyline-Timestamp>.<body>`
+    in hexadecimal digits.
+    """
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return {
+            "url": "where to post, http or https; ${env:NAME} if it holds a token",
+            "secret": "the key of the signature",
+            "timeout": "seconds to wait for the receiver; 30 if left out",
+            "batch_rows": "the most changes of a request; 1000 if left out",
+            "on_refused": "what happens to the rows of a request that is answered with a status such "
+            "as 400 or 422: 'dead letters' or 'stop'",
+        }
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        return ("secret",)
+
+    def check(self, target: Target, options: Mapping[str, str]) -> None:
+        url = options.get("url", "").strip()
+        if not url.startswith("${"):
+            _address(url)
+        for name in _NUMBERS:
+            _number(options, name)
+        refused = options.get("on_refused", "dead letters")
+        check_choice("the option on_refused", refused, ("dead letters", "stop"))
+        check_json(target, "webhook")
+        for column in target.schema.names:
+            if column.lower() == CHANGE_TYPE:
+                raise wrong_argument("a column of the view", column, "name it otherwise with AS")
+
+    def open(self, target: Target, options: Mapping[str, str]) -> Sink:
+        secret = options.get("secret")
+        return WebhookSink(
+            target,
+            _address(options["url"].strip()),
+            secret=None if secret is None else secret.encode(),
+            timeout_s=_number(options, "timeout"),
+            batch_rows=_number(options, "batch_rows"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a receiver answers.
+
+    Attributes:
+        text: status and the beginning of the body.
+    """
+
+    status: int
+    text: str
+
+
+class WebhookSink:
+    """Posts to a URL; see `WebhookFormat`.
+
+    Args:
+        secret: the key of the signature; None: requests aren't signed.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        address: SplitResult,
+        *,
+        secret: bytes | None,
+        timeout_s: int,
+        batch_rows: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._target = target
+        self._address = address
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._batch_rows = batch_rows
+        self._clock = clock
+        self._epoch = target.delivered
+        self._connection: http.client.HTTPConnection | None = None
+
+    def committed(self) -> Epoch | None:
+        return self._epoch
+
+    def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
+        if changes.num_rows:
+            self._post_all(base, epoch, changes, snapshot=False)
+        self._epoch = epoch
+
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
+        self._post_all(base, epoch, rows, snapshot=True)
+        self._epoch = epoch
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _post_all(
+        self, base: Epoch | None, epoch: Epoch, changes: pa.Table, *, snapshot: bool
+    ) -> None:
+        if base != self._epoch:
+            raise target_moved(self._target, base, self._epoch)
+        feed = change_feed(changes, self._target.key)
+        parts = max(1, -(-feed.num_rows // self._batch_rows))
+        for part in range(1, parts + 1):
+            some = feed.slice((part - 1) * self._batch_rows, self._batch_rows)
+            start = json.dumps(
+                {
+                    "sink": self._target.name,
+                    "epoch": epoch,
+                    "base": base,
+                    "part": part,
+                    "parts": parts,
+                    "snapshot": snapshot,
+                }
+            )
+            body = f'{start[:-1]}, "changes": [{",".join(json_rows(some))}]}}'.encode()
+            answer = self._post(body, f"{self._target.app}/{epoch}/{part}")
+            if 200 <= answer.status < 300:
+                continue
+            if not 400 <= answer.status < 500 or answer.status in NOT_OF_ROWS:
+                raise self._failed(f"it answers {answer.text}")
+            if some.num_rows:
+                kinds = some.column(some.num_columns - 1).to_pylist()
+                rows = some.select(range(some.num_columns - 1))
+                self._target.refuse(rows, [f"{kind}: {answer.text}" for kind in kinds])
+
+    def _post(self, body: bytes, idempotency_key: str) -> Answer:
+        timestamp = str(int(self._clock()))
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "eddyline",
+            TIMESTAMP: timestamp,
+            IDEMPOTENCY: idempotency_key,
+        }
+        if self._secret is not None:
+            signed = hmac.new(self._secret, f"{timestamp}.".encode() + body, hashlib.sha256)
+            headers[SIGNATURE] = f"sha256={signed.hexdigest()}"
+        idle = self._connection is not None
+        try:
+            return self._request(body, headers)
+        except (ConnectionError, http.client.BadStatusLine) as error:
+            self.close()
+            if not idle:
+                raise self._failed(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._failed(error) from error
+        # the receiver has closed the connection since the last request
+        try:
+            return self._request(body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._failed(error) from error
+
+    def _request(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        if self._connection is None:
+            secure = self._address.scheme == "https"
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            self._connection = kind(
+                self._address.hostname or "", self._address.port, timeout=self._timeout_s
+            )
+        path = self._address.path or "/"
+        if self._address.query:
+            path += f"?{self._address.query}"
+        self._connection.request("POST", path, body, dict(headers))
+        response = self._connection.getresponse()
+        text = response.read(_READ_MOST).decode("utf-8", "replace")
+        if not response.isclosed():  # there is more: the connection can't serve another request
+            self.close()
+        shown = f"{response.status} {response.reason}: {text[:_SHOWN]}"
+        return Answer(response.status, " ".join(shown.split()).removesuffix(":"))
+
+    def _failed(self, error: BaseException | str) -> EngineError:
+        """Return the error, naming host and port: the rest of a URL can hold a token."""
+        text = error if isinstance(error, str) else str(error) or type(error).__name__
+        return sink_failed(self._target, f"{self._address.hostname}: {text}")
+
+
+def _address(url: str) -> SplitResult:
+    """Return the parts of a URL; EngineError BAD_OPTION if it isn't one."""
+    hint = "write it like https://host/path"
+    try:
+        address = urlsplit(url)
+        valid = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:
+        raise EngineError("the option url isn't a URL", condition="BAD_OPTION", hint=hint) from None
+    if not valid or not url.isascii() or any(ord(letter) <= 32 for letter in url):
+        raise EngineError(
+            "the option url isn't a URL of http or https", condition="BAD_OPTION", hint=hint
+        )
+    if address.username is not None or address.password is not None:
+        raise EngineError(
+            "the option url holds a user or password",
+            condition="BAD_OPTION",
+            hint="let the receiver check the signature: give the option secret",
+        )
+    return address
+
+
+def _number(options: Mapping[str, str], name: str) -> int:
+    default, most = _NUMBERS[name]
+    text = options.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        raise wrong_argument(f"the option {name}", text, f"give a whole number from 1 to {most}")
+    return int(text)

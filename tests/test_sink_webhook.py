@@ -1,0 +1,292 @@
+"""The sink to a URL against a real HTTP server: a receiver adds the changes up."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from eddyline.changes import Epoch
+from eddyline.errors import EddylineError, EngineError, StateError
+from eddyline.sink.base import Refuse, keep_none
+from eddyline.sink.webhook import WebhookFormat, WebhookSink
+from sink_changes import SCHEMA, Changelog, Row, expected, parsed, target, weighted
+
+SECRET = "s3cret-word"
+
+
+@dataclass
+class Receiver:
+    """An HTTP server that keeps each request once, by its idempotency key.
+
+    Attributes:
+        answers: what to answer next, instead of 200: a status; 0: hang up at once; -1: keep the request
+            and hang up.
+    """
+
+    answers: list[int] = field(default_factory=list)
+    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: Counter[Row] = field(default_factory=Counter)
+    connections: int = 0
+    url: str = ""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        wanted = self.answers.pop(0) if self.answers else 200
+        if wanted in (200, -1):
+            self.requests.append((dict(handler.headers), body))
+            self.keep(handler.headers["Idempotency-Key"], json.loads(body))
+        if wanted <= 0:
+            handler.close_connection = True
+            with suppress(OSError):
+                handler.connection.shutdown(socket.SHUT_RDWR)
+            return
+        text = b"" if wanted == 200 else b"the reason\nis " + b"long " * 100
+        handler.send_response(wanted)
+        handler.send_header("Content-Length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    def keep(self, key: str, document: dict[str, Any]) -> None:
+        if key in self.seen:
+            assert self.seen[key] == document
+            return
+        self.seen[key] = document
+        if document["snapshot"] and document["part"] == 1:
+            self.counts.clear()
+        for change in document["changes"]:
+            sign = 1 if change["_change_type"] in ("insert", "update_postimage") else -1
+            self.counts[parsed(change)] += sign
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    kept = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            kept.connections += 1
+
+        def do_POST(self) -> None:
+            kept.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    kept.url = f"http://127.0.0.1:{server.server_port}/hook?token=t0ken"
+    yield kept
+    server.shutdown()
+    server.server_close()
+
+
+def opened(
+    receiver: Receiver,
+    *,
+    keyed: bool = True,
+    refuse: Refuse = keep_none,
+    delivered: int | None = None,
+    **options: str,
+) -> WebhookSink:
+    followed = target("hook", keyed=keyed, refuse=refuse)
+    followed = replace(followed, delivered=None if delivered is None else Epoch(delivered))
+    given = {"url": receiver.url, **options}
+    WebhookFormat().check(followed, given)
+    return WebhookFormat().open(followed, given)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_receiver_follows_a_view_through_errors(receiver: Receiver, keyed: bool) -> None:
+    changelog, chance = Changelog(5, keyed=keyed), random.Random(2)
+    sink, base = opened(receiver, keyed=keyed, batch_rows="7"), None
+    texts: set[str] = set()
+    for _ in range(40):
+        epoch = Epoch((base or 0) + chance.choice([1, 1, 4]))
+        snapshot = base is None or chance.random() < 0.2
+        receiver.answers = [
+            chance.choice([200, 200, 200, 0, -1, 500, 503, 429, 408, 404]) for _ in range(2)
+        ]
+        while sink.committed() != epoch:
+            try:
+                if snapshot:
+                    sink.replace(base, epoch, changelog.rows(epoch))
+                else:
+                    sink.deliver(base, epoch, changelog.changes(base, epoch))
+            except EngineError as error:
+                if error.condition != "SINK_FAILED":
+                    raise
+                texts.add(str(error))
+        base = epoch
+        assert +receiver.counts == expected(changelog.content(epoch))
+        if chance.random() < 0.2:  # a crash
+            sink.close()
+            sink = opened(receiver, keyed=keyed, batch_rows="7", delivered=base)
+    assert len(texts) > 3
+    assert not [text for text in texts if "t0ken" in text]
+    sink.close()
+
+
+def one(k: int, count: int = 1) -> pa.Table:
+    return weighted(Counter({(k, "é", None, None, None): count}))
+
+
+def test_what_a_request_looks_like(receiver: Receiver) -> None:
+    sink = opened(receiver, secret=SECRET)
+    sink.replace(None, Epoch(3), one(1))
+    sink.deliver(Epoch(3), Epoch(5), one(1, -1))
+    sink.deliver(Epoch(5), Epoch(6), one(1).slice(0, 0))  # nothing changed: no request
+    assert sink.committed() == 6
+    sink.replace(Epoch(6), Epoch(7), one(1).slice(0, 0))
+    assert [json.loads(body) for _, body in receiver.requests] == [
+        {
+            "sink": "hook",
+            "epoch": epoch,
+            "base": base,
+            "part": 1,
+            "parts": 1,
+            "snapshot": snapshot,
+            "changes": [
+                {"k": 1, "s": "é", "v": None, "d": None, "op": None, "_change_type": kind}
+                for kind in kinds
+            ],
+        }
+        for epoch, base, snapshot, kinds in [
+            (3, None, True, ["insert"]),
+            (5, 3, False, ["delete"]),
+            (7, 6, True, []),
+        ]
+    ]
+    for headers, body in receiver.requests:
+        signed = f"{headers['X-Eddyline-Timestamp']}.".encode() + body
+        digest = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+        assert headers["X-Eddyline-Signature"] == f"sha256={digest}"
+        assert headers["Content-Type"] == "application/json"
+    assert receiver.requests[1][0]["Idempotency-Key"] == "eddyline/test/hook/5/1"
+    assert receiver.connections == 1
+    sink.close()
+
+
+def test_a_large_delivery_comes_in_parts(receiver: Receiver) -> None:
+    sink = opened(receiver, batch_rows="10")
+    rows = weighted(Counter((k, "", None, None, None) for k in range(25)))
+    sink.replace(None, Epoch(1), rows)
+    found = [json.loads(body) for _, body in receiver.requests]
+    assert [(one["part"], one["parts"], len(one["changes"])) for one in found] == [
+        (1, 3, 10),
+        (2, 3, 10),
+        (3, 3, 5),
+    ]
+    sink.close()
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 422])
+def test_refused_parts_become_dead_letters(receiver: Receiver, status: int) -> None:
+    letters: list[tuple[Row, str]] = []
+
+    def keep(rows: pa.Table, errors: list[str]) -> None:
+        assert rows.schema == SCHEMA
+        found = [tuple(row.values()) for row in rows.to_pylist()]
+        letters.extend(zip(found, errors, strict=True))
+
+    sink = opened(receiver, refuse=keep, batch_rows="2")
+    receiver.answers = [200, status, 200]
+    rows = weighted(Counter((k, "", None, None, None) for k in range(5)))
+    sink.replace(None, Epoch(1), rows)
+    assert [row[0] for row, _ in letters] == [2, 3]
+    text = letters[0][1]
+    assert text.startswith(f"insert: {status} ")
+    assert "the reason is long" in text
+    assert len(text) < 300
+    assert {row[0] for row in receiver.counts} == {0, 1, 4}
+    assert sink.committed() == 1
+    sink.close()
+
+
+def test_a_refused_part_can_stop_the_sink(receiver: Receiver) -> None:
+    sink = opened(receiver, on_refused="stop")
+    receiver.answers = [400]
+    with pytest.raises(StateError) as error:
+        sink.replace(None, Epoch(1), one(1))
+    assert error.value.condition == "SINK_REFUSED"
+    assert sink.committed() is None
+    sink.close()
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 425, 429, 500, 503])
+def test_answers_that_are_not_of_the_rows_pass(receiver: Receiver, status: int) -> None:
+    sink = opened(receiver)
+    receiver.answers = [status]
+    with pytest.raises(EngineError, match=str(status)) as error:
+        sink.replace(None, Epoch(1), one(1))
+    assert error.value.condition == "SINK_FAILED"
+    sink.replace(None, Epoch(1), one(1))
+    assert sink.committed() == 1
+    sink.close()
+
+
+def test_a_receiver_that_never_answers_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        sink = opened(Receiver(url=address), timeout="1")
+        with pytest.raises(EngineError, match="timed out") as error:
+            sink.replace(None, Epoch(1), one(1))
+        assert error.value.condition == "SINK_FAILED"
+    with pytest.raises(EngineError, match="refused"):  # nobody listens
+        sink.replace(None, Epoch(1), one(1))
+    sink.close()
+
+
+def test_an_idle_connection_that_was_closed_is_made_anew(receiver: Receiver) -> None:
+    sink = opened(receiver)
+    sink.replace(None, Epoch(1), one(1))
+    receiver.answers = [0]
+    sink.deliver(Epoch(1), Epoch(2), one(2))
+    assert receiver.connections == 2
+    with pytest.raises(EddylineError) as error:
+        sink.deliver(Epoch(1), Epoch(3), one(3))
+    assert error.value.condition == "SINK_TARGET_MOVED"
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"url": "ftp://h/"},
+        {"url": "http:///x"},
+        {"url": "http://h:x/"},
+        {"url": "http://me:s3cret@h/"},
+        {"url": "http://h/a b"},
+        {"url": "http://h/\r\nX: y"},
+        {"url": "http://h/", "timeout": "0"},
+        {"url": "http://h/", "batch_rows": "many"},
+        {"url": "http://h/", "on_refused": "drop"},
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(EngineError) as error:
+        WebhookFormat().check(target("t"), options)
+    assert error.value.condition == "BAD_OPTION"
+    assert "s3cret" not in str(error.value)
+
+
+def test_a_url_can_be_a_reference() -> None:
+    WebhookFormat().check(target("t"), {"url": "${env:HOOK}", "secret": "${env:SECRET}"})
