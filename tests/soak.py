@@ -218,6 +218,16 @@ def _kill_broker(broker: Broker) -> None:
     broker.start()
 
 
+HEAD = """# The long test
+
+An engine with a dozen views, a pipeline of bolts on Kafka, its catalog in PostgreSQL and a sink runs in a process of
+its own, while its process, its workers, the broker and the server are killed or stopped and its disk is filled,
+at random. At every start and at the end each view is compared with offline SQL over its inputs, and each record
+is looked for. `make soak` runs this test and writes this page; this one has the seed {seed}.
+
+"""
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -230,7 +240,7 @@ def main() -> None:
         page = soak(Path(folder), args.minutes, args.seed, say=True).page()
     print(page)
     if args.write:
-        args.write.write_text(page)
+        args.write.write_text(HEAD.format(seed=args.seed) + page)
 
 
 if __name__ == "__main__":

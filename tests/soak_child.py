@@ -112,7 +112,8 @@ class SqliteSink:
         (last,) = self.database.execute("SELECT max(epoch) FROM epochs").fetchone()
         return last and Epoch(last)
 
-    def deliver(self, epoch: Epoch, changes: pa.Table) -> None:
+    def deliver(self, base: Epoch | None, epoch: Epoch, changes: pa.Table) -> None:
+        assert base == self.committed()
         with self.database as transaction:
             for *values, _, weight in zip(*(c.to_pylist() for c in changes.columns), strict=True):
                 transaction.execute(
@@ -122,9 +123,9 @@ class SqliteSink:
             transaction.execute("DELETE FROM held WHERE w = 0")
             transaction.execute("INSERT INTO epochs VALUES (?)", (epoch,))
 
-    def replace(self, epoch: Epoch, rows: pa.Table) -> None:
+    def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         self.database.execute("DELETE FROM held")
-        self.deliver(epoch, rows)
+        self.deliver(base, epoch, rows)
 
     def close(self) -> None:
         self.database.close()

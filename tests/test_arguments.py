@@ -271,6 +271,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "execute": {"script": "SELECT 1"},
         "sql": {"query": "SELECT 1"},
         "snapshot": {"name": "v", "epoch": None},
+        "sink": {"name": "k", "view": "v", "format": "csv"},
         "explain": {"name_or_query": "v", "stage": "dag"},
         "verify": {"view": "v"},
         "changes": {"view": "v", "after": None, "form": "retract"},
@@ -320,7 +321,12 @@ def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
         if inspect.isfunction(function) and not name.startswith("_")
     }  # fmt: skip
     parameters = {
-        name: [*inspect.signature(getattr(el.Engine, name)).parameters][1:] for name in names
+        name: [
+            parameter.name
+            for parameter in inspect.signature(getattr(el.Engine, name)).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "self"
+        ]
+        for name in names
     }
     calls = valid(engine, tmp_path)
     assert {name for name, found in parameters.items() if found} == set(calls)

@@ -228,7 +228,7 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
     log = changelog("keyed")
     write_deltalake(str(tmp_path / "t"), pa.table({"K": pa.array([], pa.string())}))
     sink = opened(log.target(), tmp_path / "t")
-    with pytest.raises(StateError, match="column K has the type string in the table and long"):
+    with pytest.raises(EngineError, match="column K has the type string in the table and long"):
         sink.replace(None, Epoch(3), log.rows(3))
 
 
@@ -273,7 +273,7 @@ def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     log = changelog("keyed")
     sink = opened(log.target(), tmp_path / "file" / "t")
-    with pytest.raises(StateError) as raised:
+    with pytest.raises(EngineError) as raised:
         sink.replace(sink.committed(), Epoch(3), log.rows(3))
     assert raised.value.condition == "SINK_FAILED"
 

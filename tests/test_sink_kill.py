@@ -9,12 +9,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
 from processes import Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
+COLUMNS = pa.schema(
+    {"k": pa.string(), "n": pa.int64(), "total": pa.int64(), "_change_type": pa.string()}
+)
 CHILD = Path(__file__).with_name("sink_engine_child.py")
 
 
@@ -45,7 +49,7 @@ def test_targets_equal_the_view_after_kills(tmp_path: Path, kills: int) -> None:
     for name in ("parquet", "csv"):
         files = sorted(str(path) for path in (tmp_path / name).glob(f"*.{name}"))
         content: Counter = Counter()
-        for row in pyarrow.dataset.dataset(files, format=name).to_table().to_pylist():
+        for row in pyarrow.dataset.dataset(files, COLUMNS, format=name).to_table().to_pylist():
             sign = -1 if row["_change_type"] in ("delete", "update_preimage") else 1
             content[row["k"], row["n"], row["total"]] += sign
         assert {row: n for row, n in content.items() if n} == wanted

@@ -327,7 +327,7 @@ def small(**rows: int) -> pa.Table:
 def test_refused_rows_become_dead_letters(key: tuple[str, ...] | None, url: str) -> None:
     run(url, "CREATE TABLE t (id int PRIMARY KEY, name varchar(7) CHECK (name <> 'bad'))")
     letters = Letters()
-    target = Target("app", "k", SMALL, SCHEMA, key, key is None, letters)
+    target = Target("app", "k", SMALL, SCHEMA, key, key is None, refuse=letters)
     sink = opened(target, url)
     sink.replace(None, Epoch(1), small(a=1, bb=1, bad=1, dddd=1, xxx_x=1, ffffff=1, longlonglong=1))
     assert sorted(run(url, "SELECT name FROM t")) == [("a",), ("bb",), ("dddd",), ("ffffff",)]
@@ -356,7 +356,7 @@ def test_a_table_that_refuses_most_rows_is_no_target(
     many = many.append_column("op", pa.array(["append"] * count)).append_column("w", ones)
     letters = Letters()
     sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters), url)
-    with pytest.raises(StateError, match=r"SINK_FAILED.*refuses most rows.*not-null constraint"):
+    with pytest.raises(EngineError, match=r"SINK_FAILED.*refuses most rows.*not-null constraint"):
         sink.replace(None, Epoch(1), many)
     assert letters.errors == []
 
@@ -418,12 +418,12 @@ def test_errors_of_the_server_hide_the_password(url: str) -> None:
     log = changelog("keyed")
     given = {"url": without_password(url), "table": "t"}
     wrong = PostgresFormat().open(log.target(), given | {"password": "hidden"})
-    with pytest.raises(StateError, match="SINK_FAILED") as raised:
+    with pytest.raises(EngineError, match="SINK_FAILED") as raised:
         wrong.committed()
     assert "hidden" not in str(raised.value)
     assert raised.value.__cause__ is None
     sink = opened(log.target(), url, table="nowhere.t")
-    with pytest.raises(StateError, match="SINK_FAILED"):
+    with pytest.raises(EngineError, match="SINK_FAILED"):
         sink.replace(sink.committed(), Epoch(3), log.rows(3))
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat
 from eddyline.pipelines.documents import QueueFormat
 from eddyline.sink.base import SinkFormat
-from eddyline.sink.files import FilesFormat, write_csv, write_parquet
+from eddyline.sink.delta import DeltaFormat
+from eddyline.sink.files import FilesFormat, write_csv, write_jsonl, write_parquet
+from eddyline.sink.kafka import KafkaFormat
+from eddyline.sink.postgres import PostgresFormat
+from eddyline.sink.webhook import WebhookFormat
 from eddyline.source.segments import NDJSON, PARQUET
 
 FORMATS: dict[str, SourceFormat] = {
@@ -21,6 +25,11 @@ To add a format, add an entry before opening a storage.
 
 SINKS: dict[str, SinkFormat] = {
     "csv": FilesFormat("csv", write_csv, flat=True),
+    "delta": DeltaFormat(),
+    "jsonl": FilesFormat("jsonl", write_jsonl),
+    "kafka": KafkaFormat(),
     "parquet": FilesFormat("parquet", write_parquet),
+    "postgres": PostgresFormat(),
+    "webhook": WebhookFormat(),
 }
 """Formats of sinks by the name after USING, in lower case."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sink.base import SinkFormat, Target, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
 from eddyline.sink.function import FUNCTION, FunctionSink
+from eddyline.sink.json_rows import json_rows
 from eddyline.sink.outbox import NO_VIEW, Outbox
 from eddyline.sink.rows import with_commit
 from eddyline.sink.secrets import check_secrets, filled_in
@@ -341,7 +341,7 @@ class Sinks:
                 raise CatalogError(
                     f"sink {sink.name} was dropped", condition="NOT_FOUND", hint="create it again"
                 )
-            payloads = [json.dumps(row, default=str).encode() for row in rows.to_pylist()]
+            payloads = [text.encode() for text in json_rows(rows)]
             # the same row, refused again after a crash, replaces its letter
             places = [
                 int.from_bytes(hashlib.blake2b(one, digest_size=8).digest()) >> 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -19,6 +20,7 @@ import pyarrow.parquet
 from eddyline.arguments import wrong_argument
 from eddyline.changes import Epoch
 from eddyline.sink.base import Sink, Target, sink_failed, target_moved, target_not_empty
+from eddyline.sink.json_rows import check_json, json_rows
 from eddyline.sink.rows import COMMIT_VERSION, change_feed
 
 POSITION = "_eddyline.json"
@@ -59,6 +61,8 @@ class FilesFormat:
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         if not options.get("path", "").strip():
             raise wrong_argument("the option path", options.get("path"), "give a folder")
+        if self.name == "jsonl":
+            check_json(target, self.name)
         for field in target.schema if self.flat else ():
             if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
                 raise wrong_argument(
@@ -177,6 +181,13 @@ def write_parquet(rows: pa.Table, path: str) -> None:
 def write_csv(rows: pa.Table, path: str) -> None:
     """Write a CSV file with a header."""
     pyarrow.csv.write_csv(rows, path)
+
+
+def write_jsonl(rows: pa.Table, path: str) -> None:
+    """Write a JSON object a line."""
+    pl.DataFrame({"rows": json_rows(rows)}).write_csv(
+        path, include_header=False, quote_style="never"
+    )
 
 
 def _sync(path: str) -> None:
