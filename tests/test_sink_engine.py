@@ -393,3 +393,39 @@ def test_a_restored_target_is_told(engine, memory) -> None:
     epoch = engine.advance()
     await_epoch(engine, sink, epoch)
     assert held(memory) == rows(engine.snapshot("totals"))
+
+
+@pytest.mark.parametrize("name", ["delta", "parquet", "kafka", "webhook"])
+def test_a_column_with_the_name_of_one_of_a_change_feed_is_refused(engine, name, tmp_path) -> None:
+    engine.view("odd", "SELECT item AS _CHANGE_TYPE FROM sales")
+    options = {
+        "delta": {"path": str(tmp_path), "mode": "changelog"},
+        "parquet": {"path": str(tmp_path)},
+        "kafka": {"bootstrap_servers": "h:1", "topic": "t", "envelope": "changelog"},
+        "webhook": {"url": "http://127.0.0.1:1/"},
+    }[name]
+    with pytest.raises(CatalogError, match="DUPLICATE_COLUMN"):
+        engine.sink("k", "odd", name, **options)
+
+
+def test_a_sink_waits_for_a_view_that_fails(tmp_path, spark, memory) -> None:
+    with opened(tmp_path, spark) as engine:
+        engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+        engine.view("numbers", "SELECT id, CAST(item AS INT) AS n FROM sales")
+        sink = engine.sink("k", "numbers", "memory", place="p")
+        engine.execute("INSERT INTO sales VALUES (1, '1', 1.0)")
+        engine.advance()
+        engine.execute("INSERT INTO sales VALUES (2, 'two', 1.0)")
+        engine.advance()
+        assert held(memory) == Counter([(1, 1)])
+    with opened(tmp_path, spark) as engine:
+        engine.advance()
+        assert engine.status()["sinks"][0]["state"] == "waiting"
+        engine.execute("DELETE FROM sales WHERE id = 2")
+        engine.execute("INSERT INTO sales VALUES (3, '3', 1.0)")
+        engine.advance()
+        await_epoch(
+            engine, sink := engine.sink("k", "numbers", "memory", place="p"), engine.advance()
+        )
+        assert sink.status()["state"] == "live"
+        assert held(memory) == rows(engine.snapshot("numbers"))

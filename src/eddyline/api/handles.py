@@ -109,8 +109,8 @@ class Sink:
     def status(self) -> dict[str, Any]:
         """Return what `Engine.status` has of this sink.
 
-        `state` is live, failing (with `error`; it tries again by itself), paused, or not connected (its
-        function must be given again); `epoch` is what the target holds, `behind` how many epochs come
+        `state` is live, failing (with `error`; it tries again by itself), paused, waiting (for its view
+        to come back) or not connected (its function must be given again); `epoch` is what the target holds, `behind` how many epochs come
         after it.
         """
         return self._sinks.status_of(self.name)

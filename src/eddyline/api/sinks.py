@@ -25,7 +25,7 @@ from eddyline.catalog.entries import REJECTS, SINK, VIEW, Entry
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.sink.base import SinkFormat, Target, keep_none
+from eddyline.sink.base import SinkFormat, Target, check_feed_columns, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
 from eddyline.sink.function import FUNCTION, FunctionSink
 from eddyline.sink.json_rows import json_rows
@@ -177,7 +177,8 @@ class Sinks:
                 if (error := deliverer.error) is not None:
                     status |= {"state": "failing", "error": str(error)}
             elif workspace.writes and not sink.paused:
-                status["state"] = "not connected"
+                waiting = sink.format != FUNCTION or sink.id in self._functions
+                status["state"] = "waiting" if waiting else "not connected"
         return found
 
     def status_of(self, name: str) -> dict[str, Any]:
@@ -248,13 +249,16 @@ class Sinks:
                 )
             options = {**options, COMMIT_INTERVAL: str(micros)}
         sink = replace(sink, options=options)
-        if sink.format != FUNCTION:
+        target = self._target(sink, view, workspace.plan(view))
+        if sink.format == FUNCTION:
+            check_feed_columns(target)
+        else:
             form, own = _format(sink.format), _own_options(sink)
             for unknown in [key for key in own if key not in form.options]:
                 known = ", ".join([*form.options, COMMIT_INTERVAL])
                 raise wrong_argument(f"an option of {sink.format}", unknown, f"known: {known}")
             check_secrets(own, form.secrets)
-            form.check(self._target(sink, view, workspace.plan(view)), own)
+            form.check(target, own)
         return sink
 
     def _target(self, sink: Entry, view: Entry, compiled: CompiledPlan) -> Target:
@@ -310,6 +314,8 @@ class Sinks:
         if sink.paused or (sink.format == FUNCTION and sink.id not in self._functions):
             return
         self._stop(sink.id)
+        if self._workspace.catalog.get(sink.upstream[0]).id in self._workspace.manifest.failing:
+            return  # perhaps it can't be compiled; the commit that brings it back starts the sink
         try:
             self._followed[sink.id] = self._follow(sink)
         except EddylineError as error:  # the view can't be compiled now; each epoch tries again

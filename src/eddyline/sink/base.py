@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from eddyline.arguments import check_choice
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError, StateError
+from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 
 Refuse = Callable[[pa.Table, Sequence[str]], None]
 """Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.
@@ -218,6 +219,18 @@ def unsupported_type(target: Target, column: str, kind: str, format: str) -> Cat
         sink=target.name,
         hint=f"cast it in the view, such as CAST({column} AS STRING), or leave it out",
     )
+
+
+def check_feed_columns(target: Target) -> None:
+    """Raise CatalogError if the view has a column with the name of one that a change feed adds."""
+    for name in target.schema.names:
+        if name.lower() in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP):
+            raise CatalogError(
+                f"the view of sink {target.name} has a column {name}, which a change feed adds",
+                condition="DUPLICATE_COLUMN",
+                sink=target.name,
+                hint="give the column another name with AS",
+            )
 
 
 def is_true(option: str, value: str) -> bool:

@@ -20,10 +20,11 @@ from pyspark.sql import types as spark
 
 from eddyline.arguments import check_choice, wrong_argument
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EddylineError, EngineError
+from eddyline.errors import EddylineError, EngineError
 from eddyline.sink.base import (
     Sink,
     Target,
+    check_feed_columns,
     is_true,
     key_of,
     sink_failed,
@@ -35,6 +36,9 @@ from eddyline.sink.base import (
 from eddyline.sink.rows import (
     AFTER,
     BEFORE,
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
     DELETE,
     INSERT,
     KeyedChanges,
@@ -48,11 +52,6 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
 UPSERT, APPEND, CHANGELOG = "upsert", "append", "changelog"
-CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
-    "_change_type",
-    "_commit_version",
-    "_commit_timestamp",
-)
 CHANGE_COLUMNS = [
     pa.field(CHANGE_TYPE, pa.string()),
     pa.field(COMMIT_VERSION, pa.int64()),
@@ -75,7 +74,7 @@ Write = Callable[["DeltaTable", "CommitProperties"], None]
 
 
 class DeltaFormat:
-    """Delta tables, written with the package `deltalake`: `CREATE SINK s OF v USING delta`."""
+    """Delta tables, written with the package `deltalake`: `CREATE SINK k FROM v USING delta`."""
 
     options: Mapping[str, str] = {
         "path": "folder or URL of the table; it is created if missing",
@@ -98,17 +97,11 @@ class DeltaFormat:
             raise sink_key(target, "rows of it are deleted, which mode 'append' can't do", _LOG)
         if mode == UPSERT and key is None:
             raise sink_key(target, "it has no key", _LOG)
+        check_feed_columns(target)
         for field in target.columns:
             if not _held(field.dataType):
                 kind = field.dataType.simpleString()
                 raise unsupported_type(target, field.name, kind, "Delta")
-            if field.name.lower() in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP):
-                raise CatalogError(
-                    f"column {field.name} has a name that Delta's change feed needs",
-                    condition="DUPLICATE_COLUMN",
-                    sink=target.name,
-                    hint="give it another name with AS",
-                )
 
     def open(self, target: Target, options: Mapping[str, str]) -> Sink:
         return DeltaSink(

@@ -19,7 +19,14 @@ import pyarrow.parquet
 
 from eddyline.arguments import wrong_argument
 from eddyline.changes import Epoch
-from eddyline.sink.base import Sink, Target, sink_failed, target_moved, target_not_empty
+from eddyline.sink.base import (
+    Sink,
+    Target,
+    check_feed_columns,
+    sink_failed,
+    target_moved,
+    target_not_empty,
+)
 from eddyline.sink.json_rows import check_json, json_rows
 from eddyline.sink.rows import COMMIT_VERSION, change_feed
 
@@ -61,6 +68,7 @@ class FilesFormat:
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         if not options.get("path", "").strip():
             raise wrong_argument("the option path", options.get("path"), "give a folder")
+        check_feed_columns(target)
         if self.name == "jsonl":
             check_json(target, self.name)
         for field in target.schema if self.flat else ():

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eddyline.arguments import check_choice, wrong_argument
-from eddyline.sink.base import Sink, Target, key_of, sink_key
+from eddyline.sink.base import Sink, Target, check_feed_columns, key_of, sink_key
 from eddyline.sink.envelopes import ENVELOPES
 from eddyline.sink.json_rows import check_json
-from eddyline.sink.rows import CHANGE_TYPE, COMMIT_VERSION
 
 SERVERS, SPARK_SERVERS = "bootstrap_servers", "kafka.bootstrap.servers"
 CHANGELOG, UPSERT = "changelog", "upsert"
@@ -73,9 +72,8 @@ class KafkaFormat:
         key = key_of(target, options.get("key"))
         if form != CHANGELOG and key is None:
             raise sink_key(target, f"the envelope {form} needs one, and the view has none")
-        for column in target.schema.names if form == CHANGELOG else ():
-            if column.lower() in (CHANGE_TYPE, COMMIT_VERSION):
-                raise wrong_argument("a column of the view", column, "name it otherwise with AS")
+        if form == CHANGELOG:
+            check_feed_columns(target)
 
     def open(self, target: Target, options: Mapping[str, str]) -> Sink:
         from eddyline.sink.kafka_sink import KafkaSink  # needs the package confluent-kafka

@@ -66,7 +66,7 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
 class PostgresFormat:
-    """Tables of PostgreSQL: `CREATE SINK s OF v USING postgres`."""
+    """Tables of PostgreSQL: `CREATE SINK k FROM v USING postgres`."""
 
     options: Mapping[str, str] = {
         "url": "postgresql://user@host:port/database, or key=value pairs; without a password",

@@ -16,9 +16,9 @@ import pyarrow as pa
 from eddyline.arguments import check_choice, wrong_argument
 from eddyline.changes import Epoch
 from eddyline.errors import EngineError
-from eddyline.sink.base import Sink, Target, sink_failed, target_moved
+from eddyline.sink.base import Sink, Target, check_feed_columns, sink_failed, target_moved
 from eddyline.sink.json_rows import check_json, json_rows
-from eddyline.sink.rows import CHANGE_TYPE, change_feed
+from eddyline.sink.rows import change_feed
 
 SIGNATURE, TIMESTAMP = "X-Eddyline-Signature", "X-Eddyline-Timestamp"
 IDEMPOTENCY = "Idempotency-Key"
@@ -71,9 +71,7 @@ class WebhookFormat:
         refused = options.get("on_refused", "dead letters")
         check_choice("the option on_refused", refused, ("dead letters", "stop"))
         check_json(target, "webhook")
-        for column in target.schema.names:
-            if column.lower() == CHANGE_TYPE:
-                raise wrong_argument("a column of the view", column, "name it otherwise with AS")
+        check_feed_columns(target)
 
     def open(self, target: Target, options: Mapping[str, str]) -> Sink:
         secret = options.get("secret")
