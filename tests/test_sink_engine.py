@@ -382,6 +382,38 @@ def test_the_command_line(engine, memory, tmp_path, capsys) -> None:
         engine.execute("DROP SINK k")
 
 
+def test_a_view_replaced_by_one_that_fails_does_not_empty_the_target(engine, memory) -> None:
+    sink = engine.sink("k", "totals", "memory", place="p")
+    engine.advance()
+    before = held(memory)
+    with pytest.warns(el.ViewFailingWarning):
+        engine.view("totals", "SELECT id, CAST(item AS INT) AS n FROM sales", replace=True)
+    engine.advance()
+    assert sink.status()["state"] == "waiting"
+    assert held(memory) == before
+    engine.execute("UPDATE sales SET item = '5'")
+    await_epoch(engine, sink, engine.advance())
+    assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def test_a_function_may_stop_the_engine(tmp_path, spark) -> None:
+    engine = opened(tmp_path, spark)
+    engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+    view = engine.view("totals", QUERY)
+    engine.execute("INSERT INTO sales VALUES (1, 'tea', 1.0)")
+    engine.advance()
+    stopped = threading.Event()
+
+    def stop(changes: DataFrame, epoch: int) -> None:
+        engine.stop()
+        stopped.set()
+
+    view.foreach_epoch(stop, "f")
+    assert stopped.wait(30)
+    with opened(tmp_path, spark) as again:
+        again.advance()
+
+
 def test_a_restored_target_is_told(engine, memory) -> None:
     sink = engine.sink("k", "totals", "memory", place="p")
     engine.advance()

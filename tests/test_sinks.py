@@ -23,6 +23,7 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
 from eddyline.sink.cursors import Cursor, first_needed
 from eddyline.sink.outbox import (
+    NO_VIEW,
     Deliver,
     Outbox,
     Refuse,
@@ -135,8 +136,8 @@ def test_examples_in_docstrings() -> None:
     assert doctest.testmod(eddyline.sink.outbox).failed == 0
 
 
-def at(epoch: int, view: ViewId = VIEW) -> Cursor:
-    return Cursor(view, Epoch(epoch))
+def at(epoch: int, view: ViewId = VIEW, until: int | None = None) -> Cursor:
+    return Cursor(view, Epoch(epoch), until and Epoch(until))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,12 @@ def at(epoch: int, view: ViewId = VIEW) -> Cursor:
         (at(5), 5, 7, 1, Deliver(Epoch(6), Epoch(7))),
         (at(5), 5, 7, 6, Deliver(Epoch(6), Epoch(7))),
         (at(5), 5, 7, 7, Snapshot(Epoch(7))),
-        (at(5), 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # the crash came before the cursor's write
+        (at(5, until=6), 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # a crash before the cursor's write
+        (at(5, until=6), 5, 7, 1, Deliver(Epoch(6), Epoch(7))),  # a crash before the delivery
+        (at(5), 6, 7, 1, "SINK_TARGET_AHEAD"),  # the storage was restored, and has caught up
+        (at(5, until=6), 7, 7, 1, "SINK_TARGET_AHEAD"),
+        (at(5, NO_VIEW), 9, 7, 1, Snapshot(Epoch(7))),  # all rows are to be sent anew
+        (at(5, NO_VIEW), None, 7, 1, Snapshot(Epoch(7))),
         (None, 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # the target is accepted as it is
         (at(5, ViewId("v0")), 5, 7, 1, Snapshot(Epoch(7))),
         (at(5), 4, 7, 1, "SINK_TARGET_RESTORED"),
@@ -375,10 +381,13 @@ def test_a_crash_between_delivery_and_cursor_doubles_nothing(tmp_path: Path, spa
     for number in range(2, 5):
         sales.insert([(number, "tea", 1.0)])
         engine.advance()
-    files.arm(1, "crash")
+    files.arm(0)
+    Outbox(files, "k-other").advance(at(1))
+    files.arm(len(files.effects()) + 1, "crash")  # in the second write of the cursor
     with pytest.raises(StorageError):
         delivery(engine, sink, files=files).run()
-    assert sink.epoch == Outbox(engine.files, "k-totals").cursor().epoch + 1
+    cursor = Outbox(engine.files, "k-totals").cursor()
+    assert sink.epoch == cursor.until == cursor.epoch + 1
     engine.stop()
     engine, sales = opened(tmp_path / "s", spark)
     with engine:

@@ -129,10 +129,10 @@ CONDITIONS: dict[str, Condition] = {
     "SINK_FAILED": Condition(ENVIRONMENT, True, "A sink's target can't be used: the message ends with the cause. Mend it; the sink tries again by itself, and nothing is lost."),
     "SINK_KEY": Condition(USER, False, "A sink's target needs a key that its view doesn't have. Leave the option key out, make the view unique by these columns, or take a format without a key."),
     "SINK_REFUSED": Condition(DATA, False, "A target refuses a row, and the sink has the option on_refused = 'stop'. Mend the row or the target's constraint, or let the sink keep such rows as dead letters."),
-    "SINK_TARGET_AHEAD": Condition(USER, False, "A sink's target is ahead of the storage: one of them was restored from a copy, or they don't belong together. Connect the right target, or empty it and remove the sink's cursor."),
+    "SINK_TARGET_AHEAD": Condition(USER, False, "A sink's target is ahead of the storage: one of them was restored from a copy, or they don't belong together. Connect the right target, or `resend`: the target's rows then become those of the view."),
     "SINK_TARGET_MOVED": Condition(ENVIRONMENT, True, "Another engine has delivered to a sink's target in the meantime. Stop one of the two; the delivery goes on from what the target holds."),
     "SINK_TARGET_NOT_EMPTY": Condition(USER, False, "A new sink's target holds rows that no sink has written. Give another target, empty it, or set the option overwrite = true."),
-    "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs that were delivered to it. Connect the right target, or remove the sink's cursor to go on from what it holds."),
+    "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs that were delivered to it. Connect the right target, or `resend`: the target's rows then become those of the view."),
     # installation
     "MISSING_PACKAGE": Condition(ENVIRONMENT, False, "An optional package is not installed. The hint has the command that installs it."),
     "NOT_INSTALLED": Condition(ENVIRONMENT, False, "The command belongs to a package that is not installed. The hint has the command that installs it."),

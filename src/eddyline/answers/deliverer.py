@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from eddyline.answers.delivery import Delivery
 from eddyline.changes import Epoch
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.backoff import back_off
 
 _LOG = logging.getLogger("eddyline.sinks")
@@ -82,7 +82,13 @@ class Deliverer:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        delivery = self._delivery
+        if delivery is not None:
+            delivery.stopping = True
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            if delivery is not None and self._thread.is_alive():
+                delivery.abandoned = True
 
     def _run(self) -> None:
         while True:
@@ -112,7 +118,7 @@ class Deliverer:
                 epoch = self._delivery.run()
             finally:
                 self.rows += self._delivery.rows - before
-        except Exception as error:  # noqa: BLE001  # whatever a target raises: the sink tries again
+        except BaseException as error:  # noqa: BLE001  # also panics of Rust: the sink tries again
             self._close()
             self._failed(error)
             return
@@ -123,7 +129,12 @@ class Deliverer:
             self._not_before = time.monotonic() + self._interval_s
             self._changed.notify_all()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, raised: BaseException) -> None:
+        error = raised
+        if not isinstance(error, Exception):
+            text = f"sink {self.sink} has failed: {type(raised).__name__}"
+            error = EngineError(text, condition="SINK_FAILED", hint="it tries again by itself")
+            error.__cause__ = raised
         with self._changed:
             self.failures += 1
             self.error = error

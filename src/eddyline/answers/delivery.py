@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.answers.changelog import net_changes
+from eddyline.answers.failing import view_failing
 from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE, OPERATION, WEIGHT, Epoch, ViewId
 from eddyline.operators.base import numbered
 from eddyline.operators.result import ROWS
 from eddyline.sink.base import Sink
 from eddyline.sink.cursors import Cursor
-from eddyline.sink.outbox import Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
+from eddyline.sink.outbox import NO_VIEW, Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.kernels import cast_to
 from eddyline.state.leases import Leases
@@ -126,7 +127,10 @@ class CommittedChangelog:
 
     def rows(self, epoch: Epoch) -> pa.Table:
         manifest = read_manifest(self.files, epoch)
-        buckets = manifest.arrangements.get(manifest.result(self.entry.id, ROWS), {})
+        result = manifest.result(self.entry.id, ROWS)
+        if not result and self.view in manifest.failing:  # it has never had rows
+            raise view_failing(manifest.failing[self.view])
+        buckets = manifest.arrangements.get(result, {})
         return self._table([run for own in buckets.values() for run in own], held=True)
 
     def _changed(self, epoch: Epoch) -> list[Run]:
@@ -160,6 +164,8 @@ class Delivery:
 
     Attributes:
         rows: number of rows that were delivered.
+        stopping: set to end `run` after the delivery that is under way.
+        abandoned: set when nobody waits for that one any more: it then leaves the cursor alone.
     """
 
     def __init__(
@@ -170,6 +176,8 @@ class Delivery:
         self.sink = sink
         self.each = each
         self.rows = 0
+        self.stopping = False
+        self.abandoned = False
 
     def run(self) -> Epoch:
         """Deliver all committed epochs; return the epoch that the target then holds.
@@ -190,7 +198,7 @@ class Delivery:
             if isinstance(decision, Refuse):
                 raise decision.error
             if isinstance(decision, UpToDate):
-                if target and cursor != Cursor(changelog.view, target):
+                if target and (cursor is None or cursor.epoch < target):
                     # a crash came before the write of the cursor, or the view was replaced
                     self.outbox.advance(Cursor(changelog.view, target))
                 return committed
@@ -200,20 +208,26 @@ class Delivery:
                     continue  # it has been retired in the meantime
                 if isinstance(decision, Snapshot):
                     rows = changelog.rows(decision.epoch)
+                    self._begin(cursor, decision.epoch)
                     self.sink.replace(target, decision.epoch, rows)
                     self._delivered(decision.epoch, rows)
-                else:
-                    self._deliver(decision)
-                return committed
+                    return decision.epoch
+                return self._deliver(decision)
 
     def _cursor(self) -> Cursor | None:
         """Return the cursor; one of a view that this view has replaced becomes one of this view."""
         cursor, view = self.outbox.cursor(), self.changelog.view
         if cursor is not None and cursor.view == self.changelog.holder(cursor.epoch):
-            return Cursor(view, cursor.epoch)
+            return Cursor(view, cursor.epoch, cursor.until)
         return cursor
 
-    def _deliver(self, decision: Deliver) -> None:
+    def _begin(self, cursor: Cursor | None, until: Epoch) -> None:
+        """Note durably that a delivery begins: only then may the target hold `until`."""
+        view, epoch = (NO_VIEW, Epoch(0)) if cursor is None else (cursor.view, cursor.epoch)
+        self.outbox.advance(Cursor(view, epoch, until))
+
+    def _deliver(self, decision: Deliver) -> Epoch:
+        """Deliver epochs until all are delivered, or `stopping` is set; return the last one."""
         base, first = Epoch(decision.first - 1), decision.first
         count = 0
         for number in range(decision.first, decision.last + 1):
@@ -221,11 +235,17 @@ class Delivery:
             count += self.changelog.count(epoch)
             if epoch < decision.last and (not count if self.each else count < ROWS_MAX):
                 continue
+            if self.stopping:
+                break
             changes = self.changelog.changes(first, epoch)
+            self._begin(Cursor(self.changelog.view, base), epoch)
             self.sink.deliver(base, epoch, changes)
             self._delivered(epoch, changes)
             base, first, count = epoch, Epoch(epoch + 1), 0
+        return base
 
     def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
         self.rows += rows.num_rows
+        if self.abandoned:
+            return  # another delivery may have begun
         self.outbox.advance(Cursor(self.changelog.view, epoch))

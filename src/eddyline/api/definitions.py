@@ -180,7 +180,12 @@ class Definitions:
         spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
         workspace.save(spent, final=False)
         seconds = self._epochs.fill(catalog, [compiled], replaced=replaced)
-        workspace.save(catalog.committed(entry, workspace.manifest.epoch))
+        try:
+            workspace.save(catalog.committed(entry, workspace.manifest.epoch))
+        except BaseException:
+            # the view doesn't exist: the next epochs must not say that it has replaced another one
+            workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
+            raise
         workspace.keep_plan(entry, compiled)
         if replaced is not None:
             workspace.forget(replaced)

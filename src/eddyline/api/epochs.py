@@ -366,7 +366,7 @@ class Epochs:
         if same and plain_schema(columns) == plain_schema(replaced.columns):
             retained = committed_epochs(self._workspace.files)
             chain = base.replaced.get(ViewId(replaced.id), ())
-            kept = (one for one in chain if retained and one[1] > retained[0])
+            kept = (one for one in chain if retained and one[1] >= retained[0])
             before = (*kept, (replaced.id, epoch))
         return Replacement(ViewId(entry.id), len(columns), before)
 

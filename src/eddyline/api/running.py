@@ -127,13 +127,15 @@ class Running:
         workspace.stopping.set()
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
-        self._epochs.sinks.stop()
-        with workspace.lock:
-            try:
-                if workspace.writes:
-                    workspace.flush()
-            finally:
-                workspace.release()
+        try:
+            self._epochs.sinks.stop()
+        finally:
+            with workspace.lock:
+                try:
+                    if workspace.writes:
+                        workspace.flush()
+                finally:
+                    workspace.release()
 
     def _step(self, ingest_s: float) -> bool:
         """Answer requests of other processes, and run one epoch; False if there is no new input."""

@@ -40,7 +40,7 @@ from eddyline.sql.names import check_name
 WAIT_S = 30.0
 """How long `advance` waits for a sink that doesn't fail."""
 
-STOP_S = 30.0
+STOP_S = 15.0
 """How long `stop` waits for the delivery that is under way."""
 
 COMMIT_INTERVAL = "commit_interval"  # of any sink: deliveries are so far apart, in microseconds
@@ -152,9 +152,10 @@ class Sinks:
                 continue
             view = self._followed[sink.id][0]
             changed = catalog.get(sink.upstream[0], VIEW).id != view.id
-            if changed:
-                self._followed[sink.id] = self._follow(sink)
-            deliverer.wake(reopen=changed)
+            if changed:  # a view that fails at once has no rows, which the target must not get
+                self._start(sink)
+            else:
+                deliverer.wake()
 
     def wait(self, epoch: int) -> None:
         """Wait for the sinks that don't fail, at most `WAIT_S` seconds, until they hold an epoch."""
@@ -330,6 +331,7 @@ class Sinks:
         deliverer = self._deliverers.pop(sink, None)
         if deliverer is not None:
             deliverer.stop(STOP_S)
+            self._followed.pop(sink, None)
 
     def _connect_letters(self, sink: Entry) -> None:
         letters = self._workspace.catalog.letters_of(sink)

@@ -28,10 +28,12 @@ class Cursor:
     Attributes:
         view: the view that is followed.
         epoch: the last epoch whose changes have arrived.
+        until: a delivery up to this epoch has begun, so that it may have arrived too; None if none has.
     """
 
     view: ViewId
     epoch: Epoch
+    until: Epoch | None = None
 
 
 class CursorFile:
@@ -59,13 +61,16 @@ class CursorFile:
                 file=name,
                 hint="use the newer version of Eddyline",
             )
-        return Cursor(ViewId(document["view"]), Epoch(document["epoch"]))
+        until = document.get("until")
+        return Cursor(ViewId(document["view"]), Epoch(document["epoch"]), until and Epoch(until))
 
     def advance(self, cursor: Cursor) -> None:
         """Store the cursor durably; call it after the follower has stored the epoch."""
         self.files.make_folder(self.folder)
         self.files.remove_unfinished(self.folder)
         document = {"format": FORMAT_VERSION, "view": cursor.view, "epoch": cursor.epoch}
+        if cursor.until:
+            document["until"] = cursor.until
         self.files.write_json(f"{self.folder}/{CURSOR}", document)
 
     def forget(self) -> None:

@@ -103,22 +103,34 @@ class FilesSink:
             raise sink_failed(self._target, error) from error
         if position["sink"] != self._target.app:
             raise target_not_empty(self._target, f"the folder {self._path}")
+        if position.get("snapshot"):  # a crash came between its commit and its appearance
+            self._show_snapshot(Epoch(position["epoch"]))
         last = max([position["epoch"], *self._epochs()])
         return Epoch(last) if last else None
 
     def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
         self._check(base)
-        if changes.num_rows:
-            self._publish(change_feed(changes, self._target.key), epoch, "changes")
-        else:
+        if changes.num_rows == 0:
             self._store(epoch)
+            return
+        name = self._write(changes, epoch, "changes")
+        try:
+            # unlike rename, link never replaces the file of another engine
+            os.link(os.path.join(self._path, f".{name}"), os.path.join(self._path, name))
+            os.unlink(os.path.join(self._path, f".{name}"))
+            _sync(self._path)
+        except FileExistsError:
+            raise target_moved(self._target, base, epoch) from None
+        except OSError as error:
+            raise sink_failed(self._target, error) from error
 
     def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         self._check(base)
         if base is None:
             self._store(Epoch(0))  # from now on the folder belongs to this sink
-        self._publish(change_feed(rows, self._target.key), epoch, "snapshot")
-        self._store(epoch)
+        self._write(rows, epoch, "snapshot")
+        self._store(epoch, snapshot=True)
+        self._show_snapshot(epoch)
 
     def close(self) -> None:
         pass
@@ -127,12 +139,23 @@ class FilesSink:
         found = self.committed()
         if found != base:
             raise target_moved(self._target, base, found)
-        snapshots = [epoch for epoch, kind in self._epochs().items() if kind == "snapshot"]
         for name in self._names():
-            outdated = snapshots and int(name[:12]) < max(snapshots)
-            if outdated or name.startswith("."):  # what a crash has left
+            if name.startswith("."):  # what a crash has left
                 with suppress(OSError):
                     os.unlink(os.path.join(self._path, name))
+
+    def _show_snapshot(self, epoch: Epoch) -> None:
+        """Let a committed snapshot appear in place of all other files; can be repeated."""
+        name = f"{epoch:012d}-snapshot.{self._form.name}"
+        try:
+            with suppress(FileNotFoundError):  # it has appeared already
+                os.replace(os.path.join(self._path, f".{name}"), os.path.join(self._path, name))
+            for other in self._names():
+                if other != name:
+                    os.unlink(os.path.join(self._path, other))
+        except OSError as error:
+            raise sink_failed(self._target, error) from error
+        self._store(epoch)
 
     def _names(self) -> list[str]:
         try:
@@ -147,33 +170,30 @@ class FilesSink:
         found = filter(None, map(_FILE.fullmatch, self._names()))
         return {int(match[1]): match[2] for match in found}
 
-    def _publish(self, feed: pa.Table, epoch: Epoch, kind: str) -> None:
-        version = pa.array(np.full(feed.num_rows, epoch))
-        rows = feed.append_column(COMMIT_VERSION, version)
+    def _write(self, rows: pa.Table, epoch: Epoch, kind: str) -> str:
+        """Write a file under a hidden name; return the name that it is to have."""
+        feed = change_feed(rows, self._target.key)
+        feed = feed.append_column(COMMIT_VERSION, pa.array(np.full(feed.num_rows, epoch)))
         name = f"{epoch:012d}-{kind}.{self._form.name}"
-        unfinished = os.path.join(self._path, f".{name}")
+        path = os.path.join(self._path, f".{name}")
         try:
-            self._form.write(rows, unfinished)
-            _sync(unfinished)
-            # unlike rename, link never replaces the file of another engine
-            os.link(unfinished, os.path.join(self._path, name))
-            os.unlink(unfinished)
-            _sync(self._path)
-            if kind == "snapshot":
-                for earlier in self._names():
-                    if int(earlier.removeprefix(".")[:12]) < epoch:
-                        os.unlink(os.path.join(self._path, earlier))
-        except FileExistsError:
-            raise target_moved(self._target, None, epoch) from None
-        except (OSError, pa.ArrowException) as error:
+            self._form.write(feed, path)
+            _sync(path)
+        except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
             raise sink_failed(self._target, error) from error
+        return name
 
-    def _store(self, epoch: Epoch) -> None:
+    def _store(self, epoch: Epoch, *, snapshot: bool = False) -> None:
+        """Store the epoch.
+
+        Args:
+            snapshot: the hidden snapshot of that epoch replaces all files, from now on.
+        """
         unfinished = os.path.join(self._path, f".{POSITION}-{uuid.uuid4().hex}")
         try:
             os.makedirs(self._path, exist_ok=True)
             with open(unfinished, "w", encoding="utf-8") as stream:
-                json.dump({"sink": self._target.app, "epoch": epoch}, stream)
+                json.dump({"sink": self._target.app, "epoch": epoch, "snapshot": snapshot}, stream)
             _sync(unfinished)
             os.replace(unfinished, os.path.join(self._path, POSITION))
             _sync(self._path)

@@ -95,11 +95,15 @@ def _contradiction(
     view: ViewId, cursor: Cursor | None, target: Epoch | None, committed: Epoch
 ) -> StateError | None:
     """Return the error if the target's epoch contradicts the cursor or the storage; else None."""
-    if target is not None and target > committed:
-        return _target_ahead(target, committed)
-    if cursor is None or cursor.view != view:
+    if cursor is not None and cursor.view == NO_VIEW:
         return None
-    if target is None or target < cursor.epoch:
+    if target is not None and target > committed:
+        return _target_ahead(target, f"the storage has only committed epoch {committed}")
+    if cursor is None:
+        return None
+    if target is not None and target > cursor.epoch and target != cursor.until:
+        return _target_ahead(target, f"only epoch {cursor.epoch} was delivered to it")
+    if cursor.view == view and (target or 0) < cursor.epoch:
         return _target_restored(target, cursor.epoch)
     return None
 
@@ -110,18 +114,18 @@ def _target_restored(target: Epoch | None, cursor: Epoch) -> StateError:
         f"the sink's target holds {held}, but epoch {cursor} was delivered to it: it was restored "
         "from a copy, emptied, or is another one",
         condition="SINK_TARGET_RESTORED",
-        hint="connect the target that was delivered to; or remove the sink's cursor, and delivery "
-        "goes on from what the target holds",
+        hint="connect the target that was delivered to; or call resend() on the sink (eddyline sink "
+        "resend): the target's rows then become those of the view",
     )
 
 
-def _target_ahead(target: Epoch, committed: Epoch) -> StateError:
+def _target_ahead(target: Epoch, why: str) -> StateError:
     return StateError(
-        f"the sink's target holds epoch {target}, but the storage has only committed epoch "
-        f"{committed}: the storage was restored from a copy, or the target belongs to another one",
+        f"the sink's target holds epoch {target}, but {why}: the storage was restored from a copy, "
+        "or the target belongs to another one",
         condition="SINK_TARGET_AHEAD",
-        hint="connect the target of this storage; or empty the target, its epoch included, and "
-        "remove the sink's cursor: it then gets all rows anew",
+        hint="connect the target of this storage; or call resend() on the sink (eddyline sink "
+        "resend): the target's rows then become those of the view",
     )
 
 

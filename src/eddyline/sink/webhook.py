@@ -160,7 +160,8 @@ class WebhookSink:
                 }
             )
             body = f'{start[:-1]}, "changes": [{",".join(json_rows(some))}]}}'.encode()
-            answer = self._post(body, f"{self._target.app}/{epoch}/{part}")
+            all_rows = "snapshot/" * snapshot  # which may come again for the same epoch
+            answer = self._post(body, f"{self._target.app}/{epoch}/{all_rows}{part}")
             if 200 <= answer.status < 300:
                 continue
             if not 400 <= answer.status < 500 or answer.status in NOT_OF_ROWS:
