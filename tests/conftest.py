@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from broker import Broker
 
 # A test's JVM lives for minutes: on two cores the optimising compiler costs more than it gives.
@@ -37,6 +39,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
     with Broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    """The session that modules without settings of their own share."""
+    from eddyline.spark.session import local_session
+
+    return local_session()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,6 +6,8 @@ import datetime as d
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -178,3 +180,10 @@ def follow(sink: Sink, log: Changelog, last: int, rnd: random.Random) -> Epoch |
 @cache
 def changelog(kind: str, seed: int = 1) -> Changelog:
     return Changelog(kind, seed)
+
+
+def at_once(work: Callable[[int], None], number: int) -> None:
+    """Call `work` with 0, 1, ... in threads side by side; raise the first error of one of them."""
+    with ThreadPoolExecutor(number) as pool:
+        for done in [pool.submit(work, turn) for turn in range(number)]:
+            done.result()

@@ -437,11 +437,6 @@ def test_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkS
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
-
-
 @pytest.mark.spark
 def test_warnings_point_at_the_caller(engine: el.Engine) -> None:
     """The check of arguments is one frame more between the engine and its user."""

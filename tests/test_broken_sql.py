@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 import shapes
-from eddyline.spark.session import local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -74,11 +73,6 @@ def nested(source: random.Random) -> str:
     if before.startswith("SELECT id + "):
         return "SELECT " + "id + " * depth + within
     return before * depth + within + after * depth
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 import eddyline.api.epochs
 from crashes import LENGTH, RETIRE_EVERY, Load
 from eddyline.errors import EddylineError
-from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -23,11 +22,6 @@ KINDS = [
 ]
 
 DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(autouse=True)

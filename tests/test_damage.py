@@ -12,16 +12,10 @@ from pyspark.sql import SparkSession
 
 from crashes import LENGTH, Load
 from eddyline.errors import EddylineError, StateError
-from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name
 from eddyline.testing import FaultyFiles
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

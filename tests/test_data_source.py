@@ -16,18 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 import eddyline as el
 import eddyline.api.epochs
 from eddyline.answers.reader import feed_schema
-from eddyline.spark.session import local_session
 from eddyline.state.manifest import committed_epochs
 from pyspark_eddyline.streams import FeedReader
 
 pytestmark = pytest.mark.spark
 
 COMES = ("insert", "update_postimage")
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,6 @@ from eddyline.options import Options
 from eddyline.relay.account import Account
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
-from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import tests
@@ -77,11 +76,6 @@ class Shop:
         """Ask as another process does."""
         with open_catalog(self.storage.root) as store:
             request_action(store, action, "p", ())
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ from eddyline.testing import Offline, PlainTable
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
-
-
 @pytest.fixture
 def engine(tmp_path, spark):
     with el.Engine(str(tmp_path / "storage"), spark=spark) as made:

@@ -17,13 +17,6 @@ from eddyline.answers.quick import quick_answer
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    from eddyline.spark.session import local_session
-
-    return local_session()
-
-
 @pytest.fixture
 def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
     with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:

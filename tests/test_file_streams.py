@@ -27,18 +27,12 @@ from eddyline.source.parquet import parquet_fault, read_parquet
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import PARQUET
 from eddyline.source.spark import SparkStream
-from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
 
 LINES = b'{"id":1,"v":0.5}\n{"id":"x","v":1.5}\n{"id":2\n\n{"id":3,"w":0}\n[{"id":4},{"id":5}]\n'
 CSV = b"1,0.5\nx,1.5\n2\n\n3,0.5,7\n4,\n"
 SCHEMA = "id INT, v DOUBLE"
 ARROW = pa.schema([("id", pa.int32()), ("v", pa.float64())])
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import eddyline as el
 from eddyline.operators import base
 from eddyline.options import Options
 from eddyline.runtime import plans
-from eddyline.spark.session import cloned, local_session
+from eddyline.spark.session import cloned
 from eddyline.spark.settings import FIXED
 
 pytestmark = pytest.mark.spark
@@ -29,11 +29,6 @@ VIEWS = {
     "above": "SELECT n, count(*) AS groups FROM sums GROUP BY n",
     "events": "SELECT k, max(v) AS m FROM s GROUP BY k",
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 class Storage:

@@ -274,13 +274,6 @@ def test_names_of_options_have_no_case() -> None:
     assert Generator.of(shouted) == Generator.of(OPTIONS)
 
 
-@pytest.fixture(scope="module")
-def spark():
-    from eddyline.spark.session import local_session
-
-    return local_session()
-
-
 CREATE = """
 CREATE STREAM IF NOT EXISTS auction USING generator
     OPTIONS (kind 'nexmark.auction', seed 3, total 500, eventsPerEpoch 200, eventsPerSecond 10);

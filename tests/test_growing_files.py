@@ -12,14 +12,8 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.source import files as source
-from eddyline.spark.session import local_session
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 class Case:

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.answers.status import operator_rows
 from eddyline.errors import DataError, EddylineError
-from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Crash, FaultyFiles, Offline, PlainTable
 from test_max_ahead import DELAY, NOW, micros
@@ -92,11 +91,6 @@ class Two:
         for name in VIEWS:
             found = offline.compared(name, self.engine.snapshot(name))
             assert found.equal, (name, found)
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import eddyline as el
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.files import FileStream
 from eddyline.source.segments import Segment, accepted_by_time, rejected_by_time
-from eddyline.spark.session import ZONE, cloned, local_session
+from eddyline.spark.session import ZONE, cloned
 from eddyline.testing import Crash, FaultyFiles, Offline, PlainTable
 
 Event = tuple[datetime | None, str, int]
@@ -134,11 +134,6 @@ class Fed:
         assert Counter(map(tuple, rows)) == expected
         (status,) = self.engine.status()["sources"]
         assert (status["late_rows"], status["ahead_rows"]) == (len(late), len(ahead))
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from eddyline.cli.opening import open_catalog
 from eddyline.errors import CatalogError, EddylineError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
-from eddyline.spark.session import local_session
 from eddyline.sql.names import check_name, quoted
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import tests
@@ -38,11 +37,6 @@ QUOTED = [
     "/*",
 ]
 REFUSED = ["", "  ", "a\nb", "a\tb", "a\rb", "a\x00b", "a\u2028b", "\ud800", "x" * 256]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 def rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 import eddyline as el
 import nexmark
 from eddyline.source.nexmark import KINDS, Nexmark
-from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable, Row, replayed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -24,11 +23,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 SEED, RATE = 1, 10
 SIDE_ROWS = [(key, f"side {key}") for key in range(nexmark.SIDE_KEYS)]
 SIDE_CHANGES = [(1, "changed"), (2, None), (nexmark.SIDE_KEYS + 3, "matches nothing")]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 def events(name: str, first: int, end: int) -> list[Row]:

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.answers.quick import quick_answer
 from eddyline.changes import Epoch
-from eddyline.spark.session import cloned, local_session
+from eddyline.spark.session import cloned
 from eddyline.state.manifest import last_committed, write_manifest
 from eddyline.state.runs import read_run, write_run
 from eddyline.storage.files import Files
@@ -37,11 +37,6 @@ SUMS = (
     " avg(y) AS ay, count(b) AS n FROM t GROUP BY k"
 )
 TRIED = "SELECT k, try_sum(b) AS tb, try_avg(b) AS ab, try_sum(i) AS ti FROM t GROUP BY k"
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(params=["true", "false"], ids=["ansi", "legacy"])

@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.plan import aggregate
-from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -54,11 +53,6 @@ STATEFUL = {
     "the result": "({0}) UNION ALL ({1})",
 }
 OPTIONS = ("", "scan_tasks=1", "native_rules=0", "buckets=3, scan_tasks=1")
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 def pairs(every: bool) -> list[tuple[str, str]]:

@@ -34,7 +34,6 @@ from eddyline.relay.bolts import Emitted
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.kafka import KafkaBackend
 from eddyline.relay.queue import DataQueue, Producer
-from eddyline.spark.session import local_session
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 
@@ -43,11 +42,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't imp
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 BUILD = Callable[[Engine, DataQueue], Pipeline]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 class Load:

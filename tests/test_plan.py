@@ -18,7 +18,6 @@ from eddyline.plan import refusals
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import items, kind, type_of
 from eddyline.plan.rules import RULES, Call, rule_of
-from eddyline.spark.session import local_session
 
 # What the optimiser makes of each aggregate function that needs no recomputing.
 CLAIMED = {
@@ -118,11 +117,6 @@ def test_each_refusal_says_why_and_the_way_out() -> None:
 
 
 # -- with Spark ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

@@ -24,17 +24,11 @@ from pyspark.sql import DataFrame, SparkSession
 from eddyline import Engine
 from eddyline.errors import EngineError
 from eddyline.spark.failures import FAILURES
-from eddyline.spark.session import local_session
 
 pytestmark = pytest.mark.spark
 
 SEEDS = st.integers(0, 1 << 60)
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

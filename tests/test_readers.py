@@ -20,13 +20,6 @@ pytestmark = pytest.mark.spark
 QUERY = "SELECT v, count(*) AS n FROM t GROUP BY v"
 
 
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    from eddyline.spark.session import local_session
-
-    return local_session()
-
-
 @pytest.fixture(autouse=True)
 def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", 1)

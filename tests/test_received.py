@@ -29,13 +29,6 @@ AT = pa.timestamp("us", tz="UTC")
 GIVEN = '{"id": %d, "_received_at": "1999-01-01T00:00:00"}\n{"id": %d, "_received_at": {}}\n'
 
 
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    from eddyline.spark.session import local_session
-
-    return local_session()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()

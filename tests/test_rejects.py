@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from eddyline import Engine
 from eddyline.cli import main
 from eddyline.errors import CatalogError, EngineError
-from eddyline.spark.session import local_session
 
 pytestmark = pytest.mark.spark
 
@@ -21,11 +20,6 @@ LINES = {
     "csv": ["1,0.5", "x,1.5", "2", "", "3,0.5,7", "4,"],
     "xml": ["<row><id>1</id></row>", "<row><id>x</id></row>", "<row><v>0.5</v></row>"],
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

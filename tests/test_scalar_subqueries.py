@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.spark.failures import FAILURES
-from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -31,11 +30,6 @@ QUERIES = {
     "per row, without equality": "SELECT id, a, (SELECT v FROM u WHERE u.k > t.a) AS v FROM t",
 }
 Change = tuple[str, str, list[tuple[Any, ...]]]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 class Twin:

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 import shapes
-from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable, replayed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -172,11 +171,6 @@ def closed(names: list[str]) -> list[str]:
 def every(step: int, start: int = 0) -> list[str]:
     """Each `step`-th shape of each family."""
     return [name for family in shapes.FAMILIES.values() for name in list(family)[start::step]]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 def twins(request, factory, spark, names, options=None) -> Iterator[Twins]:

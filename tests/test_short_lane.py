@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 import eddyline as el
 from eddyline.spark.driver import Driver, DriverPlan
-from eddyline.spark.session import cloned, epoch_session, local_session
+from eddyline.spark.session import cloned, epoch_session
 from eddyline.state.arrangement import Arrangement
 from test_shapes import ALWAYS, CHANGES, EPOCHS, Twins, closed, every
 
@@ -26,11 +26,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 @pytest.fixture(autouse=True)
 def lane_at_random() -> None:
     """Leave the choice of the lane to the engine in this module."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

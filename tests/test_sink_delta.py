@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
 from eddyline.sink.base import Sink, Target
 from eddyline.sink.delta import CHANGE_TYPE, DeltaFormat
 from eddyline.spark.schema import arrow_schema
-from sink_cases import COLUMNS, Changelog, changelog, counted, follow
+from sink_cases import COLUMNS, Changelog, at_once, changelog, counted, follow
 
 KEYS = [name for name in COLUMNS.names if name != "map"]  # Spark has no maps as keys
 CHILD = Path(__file__).parent / "sink_child.py"
@@ -153,7 +152,6 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
 def test_two_sinks_at_once_deliver_nothing_twice(kind: str, tmp_path: Path) -> None:
     log = changelog(kind)
     moved: list[str] = []
-    failures: list[BaseException] = []
 
     def run(seed: int) -> None:
         rnd = random.Random(seed)
@@ -164,16 +162,8 @@ def test_two_sinks_at_once_deliver_nothing_twice(kind: str, tmp_path: Path) -> N
                     return
             except StateError as error:
                 moved.append(error.condition)
-            except BaseException as error:
-                failures.append(error)
-                raise
 
-    threads = [threading.Thread(target=run, args=[seed]) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(run, 3)
     assert set(moved) <= {"SINK_TARGET_MOVED"}
     assert counted(held(tmp_path / "t")) == log.expected(40)
 

@@ -87,13 +87,6 @@ def memory(monkeypatch) -> MemoryFormat:
     return form
 
 
-@pytest.fixture(scope="module")
-def spark():
-    from eddyline.spark.session import local_session
-
-    return local_session()
-
-
 @pytest.fixture
 def engine(tmp_path: Path, spark) -> Iterator[el.Engine]:
     with opened(tmp_path, spark) as made:

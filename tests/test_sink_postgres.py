@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from eddyline.sink.postgres import PostgresFormat
 from eddyline.sink.postgres_text import csv_rows
 from eddyline_apps.postgres import Server
 from postgres import PASSWORD, server
-from sink_cases import COLUMNS, Changelog, changelog, follow
+from sink_cases import COLUMNS, Changelog, at_once, changelog, follow
 
 KEYS = [name for name in COLUMNS.names if name != "map"]  # Spark has no maps as keys
 CHILD = Path(__file__).parent / "sink_child.py"
@@ -204,7 +203,6 @@ def test_a_zombie_is_refused(url: str) -> None:
 def test_sinks_at_once_deliver_nothing_twice(kind: str, url: str) -> None:
     log = changelog(kind)
     moved: list[str] = []
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
         rnd = random.Random(seed)
@@ -216,39 +214,21 @@ def test_sinks_at_once_deliver_nothing_twice(kind: str, url: str) -> None:
                     return
             except StateError as error:
                 moved.append(error.condition)
-            except BaseException as error:
-                failures.append(error)
-                raise
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(work, 3)
     assert set(moved) <= {"SINK_TARGET_MOVED"}
     assert held(url) == expected(log, 40)
 
 
 def test_several_sinks_start_at_once(url: str) -> None:
     log = changelog("keyed")
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
         sink = opened(log.target(f"app{number}"), url, table=f"t{number}")
-        try:
-            sink.replace(sink.committed(), Epoch(4), log.rows(4))
-        except BaseException as error:
-            failures.append(error)
-            raise
+        sink.replace(sink.committed(), Epoch(4), log.rows(4))
         sink.close()
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(work, 6)
     assert run(url, "SELECT count(*), min(epoch) FROM eddyline_sinks") == [(6, 4)]
 
 
@@ -412,6 +392,16 @@ def test_types_that_postgres_lacks(kind: t.DataType) -> None:
     target = Target("app", "k", columns, pa.schema([]), append_only=True)
     with pytest.raises(CatalogError, match="UNSUPPORTED_TYPE"):
         PostgresFormat().check(target, {"url": "host=h", "table": "t"})
+
+
+def test_a_url_may_be_a_reference_that_has_no_value_yet(url: str) -> None:
+    log = changelog("keyed")
+    given = {"url": "${env:NOT_SET_HERE}", "table": "t"}
+    PostgresFormat().check(log.target(), given)
+    sink = PostgresFormat().open(log.target(), given | {"url": url})  # as replaced, with a password
+    assert sink.committed() is None
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        PostgresFormat().check(log.target(), given | {"url": url})
 
 
 def test_errors_of_the_server_hide_the_password(url: str) -> None:

@@ -254,6 +254,25 @@ def test_empty_epochs_are_left_out_but_for_the_last(tmp_path: Path) -> None:
     ]
 
 
+def test_a_delivery_that_nobody_waits_for_leaves_the_cursor_to_the_next(tmp_path: Path) -> None:
+    class Slow(MemorySink):
+        """Takes so long that the next delivery begins, and ends, before the first one does."""
+
+        def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
+            super().deliver(base, epoch, changes)
+            if not first.abandoned:
+                first.abandoned, changelog.last = True, 7
+                assert Delivery(changelog, outbox, self).run() == 7
+
+    changelog, outbox, sink = Epochs(last=1), Outbox(Files(str(tmp_path)), "k1"), Slow()
+    first = Delivery(changelog, outbox, sink)
+    first.run()
+    changelog.last = 5
+    first.run()
+    assert outbox.cursor() == at(7)
+    assert held(sink) == sorted(changelog.content(7))
+
+
 # -- the cursor, and what it holds back ------------------------------------------------------
 
 
@@ -314,13 +333,6 @@ def test_epochs_are_flushed_before_they_are_delivered(tmp_path: Path) -> None:
 # -- with an engine --------------------------------------------------------------------------
 
 QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
-
-
-@pytest.fixture(scope="module")
-def spark():
-    from eddyline.spark.session import local_session
-
-    return local_session()
 
 
 def opened(folder: Path, spark, **options) -> tuple[el.Engine, el.Table]:

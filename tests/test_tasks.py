@@ -16,7 +16,6 @@ from eddyline.answers.tasks import Task, list_tasks
 from eddyline.catalog.requests import DONE, REFUSED, WAITING
 from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError, StorageError
-from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
@@ -29,11 +28,6 @@ CHILD = Path(__file__).with_name("task_child.py")
 BY_K = "SELECT k, count(*) AS n, min(v) AS least FROM rows GROUP BY k"
 TOP = "SELECT k, n FROM by_k ORDER BY n DESC, k LIMIT 2"
 ALL = "SELECT count(*) AS n, 'x' AS c FROM rows WHERE v > 0"
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture(scope="module")

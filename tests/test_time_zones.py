@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.errors import EngineError
-from eddyline.spark.session import ZONE, cloned, local_session
+from eddyline.spark.session import ZONE, cloned
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from eddyline.testing import Offline, PlainTable, replayed
@@ -66,11 +66,6 @@ def moments(zone: str) -> list[datetime]:
         centres += [change, *(m.astimezone(UTC) for m in midnights)]
     steps = (-3600, -1801, -1, 0, 1, 1799, 3600)
     return sorted({centre + timedelta(seconds=step) for centre in centres for step in steps})
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.mark.parametrize("zone", zones("Europe/Berlin"))

@@ -11,17 +11,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import eddyline as el
 from eddyline.answers.difference import difference
-from eddyline.spark.session import cloned, local_session
+from eddyline.spark.session import cloned
 from eddyline.testing import replayed
 from eddyline_bench import tpch
 
 pytestmark = pytest.mark.spark
 SAMPLE = ["q1", "q3", "q13", "q15", "q16", "q21"]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 def run(spark: SparkSession, folder: Path, scale: float, queries: list[str]) -> None:

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from eddyline import cli
 from eddyline.errors import CatalogError, DataError, EddylineError, ScriptError
-from eddyline.spark.session import local_session
 from eddyline.testing import Crash, replayed
 from test_max_ahead import DELAY, FAR, MAX_AHEAD, NOW, VIEWS, Fed
 
@@ -22,11 +21,6 @@ pytestmark = pytest.mark.spark
 
 MINUTE = timedelta(minutes=1)
 STATE = {name: VIEWS[name] for name in ("counts", "pairs", "last")}
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

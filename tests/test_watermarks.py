@@ -19,7 +19,6 @@ from eddyline.errors import DataError, QueryError, ScriptError, StateGrowthWarni
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Term, bound_of
 from eddyline.plan.logical import items
-from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Offline, PlainTable
 
@@ -125,11 +124,6 @@ def _micros(moment: datetime | None) -> int | None:
 
 
 _MICRO = timedelta(microseconds=1)
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return local_session()
 
 
 @pytest.fixture

@@ -224,6 +224,15 @@ class QueueFullError(QueueError):
     """A data queue has reached its limit: the consumer is slower than the producers."""
 
 
+def missing_package(what: str, package: str, extra: str) -> EngineError:
+    """Return the error of `what`, which needs a package of an extra that isn't installed."""
+    return EngineError(
+        f"{what} needs the package {package}, which is not installed",
+        condition="MISSING_PACKAGE",
+        hint=f"pip install 'eddyline[{extra}]'",
+    )
+
+
 class ViewFailingWarning(UserWarning):
     """A view was created or resumed that fails on the rows of its inputs: it is set aside until they change."""
 

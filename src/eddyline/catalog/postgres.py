@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from eddyline.catalog.database import TRY_AGAIN, Execute, Row
-from eddyline.errors import EngineError, StorageError
+from eddyline.errors import EngineError, StorageError, missing_package
 
 if TYPE_CHECKING:
     import psycopg
@@ -33,11 +33,7 @@ class PostgresDatabase:
             import psycopg
             from psycopg import conninfo
         except ImportError as error:
-            raise EngineError(
-                "the catalog is to be in PostgreSQL, but its client is not installed",
-                condition="MISSING_PACKAGE",
-                hint="pip install 'eddyline[postgres]'",
-            ) from error
+            raise missing_package("a catalog in PostgreSQL", "psycopg", "postgres") from error
         self._psycopg = psycopg
         try:
             settings: dict[str, Any] = {"connect_timeout": CONNECT_S}

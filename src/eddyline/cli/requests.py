@@ -1,10 +1,36 @@
-"""Report the result of a request to the running engine."""
+"""Requests to the running engine, and how commands report their results."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from eddyline.catalog.requests import REFUSED, WAITING, Request
+from eddyline.catalog.store import CatalogStore
+from eddyline.cli.opening import open_engine
+
+
+def request(
+    store: CatalogStore, args: argparse.Namespace, what: str, action: str, argument: str = ""
+) -> int | None:
+    """Make a request about `args.name` to the running engine; if none runs, answer it here.
+
+    Args:
+        what: the request in words.
+
+    Returns:
+        the exit code of one that failed or waits, which is reported; None for one that is done.
+    """
+    from eddyline.answers.tasks import answer_if_unused, await_answer, submit_request
+
+    def answer_by_engine() -> None:
+        with open_engine(args.storage) as engine:
+            engine.answer()
+
+    number = submit_request(store, action, args.name, argument)
+    if answer_if_unused(store, answer_by_engine):
+        print("no engine runs on this storage: this command does it itself", file=sys.stderr)
+    return report_unfinished(await_answer(store, number, args.wait), what, args.wait)
 
 
 def report_unfinished(request: Request, what: str, wait: float, why: str = "") -> int | None:

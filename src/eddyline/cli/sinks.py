@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
-from eddyline.cli.opening import open_catalog, open_engine
-from eddyline.cli.requests import report_unfinished
+from eddyline.cli.opening import open_catalog
+from eddyline.cli.requests import request
 from eddyline.cli.text import layout
 from eddyline.storage.lock import in_use
 
@@ -59,18 +59,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    from eddyline.answers.tasks import answer_if_unused, await_answer, submit_request
-
-    def answer_by_engine() -> None:
-        with open_engine(args.storage) as engine:
-            engine.answer()
-
+    what = f"{args.action} {args.name}"
     with open_catalog(args.storage) as store:
-        number = submit_request(store, f"{args.action} sink", args.name)
-        if answer_if_unused(store, answer_by_engine):
-            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
-        request = await_answer(store, number, args.wait)
-    code = report_unfinished(request, f"{args.action} {args.name}", args.wait)
+        code = request(store, args, what, f"{args.action} sink")
     if code is None:
-        print(f"{args.action} {args.name}: done")
+        print(f"{what}: done")
     return code or 0

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
-from eddyline.cli.opening import open_catalog, open_engine
-from eddyline.cli.requests import report_unfinished
+from eddyline.cli.opening import open_catalog
+from eddyline.cli.requests import request
 from eddyline.cli.text import layout
 from eddyline.storage.lock import in_use
 
@@ -60,20 +60,12 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    from eddyline.answers.tasks import answer_if_unused, await_answer, list_tasks, submit_request
-
-    def answer_by_engine() -> None:
-        with open_engine(args.storage) as engine:
-            engine.answer()
+    from eddyline.answers.tasks import list_tasks
 
     with open_catalog(args.storage) as store:
         before = {task.name: task.state for task in list_tasks(store)}
-        number = submit_request(store, args.action, args.name, args.query)
-        if answer_if_unused(store, answer_by_engine):
-            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
-        request = await_answer(store, number, args.wait)
+        code = request(store, args, f"{args.action} {args.name}", args.action, args.query)
         after = {task.name: task.state for task in list_tasks(store)}
-    code = report_unfinished(request, f"{args.action} {args.name}", args.wait)
     if code is not None:
         return code
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
-from eddyline.cli.opening import open_catalog, open_engine
-from eddyline.cli.requests import report_unfinished
+from eddyline.cli.opening import open_catalog
+from eddyline.cli.requests import request
 
 
 def add_to(commands: Commands) -> None:
@@ -34,25 +33,11 @@ def add_to(commands: Commands) -> None:
 
 def _reset(args: argparse.Namespace) -> int:
     from eddyline.answers.status import storage_status
-    from eddyline.answers.tasks import (
-        RESET,
-        answer_if_unused,
-        await_answer,
-        stored_catalog,
-        submit_request,
-    )
+    from eddyline.answers.tasks import RESET, stored_catalog
     from eddyline.state.leases import pinned
 
-    def answer_by_engine() -> None:
-        with open_engine(args.storage) as engine:
-            engine.answer()
-
     with open_catalog(args.storage) as store:
-        number = submit_request(store, RESET, args.name, args.to)
-        if answer_if_unused(store, answer_by_engine):
-            print("no engine runs on this storage: this command does it itself", file=sys.stderr)
-        request = await_answer(store, number, args.wait)
-        code = report_unfinished(request, f"reset the watermark of {args.name}", args.wait)
+        code = request(store, args, f"reset the watermark of {args.name}", RESET, args.to)
         if code is not None:
             return code
         with pinned(store.files) as manifest:

@@ -28,7 +28,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from eddyline.errors import EddylineError, EngineError, QueueFullError
+from eddyline.errors import EddylineError, EngineError, QueueFullError, missing_package
 from eddyline.relay.queue import Producer
 
 try:
@@ -39,11 +39,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
-    raise EngineError(
-        "the HTTP endpoint needs the packages starlette and uvicorn, which aren't installed",
-        condition="MISSING_PACKAGE",
-        hint="pip install 'eddyline[ingest]'",
-    ) from error
+    raise missing_package("the HTTP endpoint", str(error.name), "ingest") from error
 
 LOOPBACK = "127.0.0.1"
 BODY_BYTES_MAX = 8 << 20

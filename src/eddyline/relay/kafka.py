@@ -44,6 +44,7 @@ from eddyline.relay.kafka_client import (
     NewTopic,
     Producer,
     TopicPartition,
+    create_topics,
     kafka_errors,
     retried,
     timed_out,
@@ -250,19 +251,12 @@ class KafkaBackend:
     def _create_topics(self, partitions: int, replication: int) -> int:
         """Create the missing topics; return the number of partitions."""
         admin = AdminClient(self._settings)
-        known = admin.list_topics(timeout=TIMEOUT_S).topics
-        eden = known.get(self._topic(EDEN))
+        eden = admin.list_topics(timeout=TIMEOUT_S).topics.get(self._topic(EDEN))
         partitions = partitions if eden is None else len(eden.partitions)
         topics = [NewTopic(self._topic(queue), partitions, replication) for queue in QUEUES]
         compacted = {"cleanup.policy": "compact"}
         topics.append(NewTopic(self._topic(STATE), 1, replication, config=compacted))
-        missing = [topic for topic in topics if topic.topic not in known]
-        for future in admin.create_topics(missing).values() if missing else ():
-            try:
-                future.result(TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
+        create_topics(admin, topics)
         return partitions
 
     def _consumer(self) -> Consumer:

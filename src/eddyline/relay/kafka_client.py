@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from eddyline.errors import EngineError, StorageError
+from eddyline.errors import StorageError, missing_package
 from eddyline.relay.backend import queue_taken_over
 
 try:
@@ -27,11 +27,7 @@ try:
     )
     from confluent_kafka.cimpl import NewTopic
 except ImportError as error:
-    raise EngineError(
-        "queues and sinks on Kafka need the package confluent-kafka, which is not installed",
-        condition="MISSING_PACKAGE",
-        hint="pip install 'eddyline[kafka]'",
-    ) from error
+    raise missing_package("a queue or sink on Kafka", "confluent-kafka", "kafka") from error
 
 __all__ = [
     "AdminClient",
@@ -102,3 +98,15 @@ def retried(request: Callable[[Any, float], Any], argument: Any) -> Any:
 def timed_out() -> KafkaException:
     """Return the client's own error for a time-out."""
     return KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+
+
+def create_topics(admin: AdminClient, topics: list[NewTopic]) -> None:
+    """Create the topics that are missing."""
+    known = admin.list_topics(timeout=TIMEOUT_S).topics
+    missing = [topic for topic in topics if topic.topic not in known]
+    for future in admin.create_topics(missing).values() if missing else ():
+        try:
+            future.result(TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise

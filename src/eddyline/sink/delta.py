@@ -20,7 +20,7 @@ from pyspark.sql import types as spark
 
 from eddyline.arguments import check_choice, wrong_argument
 from eddyline.changes import Epoch
-from eddyline.errors import EddylineError, EngineError
+from eddyline.errors import EddylineError, missing_package
 from eddyline.sink.base import (
     Sink,
     Target,
@@ -404,11 +404,7 @@ def _package() -> Any:
         import deltalake
         import deltalake.exceptions
     except ImportError as error:
-        raise EngineError(
-            "a sink of format delta needs the package deltalake, which is not installed",
-            condition="MISSING_PACKAGE",
-            hint="pip install 'eddyline[delta]'",
-        ) from error
+        raise missing_package("a sink of format delta", "deltalake", "delta") from error
     return deltalake
 
 

@@ -29,6 +29,7 @@ from eddyline.sink.base import (
 )
 from eddyline.sink.json_rows import check_json, json_rows
 from eddyline.sink.rows import COMMIT_VERSION, change_feed
+from eddyline.storage.files import sync_path
 
 POSITION = "_eddyline.json"
 """The file that names the sink, and the last epoch of which there may be no file: nothing had changed."""
@@ -118,7 +119,7 @@ class FilesSink:
             # unlike rename, link never replaces the file of another engine
             os.link(os.path.join(self._path, f".{name}"), os.path.join(self._path, name))
             os.unlink(os.path.join(self._path, f".{name}"))
-            _sync(self._path)
+            sync_path(self._path)
         except FileExistsError:
             raise target_moved(self._target, base, epoch) from None
         except OSError as error:
@@ -178,7 +179,7 @@ class FilesSink:
         path = os.path.join(self._path, f".{name}")
         try:
             self._form.write(feed, path)
-            _sync(path)
+            sync_path(path)
         except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
             raise sink_failed(self._target, error) from error
         return name
@@ -194,9 +195,9 @@ class FilesSink:
             os.makedirs(self._path, exist_ok=True)
             with open(unfinished, "w", encoding="utf-8") as stream:
                 json.dump({"sink": self._target.app, "epoch": epoch, "snapshot": snapshot}, stream)
-            _sync(unfinished)
+            sync_path(unfinished)
             os.replace(unfinished, os.path.join(self._path, POSITION))
-            _sync(self._path)
+            sync_path(self._path)
         except OSError as error:
             raise sink_failed(self._target, error) from error
 
@@ -216,11 +217,3 @@ def write_jsonl(rows: pa.Table, path: str) -> None:
     pl.DataFrame({"rows": json_rows(rows)}).write_csv(
         path, include_header=False, quote_style="never"
     )
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -28,6 +28,7 @@ from eddyline.relay.kafka_client import (
     Message,
     NewTopic,
     Producer,
+    create_topics,
     timed_out,
 )
 from eddyline.sink.base import Target, sink_failed, target_moved, target_not_empty
@@ -359,7 +360,7 @@ class KafkaSink:
             self._admin = AdminClient(self._settings)
             kept = dict(self._envelope.topic)
             epochs = {"cleanup.policy": "compact", "segment.ms": "3600000"}
-            topics.create_topics(
+            create_topics(
                 self._admin,
                 [
                     NewTopic(self._topic, self._partitions, self._replication, config=kept),

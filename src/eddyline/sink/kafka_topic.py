@@ -18,7 +18,6 @@ from eddyline.relay.kafka_client import (
     KafkaError,
     KafkaException,
     Message,
-    NewTopic,
     OffsetSpec,
     TopicPartition,
     timed_out,
@@ -38,18 +37,6 @@ class Range:
     partition: int
     begin: int
     end: int
-
-
-def create_topics(admin: AdminClient, topics: list[NewTopic]) -> None:
-    """Create the topics that are missing."""
-    known = admin.list_topics(timeout=TIMEOUT_S).topics
-    missing = [topic for topic in topics if topic.topic not in known]
-    for future in admin.create_topics(missing).values() if missing else ():
-        try:
-            future.result(TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
 
 
 def size_limit(admin: AdminClient, topic: str) -> int:

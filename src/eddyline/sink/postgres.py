@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from eddyline.arguments import check_choice, wrong_argument
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EngineError
+from eddyline.errors import CatalogError, EngineError, missing_package
 from eddyline.sink.base import (
     Sink,
     Target,
@@ -250,11 +250,7 @@ def _package() -> Any:
         import psycopg
         import psycopg.sql
     except ImportError as error:
-        raise EngineError(
-            "a sink of format postgres needs the package psycopg, which is not installed",
-            condition="MISSING_PACKAGE",
-            hint="pip install 'eddyline[postgres]'",
-        ) from error
+        raise missing_package("a sink of format postgres", "psycopg", "postgres") from error
     return psycopg
 
 

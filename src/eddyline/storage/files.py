@@ -184,7 +184,7 @@ class Files:
         """Flush a file, or the entries of a folder, to the disk."""
         with storage_errors(name):
             self.step("sync", name)
-            _sync(self.path(name))
+            sync_path(self.path(name))
 
     def sync_all(self, names: Collection[str]) -> None:
         """Flush files and the entries of their folders, several at a time: disks do that together."""
@@ -209,7 +209,7 @@ class Files:
             self.step("make", name)
             for folder in reversed(missing):
                 os.makedirs(folder, exist_ok=True)
-                _sync(os.path.dirname(folder))
+                sync_path(os.path.dirname(folder))
 
     def exists(self, name: str) -> bool:
         """Whether a file or folder exists."""
@@ -331,7 +331,8 @@ def _create(unfinished: str, target: str) -> None:
         os.unlink(unfinished)
 
 
-def _sync(path: str) -> None:
+def sync_path(path: str) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
