@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import reduce
@@ -83,6 +84,7 @@ def gone_on(root: str) -> dict[str, Relations]:
         found["dead letters then"] = dead_letters(engine)
         assert_verified(engine)
         assert_replayed(engine, found["changed"])
+        assert_delivered(engine, root)
         if clicks is not None:
             account = clicks.account()
             assert (account.received, account.done, account.dead) == (5, 4, 1)
@@ -171,6 +173,21 @@ def assert_replayed(engine: el.Engine, relations: Relations) -> None:
     for name in views:
         rows = [parsed(row) for (row,) in replayed(changed[name])]
         assert in_order(rows) == in_order(relations[name]), name
+
+
+def assert_delivered(engine: el.Engine, root: str) -> None:
+    """The sink, if there is one, has gone on where it was."""
+    for sink in engine.status()["sinks"]:
+        assert (sink["state"], sink["behind"]) == ("live", 0)
+        content: Counter[str] = Counter()
+        for file in Path(root, "sink").glob("*.jsonl"):
+            for line in file.read_text("utf-8").splitlines():
+                change = json.loads(line)
+                removed = change["_change_type"] in ("delete", "update_preimage")
+                content[change["country"]] += -1 if removed else 1
+        rows = engine.snapshot(sink["view"]).collect()
+        assert +content == Counter(row.country for row in rows)
+        assert not -content
 
 
 def rows_of(frames: Mapping[str, DataFrame]) -> Relations:

@@ -2,9 +2,9 @@ r"""Writes a small storage with all that the disk format knows, as an archive fo
 
 Run it once for each format, with the last version that writes that format:
 
-    python tests/compat/write.py tests/compat/v3.tar.gz
+    python tests/compat/write.py tests/compat/v4.tar.gz
 
-Beside the archive goes a document of the same name, here `v3.json`, with the rows that the storage
+Beside the archive goes a document of the same name, here `v4.json`, with the rows that the storage
 must have: when it is opened, at an earlier epoch, and after the test's own changes. Copy the one of
 the format before, and add what is new. An archive that is committed never changes: later versions
 must read it as it is.
@@ -15,6 +15,7 @@ The archive holds one folder, named like the archive:
     v3/in           the files that its streams read
     v3/orders       the data queue of a stream
     v3/clicks       the data queue of a pipeline
+    v3/sink         the files of a sink
 
 The storage can be moved: its paths are relative to the folder above `v3`. Programs that write or
 open it must start their JVM there, because Spark's workers stay in the folder of the JVM. Only the
@@ -264,6 +265,8 @@ def write(root: str, wanted: Sequence[str] = ()) -> int:
     engine.view("countries", "SELECT DISTINCT country FROM users", replace=True)
     engine.view("dropped", "SELECT * FROM users")
     engine.drop("view", "dropped")
+    if hasattr(engine, "sink"):
+        engine.sink("files", "countries", "jsonl", path=f"{root}/sink")
 
     engine.execute("INSERT INTO visits VALUES (2, '/a', 50, -1e18), (1, '/b', 200, 0.3)")
     put_hits(root, 2, ("00:15:00", "a"), ("00:15:30", "b"))

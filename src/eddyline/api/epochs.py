@@ -356,6 +356,8 @@ class Epochs:
             if possible:
                 first = min((one for one in (held, leased) if one is not None), default=None)
                 retire(workspace.files, options.retain_epochs, first, options.held_bytes)
+        oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
+        workspace.sources.merge(workspace.catalog, oldest, workspace.manifest.epoch)
 
     def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
         """Return how a view takes the place of another one in the next epoch."""

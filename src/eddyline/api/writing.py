@@ -12,7 +12,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
 from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
 from eddyline.changes import APPEND, DELETE
-from eddyline.source.redo_log import as_operations
+from eddyline.source.log_files import as_operations
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.source.segments import Segment
 from eddyline.spark.schema import arrow_schema

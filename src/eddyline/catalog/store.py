@@ -24,7 +24,7 @@ from eddyline.errors import StateError, StorageError
 from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files, damaged
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Format 2 had no sinks."""
 DOCUMENT = "catalog.json"
 """The file that held the catalog in format 1."""

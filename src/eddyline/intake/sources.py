@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
-from eddyline.catalog.entries import PIPELINE, VIEW, Catalog, Entry
+from eddyline.catalog.entries import PIPELINE, STREAM, VIEW, Catalog, Entry
+from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
@@ -207,6 +208,18 @@ class Sources:
     def forget(self, entry: Entry, position: int) -> None:
         """Remove the entries before `position` from the log of a table or stream."""
         (self._sources.get(entry.id) or self.log(entry)).forget(position)
+
+    def merge(self, catalog: Catalog, oldest: Manifest, epoch: Epoch) -> None:
+        """Put old input of streams, whose logs keep it, into fewer files.
+
+        Args:
+            oldest: of the first epoch that somebody may be reading.
+            epoch: the last committed epoch.
+        """
+        for entry in catalog.entries:
+            if entry.kind == STREAM and entry.source == entry.id and not entry.arranged:
+                end = oldest.positions.get(entry.id, 0)
+                self.log(entry).merge(end, epoch, oldest.epoch)
 
     def remove(self, entry: Entry) -> None:
         """Stop the source of an entry, and delete its log and checkpoint."""

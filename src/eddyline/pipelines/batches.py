@@ -39,8 +39,8 @@ from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.log_files import as_operations, write_rows
 from eddyline.source.received import given_places
-from eddyline.source.redo_log import as_operations, write_rows
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
 from eddyline.spark.schema import arrow_schema

@@ -30,7 +30,7 @@ from eddyline.relay.lane import (
     report_row,
 )
 from eddyline.relay.records import KEY, REASON, RECORDS
-from eddyline.source.redo_log import write_rows
+from eddyline.source.log_files import write_rows
 from eddyline.spark.failures import message_of
 from eddyline.spark.session import numbers
 from eddyline.storage.files import Files

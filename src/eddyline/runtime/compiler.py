@@ -32,8 +32,8 @@ from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.short_lane import NotShortError, ShortPlan
 from eddyline.runtime.table import TableUpkeep
+from eddyline.source.log_files import write_rows
 from eddyline.source.readers import Reader
-from eddyline.source.redo_log import write_rows
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error

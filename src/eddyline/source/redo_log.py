@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-import uuid
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from eddyline.changes import OPERATION
+from eddyline.changes import Epoch
 from eddyline.errors import StateError
-from eddyline.source.segments import LOG, Segment, verify_segment
-from eddyline.storage.files import Files, Summing
+from eddyline.source.log_files import NUMBER_DIGITS, in_fewer_files, new_file, write_rows
+from eddyline.source.segments import Segment, verify_segment
+from eddyline.storage.files import Files
 
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
-NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 START = "start"
 MARK = "watermark-"
-BAD = ["payload", "error"]  # columns of records that become dead letters
-_ENTRY = re.compile(rf"[0-9]{{{NUMBER_DIGITS}}}\.json")
-LOGGED = "file string, rows long, crc long, dead boolean"
+MERGE_FAN_IN = 64
+"""The number of entries, and then of merged ones, that `RedoLog.merge` puts together."""
+
+_ENTRY = re.compile(r"([0-9]{12})(?:-from-([0-9]{12}))?\.json")
+_MERGES_MAX = 4  # a call
 
 
 @dataclass(slots=True)
@@ -36,7 +37,9 @@ class _Index:
 
     Attributes:
         start: number of the first retained entry.
-        entries: numbers of the entries, in order.
+        entries: numbers of the entries, in order; of merged ones that of the last.
+        merged: the number of the first entry that was merged, by that of the last.
+        replaced: whether there are files of entries that have been merged.
         marks: numbers of the watermark files, in order.
         begun: numbers of unfinished entries, which may have files.
         watermarks: the watermarks read so far, by the number of their file.
@@ -44,6 +47,8 @@ class _Index:
 
     start: int
     entries: array[int]
+    merged: dict[int, int]
+    replaced: bool
     marks: array[int]
     begun: set[int]
     watermarks: dict[int, int | None] = field(default_factory=dict)
@@ -57,6 +62,14 @@ class _Index:
         """Return the number of the watermark file that holds for an entry."""
         at = bisect_right(self.marks, entry)
         return self.marks[at - 1] if at else None
+
+    def holder(self, entry: int) -> int | None:
+        """Return the number under which an entry is there, alone or merged; None if it isn't."""
+        at = bisect_left(self.entries, entry)
+        if at == len(self.entries):
+            return None
+        number = self.entries[at]
+        return number if self.merged.get(number, number) <= entry else None
 
 
 class RedoLog:
@@ -97,7 +110,10 @@ class RedoLog:
 
     def has(self, number: int) -> bool:
         """Return whether an entry of that number exists, or did before it was forgotten."""
-        return self.files.exists(self._entry(number)) or number < self.start()
+        index = self._known()
+        if number < index.start or index.holder(number) is not None:
+            return True
+        return self.files.exists(self._entry(number))
 
     def append(self, number: int, segments: Iterable[Segment], *, new: bool = False) -> None:
         """Write an entry, with the time; it is durable when this returns.
@@ -111,9 +127,7 @@ class RedoLog:
         numbered = []
         sequence, now = number << SEQUENCE_SHIFT, self.clock()
         for segment in segments:
-            numbered.append({**segment.as_dict(), "sequence": sequence, "received_at": now})
-            for name in ("watermark", "newest", "counted"):  # known when the entry is processed
-                del numbered[-1][name]
+            numbered.append(_stored(replace(segment, sequence=sequence, received_at=now)))
             sequence += segment.rows
         with self._changing() as index, self.files.committing():
             try:
@@ -132,7 +146,7 @@ class RedoLog:
         """Write tables (`c0..`, and `op` for operations) and the next entry, which names them."""
         number = self.end()
         self.clear(number)
-        segments = [write_rows(self.files, _new_file(self.folder, number), t) for t in tables]
+        segments = [write_rows(self.files, new_file(self.folder, number), t) for t in tables]
         self.append(number, segments, new=True)
 
     def clear(self, number: int) -> None:
@@ -158,11 +172,11 @@ class RedoLog:
             )
         found = []
         for number in index.entries[bisect_left(index.entries, first) :]:
-            if number >= end:
+            if index.merged.get(number, number) >= end:
                 break
-            watermark = self._watermark(index, number)
-            segments = self.files.read_json(self._entry(number))
-            found += [Segment(**segment, watermark=watermark) for segment in segments]
+            found += self._read(index, number)
+        if index.merged:  # the bounds may lie within one
+            found = [one for one in found if first <= one.sequence >> SEQUENCE_SHIFT < end]
         return found
 
     def mark(self, first: int, watermark: int | None) -> None:
@@ -180,6 +194,85 @@ class RedoLog:
                 index.watermarks[first] = watermark
                 if index.mark_of(first) != first:
                     index.marks.append(first)
+
+    def merge(self, end: int, epoch: Epoch, oldest: Epoch) -> None:
+        """Put the rows of old entries into fewer files; numbers and times of their segments stay.
+
+        Entries that were merged are removed by a later call, as other processes may be reading them.
+
+        Args:
+            end: only entries before it are merged.
+            epoch: the last committed epoch, which a reader of today may have open.
+            oldest: the first epoch that a reader may have open. Files that were replaced in epochs
+                before it are removed.
+        """
+        with self._lock:
+            if self._known().replaced:
+                self._remove_merged(oldest)
+            for _ in range(_MERGES_MAX):
+                numbers = _mergeable(self._known(), end)
+                if not numbers:
+                    return
+                with self._changing() as index:
+                    self._merge(index, numbers, epoch)
+
+    def _merge(self, index: _Index, numbers: list[int], epoch: Epoch) -> None:
+        """Merge entries, which follow each other, under the last one's number."""
+        first, last = index.merged.get(numbers[0], numbers[0]), numbers[-1]
+        segments = [segment for number in numbers for segment in self._read(index, number)]
+        files = self.files.flushing()  # the merged entries may have been flushed before
+        segments = in_fewer_files(files, lambda: new_file(self.folder, last), segments)
+        stored = [{**_stored(one), "watermark": one.watermark} for one in segments]
+        with files.committing():
+            files.write_json(self._entry(last, first), {"epoch": epoch, "segments": stored})
+        for number in numbers:
+            index.merged.pop(number, None)
+        at = bisect_left(index.entries, numbers[0])
+        del index.entries[at : at + len(numbers) - 1]
+        index.merged[last], index.replaced = first, True
+
+    def _remove_merged(self, oldest: Epoch) -> None:
+        """Remove the files of entries that were merged in epochs before `oldest`."""
+        with self._changing() as index:
+            replaced: dict[int, list[str]] = {}
+            for name, number in _numbered(self.files.names(self.folder)):
+                holder = index.holder(number)
+                if holder in index.merged:
+                    replaced.setdefault(holder, []).append(name)
+            waiting = set()
+            for last, names in replaced.items():
+                entry = self._entry(last, index.merged[last]).removeprefix(f"{self.folder}/")
+                if sum(map(_is_entry, names)) == 1:  # that of all, as entries are removed last
+                    continue
+                document = self.files.read_json(f"{self.folder}/{entry}")
+                if document["epoch"] >= oldest:
+                    waiting.add(last)
+                    continue
+                kept = {entry, *(os.path.basename(one["file"]) for one in document["segments"])}
+                for name in sorted(set(names) - kept, key=_is_entry):
+                    self.files.remove(f"{self.folder}/{name}")
+            index.replaced = bool(waiting)
+            self._remove_marks(index, waiting)
+
+    def _remove_marks(self, index: _Index, waiting: Container[int]) -> None:
+        """Remove the watermarks that only entries at the beginning need, which were merged."""
+        end = 0
+        for number in index.entries:
+            if number not in index.merged or number in waiting:
+                break
+            end = number
+        for mark in index.marks[: max(bisect_right(index.marks, end) - 1, 0)]:
+            self.files.remove(self._mark(mark))
+            index.marks.remove(mark)
+            index.watermarks.pop(mark, None)
+
+    def _read(self, index: _Index, number: int) -> list[Segment]:
+        """Return the segments of an entry, with their watermarks."""
+        document = self.files.read_json(self._entry(number, index.merged.get(number)))
+        if number in index.merged:
+            return [Segment(**segment) for segment in document["segments"]]
+        watermark = self._watermark(index, number)
+        return [Segment(**segment, watermark=watermark) for segment in document]
 
     def verify(self, first: int) -> None:
         """Raise StateError if an entry from `first` on, or a file it names, is missing or damaged."""
@@ -203,6 +296,7 @@ class RedoLog:
                     self._begin_at(index, end)
                     self._remove(lambda number: number < end)
                     del index.entries[: bisect_left(index.entries, end)]
+                    index.merged = {n: first for n, first in index.merged.items() if n >= end}
 
     def tidy(self) -> None:
         """Remove the files of forgotten and unfinished entries; call it before the first write."""
@@ -210,8 +304,7 @@ class RedoLog:
             self._index = None
             self.files.remove_unfinished(self.folder)
             index = self._listed()
-            entries = set(index.entries)
-            self._remove(lambda number: number < index.start or number not in entries)
+            self._remove(lambda number: number < index.start or index.holder(number) is None)
 
     def _known(self, end: int = 0) -> _Index:
         """Return the index; read the folder again if there is none, or it ends before `end`."""
@@ -232,17 +325,23 @@ class RedoLog:
         begin = f"{self.folder}/{START}"
         start = int(self.files.read_json(begin)) if self.files.exists(begin) else 0
         names = self.files.names(self.folder)
-        numbered = [(int(n[:NUMBER_DIGITS]), n) for n in names if n[:NUMBER_DIGITS].isdigit()]
-        entries = array("q", [number for number, name in numbered if name.endswith(".json")])
+        entries, merged, replaced = array("q"), dict[int, int](), False
+        for first, last in sorted(_spans(names), key=lambda span: (span[0], -span[1])):
+            if entries and last <= entries[-1]:
+                replaced = True
+                continue
+            entries.append(last)
+            if first < last:
+                merged[last] = first
         marks = array("q", [int(n.removeprefix(MARK)) for n in names if n.startswith(MARK)])
-        begun = {number for number, _ in numbered}.difference(entries)
-        return _Index(start, entries, marks, begun)
+        index = _Index(start, entries, merged, replaced, marks, set())
+        index.begun = {n for _, n in _numbered(names) if index.holder(n) is None}
+        return index
 
     def _remove(self, gone: Callable[[int], bool]) -> None:
         """Remove the files of the entries for whose numbers `gone` is true."""
-        for name in self.files.names(self.folder):
-            number = name[:NUMBER_DIGITS]
-            if number.isdigit() and gone(int(number)):
+        for name, number in _numbered(self.files.names(self.folder)):
+            if gone(number):
                 self.files.remove(f"{self.folder}/{name}")
 
     def _begin_at(self, index: _Index, number: int) -> None:
@@ -259,8 +358,53 @@ class RedoLog:
     def _mark(self, number: int) -> str:
         return f"{self.folder}/{MARK}{number:012d}"
 
-    def _entry(self, number: int) -> str:
-        return f"{self.folder}/{number:012d}.json"
+    def _entry(self, number: int, first: int | None = None) -> str:
+        merged = "" if first is None else f"-from-{first:012d}"
+        return f"{self.folder}/{number:012d}{merged}.json"
+
+
+def _mergeable(index: _Index, end: int) -> list[int]:
+    """Return the numbers of the oldest entries before `end` that can be merged; none if there are none."""
+    found: list[int] = []
+    level = 0
+    for number in index.entries:
+        if number >= end:
+            break
+        size = number - index.merged.get(number, number) + 1
+        now = 0 if size < MERGE_FAN_IN else 1 if size < MERGE_FAN_IN**2 else 2
+        if now != level:
+            found, level = [], now
+        if level < 2:
+            found.append(number)
+        if len(found) == MERGE_FAN_IN:
+            return found
+    return []
+
+
+def _stored(segment: Segment) -> dict[str, Any]:
+    """Return a segment without what is known only when its entry is processed."""
+    document = segment.as_dict()
+    for name in ("watermark", "newest", "counted"):
+        del document[name]
+    return document
+
+
+def _numbered(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the names of files of entries, with the number of the entry."""
+    for name in names:
+        if name[:NUMBER_DIGITS].isdigit():
+            yield name, int(name[:NUMBER_DIGITS])
+
+
+def _spans(names: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of the first and the last entry of each document."""
+    for name in names:
+        if found := _ENTRY.fullmatch(name):
+            yield int(found[2] or found[1]), int(found[1])
+
+
+def _is_entry(name: str) -> bool:
+    return _ENTRY.fullmatch(name) is not None
 
 
 def last_received(files: Files, source: str) -> int | None:
@@ -269,65 +413,9 @@ def last_received(files: Files, source: str) -> int | None:
     Only reads, so that it can be used beside an engine.
     """
     folder = f"logs/{source}"
-    entries = [name for name in files.names(folder) if _ENTRY.fullmatch(name)]
+    entries = [name for name in files.names(folder) if _is_entry(name)]
     if not entries:
         return None
-    segments = files.read_json(f"{folder}/{max(entries)}")
+    document = files.read_json(f"{folder}/{max(entries)}")
+    segments = document["segments"] if isinstance(document, dict) else document
     return max((s.get("received_at") for s in segments if s.get("received_at")), default=None)
-
-
-def _new_file(folder: str, number: int) -> str:
-    return f"{folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"
-
-
-def as_operations(rows: pa.Table, operation: str) -> pa.Table:
-    """Return rows as operations of the redo log: `c0.., op`."""
-    kinds = pa.array([operation] * rows.num_rows, pa.string())
-    plain = rows.rename_columns([f"c{i}" for i in range(rows.num_columns)])
-    return plain.append_column(OPERATION, kinds)
-
-
-def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
-    """Write rows as a file of the log, and return its segment."""
-    crc = 0
-
-    def fill(stream: BinaryIO) -> None:
-        nonlocal crc
-        summing = Summing(stream)
-        with pa.ipc.new_file(pa.PythonFile(summing, mode="w"), table.schema) as writer:
-            writer.write_table(table)
-        crc = summing.crc
-
-    files.write(name, fill)
-    return Segment(LOG, name, table.num_rows, crc=crc)
-
-
-@dataclass(frozen=True, slots=True)
-class LogTask:
-    """Write the rows of a micro-batch into files of the redo log, one or two a task.
-
-    Input: `c0..`, for a stream of operations `op`, and for one with dead letters `payload` and
-    `error`, which are null for good records. Output: a row for each file, `LOGGED`.
-    """
-
-    files: Files
-    folder: str
-    number: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files; yield for each its name, row count and checksum, and whether records are bad."""
-        received = [batch for batch in batches if batch.num_rows]
-        if not received:
-            return
-        rows, dead = pa.Table.from_batches(received), None
-        if "error" in rows.column_names:
-            bad = pc.is_valid(rows["error"])
-            rows, dead = rows.filter(pc.invert(bad)), rows.filter(bad).select(BAD)
-            rows = rows.drop_columns(BAD)
-        for table in (rows, dead):
-            if table is not None and table.num_rows:
-                segment = write_rows(self.files, _new_file(self.folder, self.number), table)
-                written = [segment.file, segment.rows, segment.crc, table is dead]
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([value]) for value in written], names=["file", "rows", "crc", "dead"]
-                )

@@ -17,8 +17,9 @@ from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import StateError
 from eddyline.source.base import cannot_read
 from eddyline.source.dead_letters import DeadLetters, Rejects
+from eddyline.source.log_files import BAD, LOGGED, LogTask
 from eddyline.source.received import given_places
-from eddyline.source.redo_log import BAD, LOGGED, LogTask, RedoLog
+from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
 from eddyline.spark.failures import message_of
 from eddyline.sql.names import quoted

@@ -1,0 +1,209 @@
+"""Old entries of redo logs are merged: what is read stays the same, and the files stay few."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import eddyline as el
+import eddyline.api.epochs
+from eddyline.changes import Epoch
+from eddyline.errors import StateError, StorageError
+from eddyline.source import redo_log
+from eddyline.source.redo_log import RedoLog, last_received
+from eddyline.source.segments import LOG, NDJSON, Segment, read_arrow
+from eddyline.storage.files import Files
+from eddyline.testing import Crash, FaultyFiles
+
+FAN_IN = 3
+Content = list[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redo_log, "MERGE_FAN_IN", FAN_IN)
+
+
+def append(log: RedoLog, rows: int) -> None:
+    """Append an entry: two files of rows that tell where they belong; every fifth names a file elsewhere."""
+    number = log.end()
+    if number % 5 == 4:
+        log.append(number, [Segment(NDJSON, f"/elsewhere/{number}", rows)])
+    elif number % 7 == 6:
+        log.append(number, [])
+    else:
+        texts = [pa.array([f"{number}:{part}:{i}" for i in range(rows)]) for part in range(2)]
+        log.append_tables([pa.table({"c0": text}) for text in texts])
+
+
+def content(log: RedoLog, first: int, end: int) -> Content:
+    """Return what the entries hold: of each segment the rows and all that applies to them."""
+    found = []
+    for one in log.segments(first, end):
+        rows = read_arrow(log.files, one)["c0"].to_pylist() if one.kind == "log" else [one.file]
+        found.append((*rows, one.sequence, one.received_at, one.watermark))
+    return [(one[:-3], *one[-3:]) for one in found]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["append", "append", "mark", "merge", "open", "clean"]), st.integers(0, 40)),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(STEPS)
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_what_is_read_stays_the_same(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
+    files = Files(str(tmp_path_factory.mktemp("log")))
+    ticks = iter(range(1, 1000))
+    log, epoch, marked = RedoLog(files, "s", lambda: next(ticks)), 0, 0
+    wanted: Content = []
+    for step, n in steps:
+        match step:
+            case "append":
+                append(log, n % 4)
+                wanted += content(log, log.end() - 1, log.end())
+            case "mark" if log.end() > marked:  # epochs process what came since the last one
+                log.mark(marked, n)
+                wanted = [(*one[:3], n) if one[1] >> 32 >= marked else one for one in wanted]
+                marked = log.end()
+            case "merge":
+                epoch += 1
+                log.merge(min(n, marked), Epoch(epoch), Epoch(1))
+            case "clean":
+                epoch += 1
+                log.merge(0, Epoch(epoch), Epoch(epoch))
+            case "open":
+                log = RedoLog(files, "s", lambda: next(ticks))
+                log.tidy()
+        end = log.end()
+        first = n % (end + 1)
+        assert content(log, 0, end) == wanted
+        assert content(log, first, end - 1) == [
+            one for one in wanted if first <= one[1] >> 32 < end - 1
+        ]
+        assert all(log.has(number) for number in range(end))
+        assert not log.has(end)
+    assert last_received(files, "s") == (
+        wanted[-1][2] if wanted and wanted[-1][1] >> 32 == log.end() - 1 else None
+    )
+
+
+def filled(files: Files, entries: int) -> tuple[RedoLog, Content]:
+    log = RedoLog(files, "s", lambda: 7)
+    for number in range(entries):
+        append(log, 2)
+        log.mark(number, number // 2)
+    return log, content(log, 0, entries)
+
+
+def test_a_crash_at_any_write_of_a_merge_changes_nothing(tmp_path: Path) -> None:
+    fault, survived = 0, 0
+    while survived < 2:  # once more after the last write
+        fault += 1
+        files = FaultyFiles(str(tmp_path / f"{fault}"))
+        log, wanted = filled(files, 10)
+        files.arm(fault, "crash")
+        try:
+            log.merge(9, Epoch(1), Epoch(1))
+            log.merge(9, Epoch(3), Epoch(2))
+            survived += 1
+        except (Crash, StorageError):
+            pass
+        files.arm(0)
+        log = RedoLog(files, "s")
+        log.tidy()
+        assert content(log, 0, 10) == wanted
+        for epoch in range(4, 12):
+            log.merge(9, Epoch(epoch), Epoch(epoch))
+        assert content(log, 0, 10) == wanted
+        entries = [name for name in files.names("logs/s") if name.endswith(".json")]
+        assert len(entries) == 2  # 0 to 8, and 9
+        rows = [name for name in files.names("logs/s") if name.endswith(".arrow")]
+        assert len(rows) == 1
+    assert fault > 20
+
+
+def test_who_has_an_older_epoch_open_reads_on(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    log, wanted = filled(files, 20)
+    before = [one for one in log.segments(0, 20) if one.kind == LOG]  # perhaps of another process
+    rows = [read_arrow(files, one) for one in before]
+    log.merge(20, Epoch(5), Epoch(5))
+    assert [read_arrow(files, one) for one in before] == rows
+    log.merge(20, Epoch(6), Epoch(5))  # the reader has epoch 5 open
+    assert [read_arrow(files, one) for one in before] == rows
+    log.merge(20, Epoch(7), Epoch(6))
+    with pytest.raises(StateError):
+        read_arrow(files, before[0])
+    assert content(log, 0, 20) == wanted
+
+
+def test_files_stay_few(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    log, counts = RedoLog(files, "s"), []
+    for number in range(162):
+        append(log, 1)
+        log.mark(number, number)
+        log.merge(number, Epoch(number + 1), Epoch(number))
+        counts.append(len(files.names("logs/s")))
+    assert len(content(log, 0, 162)) > 162
+    assert max(counts[81:]) < max(counts[:81]) + 162 / FAN_IN**2 * 3
+
+
+def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eddyline.source.log_files._SMALL_BYTES", 100)
+    files = Files(str(tmp_path))
+    log = RedoLog(files, "s", lambda: 7)
+    for rows in (100, 1, 1, 100, 1, 1):
+        log.append_tables([pa.table({"c0": pa.array(["text"] * rows)})])
+    wanted = content(log, 0, 6)
+    log.merge(6, Epoch(1), Epoch(1))
+    log.merge(6, Epoch(3), Epoch(3))
+    assert content(log, 0, 6) == wanted
+    assert sum(name.endswith(".arrow") for name in files.names("logs/s")) == 4
+
+
+@pytest.mark.spark
+def test_a_view_reads_a_history_that_was_merged(tmp_path: Path, spark, monkeypatch) -> None:
+    monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", 1)
+    folder, storage = tmp_path / "in", tmp_path / "storage"
+    folder.mkdir()
+    script = f"""
+        CREATE STREAM s (ts TIMESTAMP, v INT, _received_at TIMESTAMP,
+          WATERMARK FOR ts AS ts - INTERVAL 2 SECONDS) USING json OPTIONS (path '{folder}');
+        CREATE VIEW sums AS SELECT v, count(*) AS n FROM s GROUP BY v;
+    """
+    options = el.Options(retain_epochs=2, lease_seconds=0)
+    with el.Engine(str(storage), spark, options) as engine:
+        engine.execute(script)
+        for number in range(20):
+            lines = [{"ts": f"2026-01-01 00:00:{second:02}", "v": second % 3}
+                     for second in (number, max(number - 5, 0))]  # fmt: skip
+            (folder / f"{number:03}.json").write_text(
+                "".join(json.dumps(one) + "\n" for one in lines)
+            )
+            engine.advance()
+        late = engine.sql("SELECT count(*) FROM s__late").first()[0]
+        query = "SELECT v, count(*) AS n, count(DISTINCT _received_at) AS t FROM s GROUP BY v"
+        engine.view("later", query)
+        engine.advance()
+        assert engine.verify().equal
+        rows = sorted(map(tuple, engine.snapshot("later").collect()))
+        assert late > 10
+        assert sum(row[1] for row in rows) + late == 40
+        assert {row[2] for row in rows} != {1}
+    logs = [path.name for path in (storage / "logs").rglob("*.json")]
+    assert any("-from-" in name for name in logs)
+    assert len(logs) < 20
+    with el.Engine(str(storage), spark, options) as engine:
+        assert engine.verify().equal
+        assert sorted(map(tuple, engine.snapshot("later").collect())) == rows
