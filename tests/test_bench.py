@@ -10,6 +10,7 @@ from eddyline.errors import EngineError
 from eddyline_bench import (
     delivery,
     grouped_count,
+    growth,
     history,
     keyed_total,
     mars,
@@ -102,6 +103,15 @@ def test_history():
     assert result.equal
     assert set(result.ratios) == set(history.SHAPES)
     assert "ratio" in result.text()
+
+
+@pytest.mark.spark
+def test_growth():
+    result = growth.run(rows=5, repeat=12)
+    assert result.equal
+    assert [sample.epoch for sample in result.samples] == list(range(1, 13))
+    assert min(result.ratio(name) for name in ("milliseconds", "files", "heap", "python")) > 0
+    assert "opening" in result.text()
 
 
 def test_relay_parts():

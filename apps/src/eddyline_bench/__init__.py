@@ -11,6 +11,7 @@ from eddyline.errors import EngineError
 from eddyline_bench import (
     delivery,
     grouped_count,
+    growth,
     history,
     keyed_total,
     mars,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "grouped-count": grouped_count.run,
     "keyed-total": keyed_total.run,
     "history": history.run,
+    "growth": growth.run,
     "mars": mars.run,
     "small": small.run,
     "two-level": two_level.run,
@@ -68,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery), of the short history (history), of the largest batch (mars), of a round (relay); "
-        "orders changed in an epoch (small)",
+        "orders changed in an epoch (small), rows of an epoch (growth)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
-    parser.add_argument("--repeat", type=int, help="timed repetitions")
+    parser.add_argument("--repeat", type=int, help="timed repetitions; epochs (growth)")
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
