@@ -11,8 +11,21 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any, TextIO
 
-from eddyline.cli import dead_letters, ingest, queries, run, sinks, tasks, watermarks
+from eddyline.cli import (
+    dead_letters,
+    doctor,
+    ingest,
+    init,
+    queries,
+    run,
+    sinks,
+    tasks,
+    watermarks,
+)
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
+
+MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, ingest, init, doctor)
+"""The modules of the commands."""
 
 APPS = {
     "demo": "live web statistics over an access log, checked offline",
@@ -61,7 +74,7 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eddyline", description="Spark SQL, kept live.")
     parser.add_argument("--version", action="version", version=f"eddyline {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (run, queries, tasks, watermarks, dead_letters, sinks, ingest):
+    for module in MODULES:
         module.add_to(commands)
     for name, purpose in APPS.items():
         added = commands.add_parser(name, help=purpose, description=purpose)

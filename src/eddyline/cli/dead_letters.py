@@ -8,8 +8,9 @@ from dataclasses import asdict
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
-from eddyline.cli.requests import report_unfinished
-from eddyline.cli.text import as_text, layout, shorten
+from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_rows
+from eddyline.cli.requests import report_unfinished, show_done
+from eddyline.cli.text import as_text, shorten
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
@@ -32,11 +33,13 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("name", metavar="NAME", nargs="?", help=f"of {of}; without: of all")
     listing.set_defaults(run=_list)
     add_storage(listing)
+    add_format(listing)
     shown = actions.add_parser("show", help="all fields of one record")
     shown.add_argument("name", metavar="NAME", help=of)
     shown.add_argument("position", metavar="POSITION", type=int, help="as in `list`")
     shown.set_defaults(run=_show)
     add_storage(shown)
+    add_format(shown)
     for action, purpose in ACTIONS.items():
         parser = actions.add_parser(action, help=purpose, description=purpose)
         parser.add_argument("name", metavar="NAME", help=of)
@@ -46,6 +49,7 @@ def add_to(commands: Commands) -> None:
         parser.set_defaults(run=_request, action=action)
         add_wait(parser)
         add_storage(parser)
+        add_format(parser)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -53,20 +57,12 @@ def _list(args: argparse.Namespace) -> int:
 
     with open_catalog(args.storage) as store:
         letters = list_letters(store, args.name)
-    rows = [
-        (
-            letter.source,
-            str(letter.position),
-            letter.bolt,
-            str(letter.attempts),
-            f"{letter.died:%Y-%m-%d %H:%M:%S}",
-            shorten(letter.error),
-            shorten(as_text(letter.payload)),
-        )
-        for letter in letters
-    ]
-    heads = ("source", "position", "bolt", "attempts", "died (UTC)", "error", "payload")
-    print(layout(heads, rows, right=(1, 3)))
+    rows = [asdict(letter) for letter in letters]
+    if args.format == TABLE:
+        rows = [{**row, "error": shorten(row["error"])} for row in rows]
+    heads = {name: name for name in ("source", "position", "bolt", "attempts")}
+    heads |= {"died": "died (UTC)", "error": "error", "payload": "payload"}
+    show_rows(args.format, heads, rows)
     return 0
 
 
@@ -78,6 +74,9 @@ def _show(args: argparse.Namespace) -> int:
     if not found:
         print(f"eddyline: no dead letter of {args.name} at {args.position}", file=sys.stderr)
         return 1
+    if args.format == JSON:
+        show_document(found[0])
+        return 0
     for name, value in asdict(found[0]).items():
         shown = as_text(value) if isinstance(value, bytes) else "" if value is None else str(value)
         print(f"{name:9} {shown}")
@@ -96,5 +95,5 @@ def _request(args: argparse.Namespace) -> int:
         request = await_answer(store, number, wait)
     code = report_unfinished(request, what, wait, "" if runs else ", which does not run now")
     if code is None:
-        print(f"{what}: done")
+        show_done(args, what)
     return code or 0

@@ -5,17 +5,46 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
-from eddyline.cli.text import FORMATTERS, layout, size, spark_answer
+from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_rows
+from eddyline.cli.text import FORMATTERS, spark_answer
 from eddyline.errors import ScriptError
 from eddyline.options import Options
 
 if TYPE_CHECKING:
     from eddyline.answers.quick import Answer
+
+SOURCES = {
+    "name": "source",
+    "kind": "kind",
+    "position": "position",
+    "watermark": "watermark",
+    "late_rows": "late rows",
+    "ahead_rows": "ahead",
+    "dead_letters": "dead letters",
+}
+VIEWS = {
+    "name": "view",
+    "level": "level",
+    "state_rows": "state rows",
+    "state_bytes": "state size",
+    "state_growth": "rows/epoch",
+    "state": "state",
+}
+PIPELINES = {
+    "name": "pipeline",
+    "received": "received",
+    "done": "done",
+    "dead": "dead",
+    "retry": "in retry",
+    "in_flight": "in flight",
+    "missed": "missed",
+}
+READERS = ("reader", "view", "epoch", "behind")
 
 
 def add_to(commands: Commands) -> None:
@@ -30,14 +59,18 @@ def add_to(commands: Commands) -> None:
     explain = add_command(commands, "explain", _explain, purpose)
     explain.add_argument("script", metavar="SCRIPT", help="a file of SQL; - reads standard input")
     explain.add_argument("--stage", default="dag", help="which stage of compiling (default: dag)")
+    add_format(explain)
 
     purpose = "show a stored engine's sources, views and state"
-    add_storage(add_command(commands, "status", _status, purpose))
+    status = add_command(commands, "status", _status, purpose)
+    add_storage(status)
+    add_format(status)
 
     purpose = "compare views with the same SQL run offline"
     verify = add_command(commands, "verify", _verify, purpose)
     verify.add_argument("view", metavar="VIEW", nargs="?", help="one view; without: all")
     add_storage(verify)
+    add_format(verify)
 
 
 def _sql(args: argparse.Namespace) -> int:
@@ -82,54 +115,35 @@ def _explain(args: argparse.Namespace) -> int:
                 views.pop(statement.name, None)
         if not views:
             raise ScriptError("the script makes no view", condition="NO_VIEW", script=args.script)
-        print("\n\n".join(engine.explain(view, stage=args.stage) for view in views))
+        texts = {view: engine.explain(view, stage=args.stage) for view in views}
+    if args.format == JSON:
+        show_rows(JSON, (), [{"view": view, "text": text} for view, text in texts.items()])
+    else:
+        print("\n\n".join(texts.values()))
     return 0
 
 
 def _status(args: argparse.Namespace) -> int:
     status = _stored_status(args.storage)
-    counts = ("late_rows", "ahead_rows", "dead_letters")
+    if args.format == JSON:
+        show_document(status)
+        return 0
     sources = [
-        (
-            item["name"],
-            item["kind"],
-            str(item["position"]),
-            (item.get("watermark") or "") + (" (idle)" if item.get("idle") else ""),
-            *(f"{item[n]:,}" if n in item else "" for n in counts),
-        )
+        {
+            **item,
+            "watermark": (item.get("watermark") or "") + (" (idle)" if item.get("idle") else ""),
+        }
         for item in status["sources"]
     ]
-    views = [
-        (
-            item["name"],
-            str(item["level"]),
-            f"{item['state_rows']:,}",
-            size(item["state_bytes"]),
-            "" if item["state_growth"] is None else f"{item['state_growth']:+,.1f}",
-            _state(item),
-        )
-        for item in status["views"]
-    ]  # fmt: skip
+    views = [{**item, "state": _state(item)} for item in status["views"]]
     print(f"last committed epoch: {status['epoch']}\n")
-    columns = ("source", "kind", "position", "watermark", "late rows", "ahead", "dead letters")
-    print(layout(columns, sources, right=(2, 4, 5, 6)), end="\n\n")
-    heads = ("view", "level", "state rows", "state size", "rows/epoch", "state")
-    print(layout(heads, views, right=(1, 2, 3, 4)))
-    if status["pipelines"]:
-        names = ("received", "done", "dead", "retry", "in_flight", "missed")
-        accounts = [
-            (item["name"], *(f"{item[n]:,}" if n in item else "" for n in names))
-            for item in status["pipelines"]
-        ]
-        titles = ("pipeline", "received", "done", "dead", "in retry", "in flight", "missed")
-        print("", layout(titles, accounts, right=(1, 2, 3, 4, 5, 6)), sep="\n")
-    if status["readers"]:
-        following = [
-            (item["reader"], item["view"], str(item["epoch"]), f"{item['behind']:,}")
-            for item in status["readers"]
-        ]
-        columns_of_readers = ("reader", "view", "epoch", "behind")
-        print("", layout(columns_of_readers, following, right=(2, 3)), sep="\n")
+    show_rows(TABLE, SOURCES, sources)
+    print()
+    show_rows(TABLE, VIEWS, views)
+    for heads, rows in ((PIPELINES, status["pipelines"]), (READERS, status["readers"])):
+        if rows:
+            print()
+            show_rows(TABLE, heads, rows)
     return 0
 
 
@@ -159,5 +173,8 @@ def _stored_status(storage: str) -> dict[str, Any]:
 def _verify(args: argparse.Namespace) -> int:
     with open_engine(existing(args.storage), read_only=True) as engine:
         report = engine.verify(args.view)
-    print(report)
+    if args.format == JSON:
+        show_document({"equal": report.equal, **asdict(report)})
+    else:
+        print(report)
     return 0 if report.equal else 1

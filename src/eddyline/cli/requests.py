@@ -8,6 +8,7 @@ import sys
 from eddyline.catalog.requests import REFUSED, WAITING, Request
 from eddyline.catalog.store import CatalogStore
 from eddyline.cli.opening import open_engine
+from eddyline.cli.output import JSON, show_document
 
 
 def request(
@@ -31,6 +32,14 @@ def request(
     if answer_if_unused(store, answer_by_engine):
         print("no engine runs on this storage: this command does it itself", file=sys.stderr)
     return report_unfinished(await_answer(store, number, args.wait), what, args.wait)
+
+
+def show_done(args: argparse.Namespace, what: str) -> None:
+    """Print that a request is done."""
+    if args.format == JSON:
+        show_document({"request": what, "state": "done"})
+    else:
+        print(f"{what}: done")
 
 
 def report_unfinished(request: Request, what: str, wait: float, why: str = "") -> int | None:

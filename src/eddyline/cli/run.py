@@ -8,10 +8,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
-from eddyline.cli.text import as_table, progress_line, spark_answer
+from eddyline.cli.output import JSON, add_format, show_document
+from eddyline.cli.text import FORMATTERS, progress_line, spark_answer
+
+if TYPE_CHECKING:
+    from eddyline.runtime.epoch import Progress
 
 
 def add_to(commands: Commands) -> None:
@@ -27,17 +32,18 @@ def add_to(commands: Commands) -> None:
         "-v", "--verbose", action="store_true", help="log what the engine does, on standard error"
     )
     add_storage(parser)
+    add_format(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     script = read_script(args.script)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _logging(args.verbose), open_engine(args.storage) as engine:
-        engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
+        engine.on_progress(lambda progress: _show(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         answer = engine.execute(script)
         if answer is not None:
-            print(as_table(spark_answer(answer)), flush=True)
+            print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
         if args.once:
             engine.advance()
         else:
@@ -45,6 +51,14 @@ def _run(args: argparse.Namespace) -> int:
             with suppress(KeyboardInterrupt):
                 engine.await_termination()
     return 0
+
+
+def _show(form: str, progress: Progress) -> None:
+    """Print the progress of an epoch."""
+    if form == JSON:
+        show_document(progress)
+    else:
+        print(progress_line(progress), flush=True)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import sys
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
-from eddyline.cli.requests import request
-from eddyline.cli.text import layout
+from eddyline.cli.output import add_format, show_rows
+from eddyline.cli.requests import request, show_done
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
@@ -31,12 +31,14 @@ def add_to(commands: Commands) -> None:
     listing = actions.add_parser("list", help="all sinks, and how far each has followed its view")
     listing.set_defaults(run=_list)
     add_storage(listing)
+    add_format(listing)
     for action, purpose in ACTIONS.items():
         parser = actions.add_parser(action, help=purpose, description=purpose)
         parser.add_argument("name", metavar="NAME", help="name of a sink")
         parser.set_defaults(run=_request, action=action)
         add_wait(parser)
         add_storage(parser)
+        add_format(parser)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -49,12 +51,7 @@ def _list(args: argparse.Namespace) -> int:
         found = sinks_status(store.files, stored_catalog(store), committed)
         if not in_use(store.files):
             print("no engine runs on this storage", file=sys.stderr)
-    heads = ("sink", "view", "format", "state", "epoch", "behind")
-    rows = [
-        (*(sink[head] for head in heads[:4]), f"{sink['epoch']:,}", f"{sink['behind']:,}")
-        for sink in found
-    ]
-    print(layout(heads, rows, right=(4, 5)))
+    show_rows(args.format, ("sink", "view", "format", "state", "epoch", "behind"), found)
     return 0
 
 
@@ -63,5 +60,5 @@ def _request(args: argparse.Namespace) -> int:
     with open_catalog(args.storage) as store:
         code = request(store, args, what, f"{args.action} sink")
     if code is None:
-        print(f"{what}: done")
+        show_done(args, what)
     return code or 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
+from eddyline.cli.output import JSON, add_format, show_document, show_rows
 from eddyline.cli.requests import request
-from eddyline.cli.text import layout
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
@@ -33,6 +34,7 @@ def add_to(commands: Commands) -> None:
     )
     listing.set_defaults(run=_list)
     add_storage(listing)
+    add_format(listing)
     for action, purpose in ACTIONS.items():
         parser = actions.add_parser(action, help=purpose, description=purpose)
         parser.add_argument("name", metavar="NAME", help="name of a view")
@@ -41,6 +43,7 @@ def add_to(commands: Commands) -> None:
         parser.set_defaults(run=_request, action=action, query="")
         add_wait(parser)
         add_storage(parser)
+        add_format(parser)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -50,12 +53,8 @@ def _list(args: argparse.Namespace) -> int:
         tasks = list_tasks(store)
         if not in_use(store.files):
             print("no engine runs on this storage", file=sys.stderr)
-    rows = [
-        (task.name, task.kind, task.state, *("" if n is None else f"{n:,}" for n in numbers))
-        for task in tasks
-        for numbers in [(task.level, task.since, task.rows)]
-    ]
-    print(layout(("name", "kind", "state", "level", "since", "rows"), rows, right=(3, 4, 5)))
+    heads = ("name", "kind", "state", "level", "since", "rows")
+    show_rows(args.format, heads, [asdict(task) for task in tasks])
     return 0
 
 
@@ -70,5 +69,9 @@ def _request(args: argparse.Namespace) -> int:
         return code
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     for name in changed or [args.name]:
-        print(f"{name}: {after.get(name, 'dropped') if changed else 'as it was'}")
+        state = after.get(name, "dropped") if changed else "as it was"
+        if args.format == JSON:
+            show_document({"name": name, "state": state})
+        else:
+            print(f"{name}: {state}")
     return 0

@@ -6,6 +6,7 @@ import argparse
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
+from eddyline.cli.output import JSON, add_format, show_document
 from eddyline.cli.requests import request
 
 
@@ -29,6 +30,7 @@ def add_to(commands: Commands) -> None:
     reset.set_defaults(run=_reset)
     add_wait(reset)
     add_storage(reset)
+    add_format(reset)
 
 
 def _reset(args: argparse.Namespace) -> int:
@@ -43,5 +45,8 @@ def _reset(args: argparse.Namespace) -> int:
         with pinned(store.files) as manifest:
             status = storage_status(store.files, stored_catalog(store), manifest)
     (found,) = (s for s in status["sources"] if s["name"].lower() == args.name.lower())
-    print(f"{found['name']}: watermark {found['watermark'] or 'none'}")
+    if args.format == JSON:
+        show_document({"name": found["name"], "watermark": found["watermark"]})
+    else:
+        print(f"{found['name']}: watermark {found['watermark'] or 'none'}")
     return 0
