@@ -40,6 +40,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
     "QUERY_FAILED": Condition(USER, False, "Spark fails while it plans or runs the query. The message says on what; correct those values, or write the query in another way."),
     "SCALAR_SUBQUERY_TOO_MANY_ROWS": Condition(DATA, False, "A scalar subquery of a view gives more than one row, as of the end of the epoch. The view is set aside. Delete the extra rows, or make it one row with an aggregate or LIMIT 1."),
+    "SCHEMA_ONLY": Condition(USER, False, "An action was called on `engine.relation(name)`, or on a DataFrame made of it, which has columns but no rows. Make a view of it, or read the rows with `engine.sql` or `engine.snapshot`."),
     "SCRIPT_NOT_READABLE": Condition(USER, False, "The script can't be opened, or isn't UTF-8. Check its path and encoding."),
     "SCRIPT_SYNTAX": Condition(USER, False, "A statement of the script is wrong. Correct the line that the message names."),
     "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),
@@ -85,6 +86,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
     "STREAM_FAILED": Condition(ENVIRONMENT, True, "Spark can't read a stream. Mend the source; nothing was lost, and the next call reads on."),
+    "VIEW_UNDEFINED": Condition(USER, False, "A view was defined by a DataFrame, which a catalog can't hold, and the program hasn't defined it again since it opened the storage. Call `engine.view` as before; until then the view is set aside."),
     "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error, or its query can't be compiled in this process. Mend the rows, mend or register the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),
     "WORKER_DIED": Condition(ENVIRONMENT, True, "A Python worker of a pipeline died. Its records are tried one by one to find the one that kills it."),
     # data queues

@@ -21,6 +21,7 @@ from eddyline.intake.sources import Sources
 from eddyline.operators.result import ROWS
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.frames import UNDEFINED
 from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.scan import bucket_segment
 from eddyline.source.segments import Segment, distribute
@@ -76,7 +77,7 @@ class Results:
         """Return the stored rows as of an epoch; those of a failing view are its last good ones.
 
         Only the order of an ORDER BY needs a compiled view. The rows of a failing view that can't be
-        compiled come in no order.
+        compiled come in no order, and so do those of a view that waits for its DataFrame.
 
         Raises:
             QueryError: a view with ORDER BY can't be compiled, and isn't set aside.
@@ -122,8 +123,8 @@ class Results:
             return columns, []
         try:
             compiled = self.plan_of(entry)
-        except QueryError:
-            if entry.id not in manifest.failing:
+        except QueryError as error:
+            if entry.id not in manifest.failing and error.condition != UNDEFINED:
                 raise
             return columns, []
         stored = compiled.stored_schema

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,16 +14,19 @@ from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
+from eddyline.errors import QueryError
 from eddyline.intake.watermarks import Watermarks, rows_below
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
+from eddyline.runtime.frames import Frames
 from eddyline.spark.failures import FAILURES
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1
+WAITS = "it is defined by a DataFrame, which this process hasn't been given"
 JSON_PUSHDOWN = "spark.sql.json.filterPushdown.enabled"
 
 
@@ -53,7 +56,8 @@ class Report:
         views: the difference of each view (left: live, right: offline).
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
-        failing: the views that are set aside, and the error of each; they aren't compared.
+        failing: the views that are set aside, or wait for their DataFrame, and the reason of each;
+            they aren't compared.
         pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
     """
 
@@ -105,6 +109,7 @@ def verify_views(
     spark: SparkSession,
     wanted: Sequence[Entry],
     catalyst: Catalyst,
+    frames: Frames,
 ) -> Report:
     """Compare views with offline SQL, each as of the epoch whose inputs it holds.
 
@@ -112,6 +117,7 @@ def verify_views(
         manifest: the epoch for running views; paused ones are compared as of their pause.
         wanted: the views to compare.
         catalyst: computes the bounds of views with EMIT FINAL.
+        frames: the plans of views that DataFrames define.
     """
     retained = {manifest.epoch, *committed_epochs(results.files)}
     by_epoch: dict[Epoch, list[Entry]] = {}
@@ -120,6 +126,7 @@ def verify_views(
         for entry in wanted
         if entry.id in manifest.failing
     }
+    failing |= {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained and entry.name not in failing:
@@ -128,7 +135,7 @@ def verify_views(
     for epoch in sorted(by_epoch):
         then = manifest if epoch == manifest.epoch else read_manifest(results.files, epoch)
         session = cloned(spark)
-        offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing)
+        offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing, frames)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
             sides = (_variants_as_text(frame).toArrow() for frame in (live, offline[entry.name]))
@@ -145,22 +152,26 @@ def _load_offline(
     session: SparkSession,
     catalyst: Catalyst,
     aside: Collection[ViewId],
+    frames: Frames,
 ) -> dict[str, DataFrame]:
     """Register all relations as of an epoch: sources as stored or read again, views as their queries.
 
     Args:
         aside: views that aren't compared; they are left out if Spark can't read their queries.
     """
-    relations = {}
+    relations: dict[str, DataFrame] = {}
     session.conf.set(JSON_PUSHDOWN, "false")  # it drops malformed records, depending on the query
     for entry in catalog.entries:
         if entry.kind != VIEW:
             content = read_by_spark(results, entry, manifest, session)
             if content is None:
                 content = results.content(entry, manifest, session)
-        elif (content := _as_query(entry, session, aside)) is None:
-            continue
+        elif entry.of_frame and not frames.knows(entry):
+            content = results.stored(entry, manifest, session)
         else:
+            content = _offline(entry, catalog, relations, session, aside, frames)
+            if content is None:
+                continue
             if "session_window" in entry.query.lower():
                 # or Spark filters by a session's end before it has merged the sessions
                 content = content.limit(ALL_ROWS)
@@ -173,11 +184,20 @@ def _load_offline(
     return relations
 
 
-def _as_query(entry: Entry, session: SparkSession, aside: Collection[ViewId]) -> DataFrame | None:
+def _offline(
+    entry: Entry,
+    catalog: Catalog,
+    relations: Mapping[str, DataFrame],
+    session: SparkSession,
+    aside: Collection[ViewId],
+    frames: Frames,
+) -> DataFrame | None:
     """Return a view's query over the registered relations; None if Spark can't read one of `aside`."""
     try:
+        if entry.of_frame:
+            return frames.offline(entry, catalog, relations, session)
         return session.sql(entry.query)
-    except FAILURES:
+    except (*FAILURES, QueryError):
         if entry.id not in aside:
             raise
         return None

@@ -11,12 +11,14 @@ from pyspark.sql import DataFrame
 
 from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
+from eddyline.api.frames import Query, connected, frame_of
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
 from eddyline.catalog.entries import SINK, STREAM, TABLE, VIEW, Catalog, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
+from eddyline.plan.logical import Plan
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
@@ -31,42 +33,80 @@ class Definitions:
         self._workspace = workspace
         self._epochs = epochs
 
-    def view(self, name: str, query: str, *, replace: bool) -> Entry:
+    def view(self, name: str, query: Query, *, replace: bool) -> Entry:
         """Define a view and fill it; see `Engine.view`."""
-        workspace = self._workspace
         check_name(name, VIEW)
-        query, final = _live_query(name, query)
-        query = workspace.plain_sql(query)
+        workspace = self._workspace
+        given = query if isinstance(query, str) else frame_of(workspace, name, query)
         with workspace.lock:
             workspace.check_writable()
             present = workspace.catalog.find(name)
-            if present is not None:
-                if present.kind == VIEW and (present.query, present.final) == (query, final):
-                    return present
-                self._check_replaceable(present, replace=replace)
+            plan = None
+            if isinstance(given, str):
+                draft = self._sql_draft(name, given)
+            else:
+                plan, draft = workspace.compiler.frames.draft(name, given, workspace.catalog)
+            if present is not None and self._is_same(present, draft, plan):
+                return workspace.catalog.get(name)
             catalog = workspace.catalog
             if present is not None:
+                self._check_replaceable(present, replace=replace)
                 catalog = catalog.drop(name, replaced=True)
-            draft = Entry(f"v{catalog.next_id}", VIEW, name, "", query=query, final=final)
-            upstream = workspace.compiler.mentioned(query, catalog)
-            _check_running(name, catalog, upstream)
-            compiled = workspace.compiler.view(draft, catalog, workspace.plan, upstream)
-            if present is not None:
-                self._epochs.sinks.check_replaced(draft, compiled)
-            if growth := compiled.compiled.build.growth_warning:
-                # reported at the caller of Engine.view
-                warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=4)
-            entry = dataclasses.replace(
-                draft,
-                schema=compiled.compiled.schema.json(),
-                upstream=tuple(upstream),
-                result="" if compiled.order else compiled.plan.result.partition("/")[2],
-            )
-            catalog = catalog.add(entry)
-            self._fill(catalog, catalog.get(name), compiled, present)
-            entry = workspace.catalog.get(name)
-            self._warn_if_failing(entry, stacklevel=5)
-            return entry
+            draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
+            return self._define(draft, plan, catalog, present)
+
+    def _sql_draft(self, name: str, query: str) -> Entry:
+        """Return the entry of a view of SQL."""
+        query, final = _live_query(name, query)
+        return Entry("", VIEW, name, "", query=self._workspace.plain_sql(query), final=final)
+
+    def _is_same(self, present: Entry, draft: Entry, plan: Plan | None) -> bool:
+        """Return whether a view is defined as it was; if so, it has its DataFrame from now on."""
+        if plan is None or not present.of_frame:
+            keys = ("kind", "format", "query", "final")
+            return all(getattr(present, key) == getattr(draft, key) for key in keys)
+        if not connected(self._workspace, present, draft, plan):
+            return False
+        if present.id in self._workspace.manifest.failing:
+            self._epochs.retry()
+        self._epochs.sinks.wake()  # those that wait for its DataFrame
+        return True
+
+    def _define(
+        self, draft: Entry, plan: Plan | None, catalog: Catalog, present: Entry | None
+    ) -> Entry:
+        """Compile, fill and store a new view.
+
+        Args:
+            plan: of its DataFrame; None for a view of SQL.
+            catalog: the catalog without the view that it replaces.
+            present: that view; None if there is none.
+        """
+        workspace = self._workspace
+        name, frames = draft.name, workspace.compiler.frames
+        if plan is None:
+            upstream = workspace.compiler.mentioned(draft.query, catalog)
+            draft = dataclasses.replace(draft, upstream=tuple(upstream))
+        else:
+            frames.read(name, plan, catalog)  # not the view that it replaces
+            frames.keep(draft.id, plan)
+        _check_running(name, catalog, draft.upstream)
+        compiled = workspace.compiler.view(draft, catalog, workspace.plan, draft.upstream)
+        if present is not None:
+            self._epochs.sinks.check_replaced(draft, compiled)
+        if growth := compiled.compiled.build.growth_warning:
+            # reported at the caller of Engine.view
+            warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=5)
+        entry = dataclasses.replace(
+            draft,
+            schema=compiled.compiled.schema.json(),
+            result="" if compiled.order else compiled.plan.result.partition("/")[2],
+        )
+        catalog = catalog.add(entry)
+        self._fill(catalog, catalog.get(name), compiled, present)
+        entry = workspace.catalog.get(name)
+        self._warn_if_failing(entry, stacklevel=6)
+        return entry
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
         """Remove a table, stream or view that no view reads; see `Engine.drop`."""

@@ -15,6 +15,7 @@ from eddyline.answers.verify import Report
 from eddyline.api import drafts
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
+from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
@@ -45,8 +46,7 @@ class Engine:
         read_only: read an existing storage, also beside the engine that writes to it.
 
     Raises:
-        StateError: the storage is damaged; the error names the file.
-        StorageError: the folder can't be used.
+        StateError, StorageError: the storage is damaged, or can't be used; the error names the file.
         EngineError: the session has another time zone, or this process has another engine on it.
 
     Example:
@@ -148,8 +148,6 @@ class Engine:
     ) -> Stream:
         """Create a stream by format and options, as CREATE STREAM does; the catalog remembers it.
 
-        JSON and Parquet files are decoded in vectorised code, only in the columns that views need.
-
         Args:
             schema: columns; None if the source declares them. `_received_at` is the time of receipt.
             format: `json`, `parquet`, `generator` (events made from their numbers), `queue` (the JSON
@@ -159,9 +157,8 @@ class Engine:
         Raises:
             DataError: the source can't be opened with these columns and options.
         """
-        entry = self._streams.create_stream(
-            name, schema, format, dict(options or {}), op, primary_key, watermark
-        )
+        given = (name, schema, format, dict(options or {}), op, primary_key, watermark)
+        entry = self._streams.create_stream(*given)
         return Stream(entry.name, self._reading, self._writing, self._streams)
 
     def pipeline(
@@ -188,17 +185,25 @@ class Engine:
         settings = Settings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
         return Pipeline(name, source, settings, self._workspace, self._writing, self._streams)
 
-    def view(self, name: str, query: str, *, replace: bool = False) -> View:
+    def relation(self, name: str) -> DataFrame:
+        """Return a table, stream or view as a DataFrame without rows, to make views of.
+
+        An action on it raises `SCHEMA_ONLY`: read rows with `sql` or `snapshot`.
+        """
+        return relation(self._workspace, name)
+
+    def view(self, name: str, query: Query, *, replace: bool = False) -> View:
         """Create a live view, and compute it from all existing data of its inputs.
 
         Args:
-            query: any SELECT of Spark SQL over tables, streams and views. With EMIT FINAL at its
-                end the view emits each row once, when by a watermark it can't change any more.
+            query: any SELECT of Spark SQL over tables, streams and views; with EMIT FINAL at its end
+                each row comes once, when by a watermark it can't change any more. Or a DataFrame of
+                `relation`s, or a function that returns one (and may call `spark.table`): give it
+                again after reopening.
             replace: replace an existing view of this name.
 
         Raises:
-            QueryError: the query is wrong, or can't be kept live; the error gives the reason.
-            CatalogError: the name has another definition.
+            QueryError: it is wrong, or can't be kept live. CatalogError: the name is another's.
         """
         entry = self._definitions.view(name, query, replace=replace)
         return View(entry.name, self._reading, self._epochs.sinks)
@@ -307,16 +312,12 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Report the last epoch, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows, dead letters, and `error` if they can't be read now;
-        views with level, size, `state` and `state_growth`, the rows that state grows by in an epoch;
-        pipelines with their accounts; named `readers`; `sinks` as in `Sink.status`; the background `run`.
+        Sources with position, watermark, late rows, dead letters, `error`; views with level, size, `state`,
+        `state_growth` in rows an epoch; pipelines; named `readers`; `sinks`; the background `run`.
         """
-        return {
-            **self._reading.status(),
-            "sinks": self._epochs.sinks.status(),
-            "pipelines": self._streams.pipelines_status(),
-            "run": self._running.health(),
-        }
+        sinks, pipelines = self._epochs.sinks.status(), self._streams.pipelines_status()
+        own = {"sinks": sinks, "pipelines": pipelines, "run": self._running.health()}
+        return self._reading.status() | own
 
     def verify(self, view: str | None = None) -> Report:
         """Run the identical SQL offline on the same inputs, and compare as multisets.

@@ -84,7 +84,8 @@ class Reading:
             compiled = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream)
         notes: list[str] = []
         if stage == "dag":
-            notes = window_notes(query, workspace.zone)
+            of_frame = entry is not None and entry.of_frame
+            notes = [] if of_frame else window_notes(query, workspace.zone)
             if query:
                 notes = [*notes, self._lane_note(compiled)]
         return "\n".join([explain_text(compiled.compiled, stage), *notes])
@@ -203,7 +204,13 @@ class Reading:
                 wanted = [workspace.catalog.get(view, VIEW)]
             session, catalyst = workspace.session(), workspace.compiler.catalyst
             return verify_views(
-                workspace.results, workspace.catalog, manifest, session, wanted, catalyst
+                workspace.results,
+                workspace.catalog,
+                manifest,
+                session,
+                wanted,
+                catalyst,
+                workspace.compiler.frames,
             )
 
     @contextmanager

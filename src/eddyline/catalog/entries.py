@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TABLE, STREAM, VIEW, SINK = "table", "stream", "view", "sink"
+FRAME = "dataframe"  # format of a view that a DataFrame defines
 LATE = "__late"  # suffix of the stream of late rows
 DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
 PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry also represents the pipeline
@@ -37,11 +38,13 @@ class Entry:
         kind: table, stream, view or sink.
         schema: JSON of the columns' StructType.
         key: names of the primary key's columns.
-        query: the SQL of a view.
+        query: the SQL of a view; for one of a DataFrame the text of its plan, to compare with.
         upstream: names of the relations that a view reads; the name of the view that a sink follows.
         format: the name after USING of a stream or sink, or the role of a stream of dead letters;
-            empty for a stream of a DataFrame, or one that a pipeline writes.
-        options: the OPTIONS of a stream or sink; the `TIME_OPTIONS` as microseconds.
+            empty for a stream of a DataFrame, or one that a pipeline writes. `FRAME` for a view of
+            a DataFrame, empty for one of SQL.
+        options: the OPTIONS of a stream or sink; the `TIME_OPTIONS` as microseconds. For a view of a
+            DataFrame the versions of `spark` and `python` that the text of its plan is of.
         operation: the column of a stream that holds + or -.
         event_time: the column from which a stream's watermark is computed; empty without one.
         delay: how many microseconds the watermark lags behind the latest event time.
@@ -155,6 +158,11 @@ class Entry:
         """Return whether this represents the pipeline that writes a stream."""
         into = self.options.get(INTO, "") if self.role == PIPELINE else ""
         return into.lower() == stream.name.lower()
+
+    @property
+    def of_frame(self) -> bool:
+        """Whether it is a view that a DataFrame defines."""
+        return self.kind == VIEW and self.format == FRAME
 
     @property
     def arranged(self) -> bool:

@@ -305,6 +305,10 @@ class Catalyst:
             return self.aggregate(keys, results, node.child())
         if name == "Join":
             return self._map_condition(cast("JoinNode", node), change)
+        if name == "LateralJoin":
+            join = cast("JoinNode", node)
+            right = self.rewrite(cast("Expression", join.right()), change)
+            return self._node(name, join.left(), right, join.joinType(), join.condition())
         return None
 
     def _map_condition(

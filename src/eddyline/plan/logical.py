@@ -129,6 +129,9 @@ class Expression(JavaObject, Protocol):
     def value(self) -> Any: ...
     def plan(self) -> Plan: ...
 
+    # of subqueries
+    def withNewPlan(self, plan: Plan, /) -> Expression: ...
+
 
 class Partitioning(JavaObject, Protocol):
     """How the rows of a physical plan are spread over its tasks."""

@@ -30,6 +30,7 @@ from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
 from eddyline.plan.recompute import versions
 from eddyline.plan.refusals import (
     DUPLICATE_COLUMN,
+    FOREIGN,
     MISPLACED_SUBQUERY,
     NO_FINAL_ROWS,
     NODES,
@@ -76,14 +77,13 @@ class Compiled:
     final: tuple[int, Bound] | None = None
 
 
-def compile_view(build: Build, query: str, *, final: bool = False) -> Compiled:
-    """Compile a query; QueryError if it is wrong or can't be kept live.
+def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compiled:
+    """Compile a resolved query; QueryError if it can't be kept live.
 
     Args:
         final: emit each row once, when a watermark has passed it.
     """
     catalyst = build.catalyst
-    analyzed = catalyst.analyzed(query)
     refused = refused_part(catalyst, analyzed)
     if refused is not None:
         raise build.refused(*refused)
@@ -213,7 +213,13 @@ def lower(build: Build, node: Plan) -> Delta:
     name = kind(node)
     method = LOWERINGS.get(name)
     if method is None:
-        raise build.refused(NODES.get(name) or UNKNOWN_NODE.about(name=name), node_text(node))
+        source = (
+            FOREIGN.about(what=f"{name}, a source of Spark's")
+            if not items(node.children())
+            else None
+        )
+        unknown = NODES.get(name) or source or UNKNOWN_NODE.about(name=name)
+        raise build.refused(unknown, node_text(node))
     plain = without_scalar_subqueries(build, node)
     return method(build, node) if plain is node else lower(build, plain)
 

@@ -119,6 +119,10 @@ NODES: dict[str, Refusal] = {
         "unroll the recursion to a fixed depth with joins",
     ),
     "EventTimeWatermark": Refusal(_NO_WATERMARK_CALLS, "leave withWatermark away"),
+    "InMemoryRelation": Refusal(
+        "the DataFrame is cached: what is in the cache doesn't change",
+        "leave cache() and persist() away; a view keeps its rows",
+    ),
     "DeduplicateWithinWatermark": Refusal(_NO_WATERMARK_CALLS, "use SELECT DISTINCT"),
 }
 UNKNOWN_NODE = Refusal("operator {name} has no incremental rule", "write the query without it")
@@ -146,6 +150,15 @@ DUPLICATE_COLUMN = Refusal(
 UNKNOWN_RELATION = Refusal(
     "the query reads a DataFrame that this engine doesn't know",
     "register it with engine.table or engine.stream",
+)
+FOREIGN = Refusal(
+    "the view reads {what}",
+    "make it of engine.relation(name) for tables, streams and views; put other rows into a table "
+    "(engine.table, table.insert(dataframe)), or follow a source as a stream (CREATE STREAM)",
+)
+STREAMING_FRAME = Refusal(
+    "the view is made of a streaming DataFrame",
+    "connect that with engine.stream(name, dataframe), and make the view of engine.relation(name)",
 )
 MISPLACED_SUBQUERY = Refusal(
     "a subquery stands where no live view can keep it",

@@ -24,9 +24,11 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import stream_bound
 from eddyline.plan.lanes import ShortLane, WideLane
 from eddyline.plan.limits import Order
+from eddyline.plan.logical import Plan
 from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.plan.partitions import check_partitions
+from eddyline.runtime.frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
@@ -90,6 +92,7 @@ class Compiler:
         readers: Mapping[str, Reader],
     ) -> None:
         self.spark = spark
+        self.frames = Frames(spark)
         self.catalyst = Catalyst(session)
         self.files = files
         self.options = options
@@ -139,24 +142,32 @@ class Compiler:
         session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
         catalyst = Catalyst(session)
         relations: dict[int, Relation] = {}
-        for name in upstream:
-            known = catalog.get(name)
-            try:
-                relation = self._relation(known, plan_of)
-            except QueryError as error:
-                broken.append(error)  # the name may also be that of a column
-                continue
-            leaf = frame(session, session.sparkContext.emptyRDD(), known.columns)
-            leaf.createOrReplaceTempView(quoted(name))
-            plan = catalyst.plan(leaf)
-            relations[catalyst.rdd_id(plan)] = relation
+        if entry.of_frame:
+            plan = self.frames.plan(entry)
+            for rdd, known in self.frames.read(entry.name, plan, catalog).items():
+                relations[rdd] = self._relation(known, plan_of)
+        else:
+            for name in upstream:
+                known = catalog.get(name)
+                try:
+                    relation = self._relation(known, plan_of)
+                except QueryError as error:
+                    broken.append(error)  # the name may also be that of a column
+                    continue
+                leaf = frame(session, session.sparkContext.emptyRDD(), known.columns)
+                leaf.createOrReplaceTempView(quoted(name))
+                relations[catalyst.rdd_id(catalyst.plan(leaf))] = relation
         by_name = {r.name: r for r in relations.values()}
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
         with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
             beside = pool.submit(self._short, entry, build, relations, by_name)
-            compiled = compile_view(build, entry.query, final=entry.final)
+            compiled = compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
         return self._planned(entry, catalog, compiled, upstream, self._same(beside.result(), build))
+
+    def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:
+        """Return the resolved query of a view: SQL in the given session, or that of its DataFrame."""
+        return self.frames.plan(entry) if entry.of_frame else catalyst.analyzed(entry.query)
 
     def _short(
         self,
@@ -185,7 +196,7 @@ class Compiler:
                     wide, catalyst=catalyst, lane=lane, relations=dict(relations), leaves=[],
                     parts=[], constants={}, warnings=[], growing=[], needed=set(),
                 )  # fmt: skip
-                compile_view(build, entry.query, final=entry.final)
+                compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
                 return ShortPlan(driver, catalyst, lane), build
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", entry.name, error)

@@ -25,6 +25,7 @@ Reports = Mapping[str, Sequence[dict[str, Any]]]
 
 # what differs between two compilations of one plan: ids, numbers of stages and tasks
 _VOLATILE = re.compile(r"#\d+L?|\*\(\d+\) |\[plan_id=\d+\]|Range \(.*?\)")
+_LAMBDA = re.compile(r"lambda (\w+?)_\d+(?=#)")  # PySpark numbers the variables of its lambdas
 
 
 def fingerprint(
@@ -39,7 +40,8 @@ def fingerprint(
         physical: the text of Spark's physical plan; empty for a table or stream.
     """
     layouts = [(part.name, part.operator, part.buckets, part.operator.layouts) for part in parts]
-    lines = [_canonical(line) for line in _VOLATILE.sub("", physical).splitlines()]
+    stable = _VOLATILE.sub("", _LAMBDA.sub(r"lambda \1", physical))
+    lines = [_canonical(line) for line in stable.splitlines()]
     expiry = [part.expiry for part in parts]
     form = repr((STATE_VERSION, hash_bits, layouts, expiry, list(leaves), lines))
     digest = hashlib.sha256(form.encode()).hexdigest()[:16]
