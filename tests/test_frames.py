@@ -103,12 +103,13 @@ VIEWS: dict[str, Callable[[Relations], DataFrame]] = {
         .alias("o")
         .lateralJoin(
             of("items")
-            .where(sf.col("item") == sf.col("o.item").outer())
-            .agg(sf.max("price").alias("p"))
+            .alias("i")
+            .where(sf.col("o.item").outer() == sf.col("i.item"))
+            .select(sf.col("price").alias("p"))
         )
         .select("id", "p")
     ),
-    "described": lambda of: of("orders").describe("v"),
+    "described": lambda of: of("orders").select("v").summary("count", "min", "max"),
     "with_constants": lambda of: (
         of("orders").sparkSession.range(5).join(of("orders"), "id").select("id")
     ),

@@ -38,6 +38,8 @@ CONDITIONS: dict[str, Condition] = {
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
+    "PROJECT_INVALID": Condition(USER, False, "The spec file or the definitions of a project of Spark Declarative Pipelines are wrong. The message has Spark's condition, or names the datasets and their file and line."),
+    "PROJECT_UNSUPPORTED": Condition(USER, False, "A project of Spark Declarative Pipelines defines something that Eddyline doesn't run. The hint names what to use instead."),
     "QUERY_FAILED": Condition(USER, False, "Spark fails while it plans or runs the query. The message says on what; correct those values, or write the query in another way."),
     "SCALAR_SUBQUERY_TOO_MANY_ROWS": Condition(DATA, False, "A scalar subquery of a view gives more than one row, as of the end of the epoch. The view is set aside. Delete the extra rows, or make it one row with an aggregate or LIMIT 1."),
     "SCHEMA_ONLY": Condition(USER, False, "An action was called on `engine.relation(name)`, or on a DataFrame made of it, which has columns but no rows. Make a view of it, or read the rows with `engine.sql` or `engine.snapshot`."),

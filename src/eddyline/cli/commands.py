@@ -16,6 +16,7 @@ from eddyline.cli import (
     doctor,
     ingest,
     init,
+    pipelines,
     queries,
     run,
     sinks,
@@ -24,7 +25,7 @@ from eddyline.cli import (
 )
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
 
-MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, ingest, init, doctor)
+MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, ingest, pipelines, init, doctor)
 """The modules of the commands."""
 
 APPS = {

@@ -60,6 +60,11 @@ class Catalyst:
         """Parse and resolve a query."""
         return self.plan(self.session.sql(query))
 
+    def parsed(self, statement: str) -> Plan:
+        """Parse a statement; names stay unresolved."""
+        found: Plan = self._jsession.sessionState().sqlParser().parsePlan(statement)
+        return found
+
     def optimized(self, plan: Plan) -> Plan:
         """Run Spark's optimiser on a resolved plan."""
         optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()

@@ -1,0 +1,1 @@
+"""Runs projects of Spark Declarative Pipelines, unchanged, on an engine."""

@@ -1,0 +1,182 @@
+"""The definitions of a project: what its Python and SQL files register."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import pipelines
+from pyspark.errors import PySparkException
+from pyspark.pipelines.flow import Flow
+from pyspark.pipelines.graph_element_registry import (
+    GraphElementRegistry,
+    graph_element_registration_context,
+)
+from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, TemporaryView
+from pyspark.pipelines.source_code_location import SourceCodeLocation
+from pyspark.sql import DataFrame, SparkSession
+
+from eddyline.errors import ScriptError
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.logical import Plan
+from eddyline.plan.statements import (
+    FLOW,
+    MATERIALIZED,
+    STREAMING,
+    Definition,
+    definition,
+    query_frame,
+)
+from eddyline.spark.failures import message_of, query_errors
+from eddyline.spark_pipelines.spec import INVALID, Spec
+from eddyline.sql.lexer import split
+
+if TYPE_CHECKING:
+    from pyspark.pipelines.flow import AutoCdcFlow  # not in all versions
+
+_AUTO_CDC = "create_auto_cdc_flow"
+UNSUPPORTED = "PROJECT_UNSUPPORTED"
+
+
+@dataclass(slots=True)
+class Project(GraphElementRegistry):
+    """The datasets and flows of a project, by name in lower case.
+
+    Attributes:
+        spark: the session in which functions and queries are called.
+        outputs: tables, views and sinks, as they were registered.
+        flows: what writes each of them.
+    """
+
+    spec: Spec
+    spark: SparkSession
+    outputs: dict[str, Output] = field(default_factory=dict)
+    flows: dict[str, list[Flow]] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Import the Python files and read the SQL files of the project, in its folder."""
+        folder = self.spec.folder
+        with chdir(folder), graph_element_registration_context(self), self._without_auto_cdc():
+            for file in self.spec.files():
+                if file.suffix == ".sql":
+                    self.register_sql(file.read_text(encoding="utf-8"), file.relative_to(folder))
+                    continue
+                found = importlib.util.spec_from_file_location(file.stem, str(file))
+                assert found is not None
+                assert found.loader is not None
+                module = importlib.util.module_from_spec(found)
+                module.__dict__["spark"] = self.spark
+                try:
+                    found.loader.exec_module(module)
+                except PySparkException as error:
+                    at = str(file.relative_to(folder))
+                    raise ScriptError(message_of(error), condition=INVALID, at=at) from error
+        for target, flows in self.flows.items():
+            if target not in self.outputs:
+                raise _invalid(
+                    f"flow {flows[0].name} writes into {target}, which isn't defined",
+                    flows[0].source_code_location,
+                )
+
+    def register_output(self, output: Output) -> None:
+        """Add a dataset or a sink."""
+        name = self.plain(output.name)
+        if name in self.outputs:
+            where = shown(self.outputs[name].source_code_location)
+            raise _invalid(
+                f"two datasets are named {name}: the other is at {where}",
+                output.source_code_location,
+            )
+        self.outputs[name] = output
+
+    def register_flow(self, flow: Flow) -> None:
+        """Add a flow."""
+        flows = self.flows.setdefault(self.plain(flow.target), [])
+        if any(one.name == flow.name for one in flows):
+            raise _invalid(f"two flows are named {flow.name}", flow.source_code_location)
+        flows.append(flow)
+
+    def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
+        """Refuse the flow by its name."""
+        raise _no_auto_cdc(flow.target)
+
+    @contextmanager
+    def _without_auto_cdc(self) -> Iterator[None]:
+        """Refuse the function by its name, also where the packages that PySpark's needs are missing."""
+
+        def refused(target: str = "", *_: object, **__: object) -> None:
+            raise _no_auto_cdc(target)
+
+        original = getattr(pipelines, _AUTO_CDC, None)
+        setattr(pipelines, _AUTO_CDC, refused)
+        try:
+            yield
+        finally:
+            if original is not None:
+                setattr(pipelines, _AUTO_CDC, original)
+
+    def register_sql(self, sql_text: str, file_path: Path) -> None:
+        """Add what the statements of a SQL file define."""
+        catalyst = Catalyst(self.spark)
+        for statement in split(sql_text):
+            at = SourceCodeLocation(str(file_path), statement.line)
+            text = statement.rest("a statement")
+            with query_errors(text, file=shown(at)):
+                found = definition(catalyst, text)
+            if found is None:
+                raise ScriptError(
+                    f"the statement {' '.join(text.split()[:3])} is not supported in a project",
+                    condition=UNSUPPORTED,
+                    hint="projects have CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, CREATE TEMPORARY "
+                    "VIEW and CREATE FLOW ... AS INSERT INTO ... BY NAME; settings are in the spec file",
+                    at=shown(at),
+                )
+            self._register(catalyst, found, at)
+
+    def _register(self, catalyst: Catalyst, found: Definition, at: SourceCodeLocation) -> None:
+        """Register a definition of SQL as Python's decorators do."""
+        if found.kind == MATERIALIZED:
+            self.register_output(MaterializedView(found.name, None, at, {}, None, None, None, None))
+        elif found.kind == STREAMING:
+            self.register_output(StreamingTable(found.name, None, at, {}, None, None, None, None))
+        elif found.kind != FLOW:
+            self.register_output(TemporaryView(found.name, None, at))
+        if found.query is not None:
+            call = partial(self._query, catalyst, found.query)
+            self.register_flow(Flow(found.name, found.target or found.name, {}, at, call))
+
+    def _query(self, catalyst: Catalyst, query: Plan) -> DataFrame:
+        return query_frame(catalyst, query, self.spark.readStream.table)
+
+    def plain(self, name: str) -> str:
+        """Return a name without backticks and without the project's catalog and database."""
+        *qualifiers, last = name.replace("`", "").lower().split(".")
+        return last if set(qualifiers) <= set(self.spec.qualifiers) else name.lower()
+
+    def datasets(self) -> Iterator[str]:
+        """Yield the names of what is no sink."""
+        return (name for name, output in self.outputs.items() if not isinstance(output, Sink))
+
+
+def shown(at: SourceCodeLocation) -> str:
+    """Return a place in a file, as messages show it."""
+    return f"{os.path.relpath(at.filename)}:{at.line_number}"
+
+
+def _no_auto_cdc(target: str) -> ScriptError:
+    return ScriptError(
+        f"{target}: create_auto_cdc_flow is not supported",
+        condition=UNSUPPORTED,
+        hint="write a materialized view with the last row of each key: row_number() over the keys, by "
+        "sequence_by descending, = 1",
+    )
+
+
+def _invalid(message: str, at: SourceCodeLocation) -> ScriptError:
+    return ScriptError(message, condition=INVALID, at=shown(at))

@@ -1,0 +1,304 @@
+"""Projects of Spark Declarative Pipelines run unchanged: the sample project, SQL, sinks, changes, and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eddyline as el
+from eddyline.cli.commands import main
+from eddyline.state.manifest import last_committed
+from eddyline.storage.files import Files
+
+pytestmark = pytest.mark.spark
+
+PYTHON = """
+from pyspark import pipelines as dp
+from pyspark.sql import functions as sf
+
+@dp.materialized_view
+def busy_pages():
+    return spark.table("busy").join(spark.read.table("pages"), "page").select("page", "n")
+
+@dp.temporary_view
+def busy():
+    return spark.sql("SELECT page FROM pages WHERE n > 1")
+
+@dp.materialized_view(comment="visits of each page")
+def pages():
+    return spark.read.table("visits").groupBy("page").agg(sf.count("*").alias("n"))
+
+@dp.table
+def visits():
+    return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/visits")
+
+dp.create_streaming_table("both")
+
+@dp.append_flow(target="both")
+def first():
+    return spark.readStream.table("visits").select("id")
+
+@dp.append_flow(target="both", name="second")
+def other():
+    return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/more").select("id")
+"""
+
+SQL = """
+CREATE MATERIALIZED VIEW longest AS
+SELECT page, n FROM busy_pages ORDER BY n DESC, page LIMIT 1;
+-- a streaming table with two flows
+CREATE STREAMING TABLE united;
+CREATE FLOW a AS INSERT INTO united BY NAME SELECT id, 'a;b' AS flow FROM STREAM visits;
+CREATE FLOW b AS INSERT INTO united BY NAME SELECT id, 'b' AS flow FROM STREAM(both);
+CREATE TEMPORARY VIEW odd AS SELECT * FROM united WHERE id % 2 = 1;
+CREATE STREAMING TABLE odds AS SELECT id FROM STREAM odd;
+"""
+
+SINK = """
+from pyspark import pipelines as dp
+
+dp.create_sink("out", "{format}", {{"path": "{path}"}})
+
+@dp.append_flow(target="out")
+def rows():
+    return spark.readStream.table("x")
+
+@dp.table
+def x():
+    return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/visits")
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project with a folder of visits, as the current folder."""
+    folder = tmp_path / "project"
+    (folder / "transformations").mkdir(parents=True)
+    for name in ("visits", "more"):
+        (folder / name).mkdir()
+    (folder / "spark-pipeline.yml").write_text(
+        "name: project\nstorage: storage\nlibraries:\n  - glob:\n      include: transformations/**\n"
+    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `eddyline pipelines`; returns the exit code and what it has printed."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["pipelines", *words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def define(project: Path, **files: str) -> None:
+    for name, text in files.items():
+        stem, _, suffix = name.rpartition("_")
+        (project / "transformations" / f"{stem}.{suffix}").write_text(
+            text.replace("FOLDER", str(project))
+        )
+
+
+def visit(project: Path, name: str, *rows: tuple[int, str], folder: str = "visits") -> None:
+    lines = [json.dumps({"id": number, "page": page}) + "\n" for number, page in rows]
+    (project / folder / f".{name}").write_text("".join(lines))
+    (project / folder / f".{name}").rename(project / folder / name)
+
+
+def table(printed: str) -> dict[str, list[str]]:
+    """Return the cells after the name of each dataset, as the command has printed them."""
+    rows = [line.split() for line in printed.splitlines()]
+    return {cells[0]: cells[1:] for cells in reversed(rows) if cells}  # the report comes after
+
+
+def rows(project: Path, query: str) -> list[tuple[object, ...]]:
+    with el.Engine(str(project / "storage"), read_only=True) as engine:
+        return sorted(tuple(row) for row in engine.sql(query).collect())
+
+
+def test_sparks_sample_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "--name", "sample")[0] == 0
+    assert run("init", "--name", "sample")[0] == 2
+    monkeypatch.chdir(tmp_path / "sample" / "transformations")  # the spec is in a folder above
+    code, printed, errors = run("run", "--verify")
+    assert (code, errors) == (0, "")
+    assert table(printed)["example_sql_materialized_view"][:4] == ["view", "5", "10", "5"]
+    assert printed.count("yes") == 2
+    again = table(run("run")[1])
+    assert again["example_sql_materialized_view"][:4] == ["view", "5", "0", "0"]
+
+
+def test_a_second_run_reads_only_what_has_changed(project: Path, run: Run) -> None:
+    define(project, all_py=PYTHON, more_sql=SQL)
+    visit(project, "1.json", *((number, "abcd"[number % 4]) for number in range(50)))
+    visit(project, "1.json", (100, "x"), folder="more")
+    code, printed, errors = run("run", "--verify")
+    assert (code, errors) == (0, ""), errors
+    first = table(printed)
+    assert first["visits"][0] == "stream"
+    assert first["busy"][:2] == ["temporary", "view"]
+    assert first["pages"][:4] == ["view", "4", "50", "4"]
+    assert rows(project, "SELECT * FROM longest") == [("a", 13)]
+    assert rows(project, "SELECT count(*), sum(id) FROM both") == [(51, sum(range(50)) + 100)]
+    assert rows(project, "SELECT flow, count(*) FROM united GROUP BY 1") == [("a;b", 50), ("b", 51)]
+    visit(project, "2.json", (51, "d"), (52, "d"), (53, "d"))
+    code, printed, errors = run("run", "--verify")
+    assert (code, errors) == (0, "")
+    second = table(printed)
+    assert second["pages"][:4] == ["view", "4", "3", "2"]
+    assert second["both"][2] == "3"
+    assert second["odds"][1] == str(25 + 25 + 2 + 2)
+    assert rows(project, "SELECT * FROM longest") == [("d", 15)]
+    # another definition is computed again, with all that reads it
+    define(project, all_py=PYTHON.replace('count("*")', 'max("id")'))
+    third = table(run("run", "--verify")[1])
+    assert third["pages"][:3] == ["view", "4", "53"]
+    assert third["both"][2] == "0"
+    assert rows(project, "SELECT * FROM pages WHERE page = 'd'") == [("d", 53)]
+    fourth = table(run("run", "--full-refresh", "visits")[1])
+    assert fourth["pages"][:3] == ["view", "4", "53"]
+    assert run("run", "--full-refresh", "nothing")[0] == 2
+    define(project, all_py=PYTHON, more_sql="CREATE MATERIALIZED VIEW few AS SELECT 1 AS one")
+    assert run("run")[0] == 0
+    with el.Engine(str(project / "storage"), read_only=True) as engine:
+        names = {entry.name for entry in engine.catalog.entries if entry.kind == "view"}
+    assert names == {"pages", "both", "busy_pages", "few"}
+
+
+def test_a_continuous_run_ends_when_it_is_told(project: Path, run: Run) -> None:
+    define(project, all_py=PYTHON)
+    visit(project, "1.json", (1, "a"))
+    assert run("run")[0] == 0
+    files = Files(str(project / "storage"))
+    before = last_committed(files).epoch
+
+    def feed_and_end() -> None:
+        visit(project, "2.json", (2, "a"))
+        ends = time.monotonic() + 60
+        while last_committed(files).epoch == before and time.monotonic() < ends:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    helper = threading.Thread(target=feed_and_end)
+    helper.start()
+    code, printed, _ = run("run", "--continuous")
+    helper.join()
+    assert code == 0
+    assert table(printed)["pages"][:4] == ["view", "1", "1", "2"]
+    assert rows(project, "SELECT * FROM pages") == [("a", 2)]
+
+
+def test_a_sink_of_a_project(project: Path, run: Run) -> None:
+    target = project / "target"
+    define(project, sink_py=SINK.format(format="jsonl", path=target))
+    visit(project, "1.json", (1, "a"), (2, "b"))
+    code, printed, errors = run("run")
+    assert (code, errors) == (0, "")
+    assert table(printed)["out"][:2] == ["sink", "2"]
+    visit(project, "2.json", (3, "c"))
+    assert run("run")[0] == 0
+    written = [json.loads(line) for path in target.rglob("*.jsonl") for line in path.open()]
+    assert {row["id"] for row in written} == {1, 2, 3}
+
+
+ONE = "from pyspark import pipelines as dp\n"
+VIEW = "@dp.materialized_view\ndef {name}():\n    return {query}\n"
+WRONG = {
+    "circle": (
+        VIEW.format(name="a", query='spark.table("b")')
+        + VIEW.format(name="b", query='spark.sql("SELECT * FROM a")'),
+        "a -> b -> a",
+    ),
+    "unknown table": (VIEW.format(name="a", query='spark.table("nothing")'), "`nothing`"),
+    "unknown column": (VIEW.format(name="a", query='spark.range(2).select("x")'), "UNRESOLVED_COLUMN"),
+    "two of a name": (
+        VIEW.format(name="a", query="spark.range(2)") + '@dp.table(name="A")\ndef c():\n    pass\n',
+        "two datasets are named a",
+    ),
+    "no target": ('@dp.append_flow(target="a")\ndef c():\n    pass\n', "a, which isn't defined"),
+    "no flow": ('dp.create_streaming_table("a")', "no flow writes into a"),
+    "no DataFrame": (VIEW.format(name="a", query="3"), "returns no DataFrame"),
+    "streaming view": (
+        VIEW.format(name="a", query='spark.readStream.format("rate").load()'),
+        "streaming source",
+    ),
+    "source and dataset": (
+        VIEW.format(name="a", query="spark.range(2)").replace("range(2)", 'range(2).withColumnRenamed("id", "value")')
+        + '@dp.table\ndef c():\n    return spark.readStream.format("rate").load().join(spark.table("a"), "value")\n',
+        "together with datasets",
+    ),
+    "files": (VIEW.format(name="a", query='spark.read.text("FOLDER/spark-pipeline.yml")'), "CREATE STREAM"),
+    "schema": (
+        '@dp.table(schema="id INT")\ndef c():\n    return spark.range(2)\n',
+        "declared as struct<id:int>, its query gives struct<id:bigint>",
+    ),
+    "format of a sink": (SINK.format(format="console", path="p"), "console is not supported"),
+    "auto cdc": (
+        'dp.create_streaming_table("t")\n'
+        'dp.create_auto_cdc_flow(target="t", source="s", keys=["id"], sequence_by="ts")\n',
+        "create_auto_cdc_flow is not supported",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_definitions_are_refused(project: Path, run: Run, name: str) -> None:
+    text, message = WRONG[name]
+    define(project, wrong_py=ONE + text)
+    code, printed, errors = run("dry-run")
+    assert (code, printed) == (2, "")
+    assert message in errors
+    assert "wrong.py:" in errors or name in ("circle", "files", "unknown table", "auto cdc"), errors
+
+
+def test_statements_that_a_project_cannot_have(project: Path, run: Run) -> None:
+    for text, message in (
+        ("SET a = b", "the statement SET a = is not supported"),
+        ("CREATE STREAMING TABL x", "PARSE_SYNTAX_ERROR"),
+        ("CREATE MATERIALIZED VIEW v AS SELECT * FROM nothing", "`nothing`"),
+    ):
+        define(project, wrong_sql=f"\n{text}")
+        code, _, errors = run("dry-run")
+        assert code == 2
+        assert message in errors
+        assert "wrong.sql:2" in errors
+
+
+def test_wrong_spec_files_have_sparks_messages(project: Path, run: Run) -> None:
+    spec = project / "spark-pipeline.yml"
+    good = spec.read_text()
+    for text, condition in (
+        (good + "color: red\n", "PIPELINE_SPEC_UNEXPECTED_FIELD"),
+        ("storage: s\n", "PIPELINE_SPEC_MISSING_REQUIRED_FIELD"),
+        (good + "configuration: 3\n", "PIPELINE_SPEC_FIELD_NOT_DICT"),
+        (good + "configuration:\n  a: 3\n", "PIPELINE_SPEC_DICT_VALUE_NOT_STRING"),
+        (good.replace("/**", "/*/x.py"), "PIPELINE_SPEC_INVALID_GLOB_PATTERN"),
+        ("name: [", "can't be read"),
+    ):
+        spec.write_text(text)
+        code, _, errors = run("run")
+        assert code == 2
+        assert condition in errors, errors
+    spec.write_text(good)
+    (project / "spark-pipeline.yaml").write_text(good)
+    assert "MULTIPLE_PIPELINE_SPEC_FILES_FOUND" in run("dry-run")[2]
+    assert "PIPELINE_SPEC_FILE_DOES_NOT_EXIST" in run("run", "--spec", "nothing.yml")[2]
+    define(project, notes_txt="x")
+    given = ("dry-run", "--spec", str(spec))
+    assert "PIPELINE_UNSUPPORTED_DEFINITIONS_FILE_EXTENSION" in run(*given)[2]
+    both = run("run", "--spec", str(spec), "--full-refresh-all", "--full-refresh", "a")
+    assert "CONFLICTING_PIPELINE_REFRESH_OPTIONS" in both[2]
