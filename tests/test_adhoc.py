@@ -29,6 +29,8 @@ ANSWERED = [
     "SELECT w, n FROM by_hour",
     "SELECT `id`, born, paid, active, seen FROM people ORDER BY id LIMIT 3",
     "SELECT * FROM doubled",
+    "SELECT counted, team FROM by_count ORDER BY team",
+    "SELECT count(*) AS counted FROM by_count",
     "SELECT team FROM by_team FOR VERSION AS OF {earlier} ORDER BY team",
 ]
 FOR_SPARK = [
@@ -62,6 +64,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
         engine.execute(f"CREATE TABLE people ({columns}, PRIMARY KEY (id))")
         engine.execute("""
             CREATE VIEW by_team AS SELECT team, count(*) AS n FROM people GROUP BY team;
+            CREATE VIEW by_count AS SELECT team, count(*) AS counted FROM people GROUP BY team;
             CREATE VIEW by_hour AS SELECT window(seen, '1 hour') AS w, count(*) AS n FROM people GROUP BY 1;
             CREATE VIEW doubled AS SELECT team, active FROM people UNION ALL SELECT team, active FROM people;
             CREATE VIEW ordered AS SELECT name FROM people ORDER BY name;

@@ -131,7 +131,7 @@ def _arrangement(entry: Entry | None) -> str:
 def _selected(rows: pa.Table, names: Sequence[str], asked: re.Match[str]) -> pa.Table:
     """Return the columns that the query selects, or the number of rows."""
     what = asked["what"]
-    if what.lower().startswith("count"):
+    if what.lower().startswith("count("):
         shown = _plain(asked["alias"]) if asked["alias"] else "count(1)"
         return pa.table({shown: _numbers(np.array([rows.num_rows]))})
     chosen = names if what == "*" else [_plain(name) for name in what.split(",")]
