@@ -20,6 +20,7 @@ import eddyline
 import functions
 from eddyline.api import engine as engine_module
 from eddyline.api import pipeline as pipeline_module
+from eddyline.api import serving as serving_module
 from eddyline.cli.commands import build_parser
 from eddyline.plan import refusals
 from eddyline.sql.statements import WAYS_OUT, parse_script
@@ -211,7 +212,7 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("module", [engine_module, pipeline_module])
+@pytest.mark.parametrize("module", [engine_module, pipeline_module, serving_module])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 

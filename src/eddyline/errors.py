@@ -35,6 +35,7 @@ CONDITIONS: dict[str, Condition] = {
     # queries and scripts
     "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
+    "NEEDS_SPARK": Condition(USER, False, "The console answers plain queries on one table or view, from their files. Ask others with `eddyline sql` or `engine.sql`."),
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),
@@ -68,6 +69,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_OPTION": Condition(USER, False, "A setting or argument has a value that isn't allowed. The hint says what is."),
     "BAD_SCHEMA": Condition(USER, False, "A list of columns can't be read. Write it like `id BIGINT, name STRING`."),
     "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
+    "NO_ADDRESS": Condition(ENVIRONMENT, False, "An HTTP endpoint can't listen on this address: its port is taken, or it isn't one of this machine. Give another."),
     "RESERVED_COLUMN": Condition(USER, False, "The column `_received_at` holds the time at which a stream's rows were received. Only streams have it, as a TIMESTAMP that is no key."),
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
@@ -129,7 +131,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
     # sinks
-    "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink refers to an environment variable or file that can't be read. Set it for the engine's process; the sink tries again by itself."),
+    "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink, or the console's token, refers to an environment variable or file that can't be read. Set it for that process; a sink tries again by itself."),
     "SINK_FAILED": Condition(ENVIRONMENT, True, "A sink's target can't be used: the message ends with the cause. Mend it; the sink tries again by itself, and nothing is lost."),
     "SINK_KEY": Condition(USER, False, "A sink's target needs a key that its view doesn't have. Leave the option key out, make the view unique by these columns, or take a format without a key."),
     "SINK_REFUSED": Condition(DATA, False, "A target refuses a row, and the sink has the option on_refused = 'stop'. Mend the row or the target's constraint, or let the sink keep such rows as dead letters."),

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,16 +78,23 @@ class Answer:
         numeric: positions of the columns of numbers.
         texts: returns the rows, each value in the text form that Spark gives it.
         lines: returns the rows as JSON objects; None if only Spark can format them.
+        total: number of rows of the result; less than that are here where a query had a limit.
     """
 
     columns: list[str]
     numeric: list[int]
     texts: Callable[[], list[tuple[str | None, ...]]]
     lines: Callable[[], list[str]] | None
+    total: int = 0
 
 
-def quick_answer(files: Files, catalog: Catalog, query: str) -> Answer | None:
+def quick_answer(
+    files: Files, catalog: Catalog, query: str, rows_max: int | None = None
+) -> Answer | None:
     """Answer a simple query; None if it needs Spark.
+
+    Args:
+        rows_max: number of rows that are returned at most; None for all.
 
     Raises:
         StateError: the epoch asked for is not retained, or the state is damaged.
@@ -95,12 +102,12 @@ def quick_answer(files: Files, catalog: Catalog, query: str) -> Answer | None:
     """
     found = _QUERY.fullmatch(query)
     try:
-        return None if found is None else _found(files, catalog, found)
+        return None if found is None else _found(files, catalog, found, rows_max)
     except _NeedsSpark:
         return None
 
 
-def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
+def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None) -> Answer:
     entry = catalog.find(_plain(asked["name"]))
     result = _arrangement(entry)
     if entry is None or not result:
@@ -117,7 +124,8 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str]) -> Answer:
     if asked["order"]:
         rows = _sorted(rows, names, asked["order"])
     rows = _selected(rows, names, asked)
-    return _answer(rows.slice(0, int(asked["limit"])) if asked["limit"] else rows)
+    rows = rows.slice(0, int(asked["limit"])) if asked["limit"] else rows
+    return replace(_answer(rows.slice(0, rows_max)), total=rows.num_rows)
 
 
 def _arrangement(entry: Entry | None) -> str:

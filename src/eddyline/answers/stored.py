@@ -159,13 +159,18 @@ def stored_relation(storage: str, name: str) -> Relation:
             if store.read() == known:
                 break
     entry = catalog.get(name)
+    check_stored(entry)
+    return Relation(files, entry, manifest)
+
+
+def check_stored(entry: Entry) -> None:
+    """Raise CatalogError NOT_STORED if only an engine can read the rows of an entry."""
     if entry.kind == STREAM and not entry.arranged:
         raise CatalogError(
             f"stream {entry.name} is kept as a log, which only an engine reads",
             condition="NOT_STORED",
             hint=f"use engine.sql('SELECT * FROM {entry.name}'), or create a view over it and read that",
         )
-    return Relation(files, entry, manifest)
 
 
 def held_snapshot(storage: str, name: str, version: int | None, seconds: int) -> Snapshot:

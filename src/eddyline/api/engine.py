@@ -21,6 +21,7 @@ from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.running import Running
 from eddyline.api.script import run_script
+from eddyline.api.serving import Served
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
@@ -35,7 +36,7 @@ from eddyline.storage.files import Files
 
 
 @checked
-class Engine:
+class Engine(Served):
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
     Args:

@@ -128,6 +128,8 @@ class Running:
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         try:
+            while workspace.closing:
+                workspace.closing.pop()()
             self._epochs.sinks.stop()
         finally:
             with workspace.lock:

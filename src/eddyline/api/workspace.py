@@ -76,6 +76,7 @@ class Workspace:
         catalog: the definitions.
         manifest: the last committed epoch.
         stopping: set when the background run is to end.
+        closing: functions to call when the engine stops.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
     """
 
@@ -92,6 +93,7 @@ class Workspace:
         self.files = storage if isinstance(storage, Files) else Files(storage)
         self.lock = threading.RLock()
         self.stopping = threading.Event()
+        self.closing: list[Callable[[], None]] = []
         self.clock: Callable[[], int] = lambda: time.time_ns() // 1000
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any, TextIO
 
 from eddyline.cli import (
+    console,
     dead_letters,
     doctor,
     ingest,
@@ -25,7 +26,7 @@ from eddyline.cli import (
 )
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
 
-MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, ingest, pipelines, init, doctor)
+MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, console, ingest, pipelines, init, doctor)
 """The modules of the commands."""
 
 APPS = {

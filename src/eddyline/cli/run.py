@@ -29,6 +29,10 @@ def add_to(commands: Commands) -> None:
         "--interval", type=float, metavar="S", help="seconds between epochs; without: no pause"
     )
     parser.add_argument(
+        "--console", type=int, metavar="PORT", nargs="?", const=0,
+        help="serve the console on this port of 127.0.0.1; without PORT: any that is free",
+    )  # fmt: skip
+    parser.add_argument(
         "-v", "--verbose", action="store_true", help="log what the engine does, on standard error"
     )
     add_storage(parser)
@@ -41,6 +45,8 @@ def _run(args: argparse.Namespace) -> int:
     with _logging(args.verbose), open_engine(args.storage) as engine:
         engine.on_progress(lambda progress: _show(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
+        if args.console is not None:
+            print(f"console: {engine.serve(args.console)}", flush=True)
         answer = engine.execute(script)
         if answer is not None:
             print(FORMATTERS[args.format](spark_answer(answer)), flush=True)

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import socket
-import threading
 from functools import partial
 
 import pyarrow as pa
@@ -32,21 +30,20 @@ from eddyline.errors import EddylineError, EngineError, QueueFullError, missing_
 from eddyline.relay.queue import Producer
 
 try:
-    import uvicorn
     from anyio import CapacityLimiter, to_thread
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+
+    from eddyline.serving import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the HTTP endpoint", str(error.name), "ingest") from error
 
-LOOPBACK = "127.0.0.1"
 BODY_BYTES_MAX = 8 << 20
 REQUESTS_MAX = 32
 BODY_SECONDS_MAX = 30.0
 RETRY_AFTER_S = 1
-START_SECONDS_MAX = 30.0
 TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")
 
 
@@ -161,40 +158,13 @@ class Ingest:
         return _RefusedError(429, why, Retry_After=f"{RETRY_AFTER_S}")
 
 
-class IngestServer:
-    """Runs the endpoint in a thread of this process, for the duration of a `with` block.
+class IngestServer(AppServer):
+    """Runs the endpoint in a thread of this process; see `AppServer`.
 
     Args:
         ingest: the application.
-        host: address to bind. Only addresses other than loopback can be reached from other
-            machines; the connection is not encrypted.
-        port: port to bind; 0 for any free one.
+        host, port: address to bind.
     """
 
     def __init__(self, ingest: Ingest, *, host: str = LOOPBACK, port: int = 0) -> None:
-        self._socket = socket.create_server((host, port), backlog=128)
-        self.url = "http://{}:{}".format(*self._socket.getsockname()[:2])
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                ingest.app,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=5,
-                timeout_graceful_shutdown=5,
-                ws="none",
-            )
-        )
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="eddyline-ingest", daemon=True
-        )
-
-    def __enter__(self) -> IngestServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        super().__init__(ingest.app, "eddyline-ingest", host=host, port=port)

@@ -28,7 +28,7 @@ def check_json(target: Target, form: str) -> None:
         form: name of the sink's format, for the message.
     """
     for field, column in zip(target.schema, target.columns, strict=True):
-        if column.dataType.typeName() == "variant" or not _has_json(field.type):
+        if column.dataType.typeName() == "variant" or not has_json(field.type):
             raise wrong_argument(
                 f"the format {form} for the column {field.name}",
                 column.dataType.simpleString(),
@@ -80,13 +80,14 @@ def json_values(column: pa.ChunkedArray | pa.Array) -> pl.Series:
     return pl.concat(chunks).fill_null(NULL)
 
 
-def _has_json(kind: pa.DataType) -> bool:
+def has_json(kind: pa.DataType) -> bool:
+    """Return whether the values of a type have a form in JSON."""
     if pa.types.is_map(kind):
-        return _has_json(kind.key_type) and _has_json(kind.item_type)
+        return has_json(kind.key_type) and has_json(kind.item_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _has_json(kind.value_type)
+        return has_json(kind.value_type)
     if pa.types.is_struct(kind):
-        return all(_has_json(kind.field(i).type) for i in range(kind.num_fields))
+        return all(has_json(kind.field(i).type) for i in range(kind.num_fields))
     return any(
         test(kind)
         for test in (

@@ -52,7 +52,7 @@ def _secret(reference: re.Match[str]) -> str:
     except (KeyError, OSError, UnicodeDecodeError) as error:
         what = "environment variable" if kind == "env" else "file"
         raise EngineError(
-            f"the {what} {name}, which an option of a sink refers to, can't be read",
+            f"the {what} {name}, which an option refers to, can't be read",
             condition="SECRET_MISSING",
-            hint=f"set the variable for the engine's process, or mend the option: ${{{kind}:{name}}}",
+            hint=f"set the variable for this process, or mend the option: ${{{kind}:{name}}}",
         ) from error

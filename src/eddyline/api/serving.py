@@ -1,0 +1,59 @@
+"""The console of an engine in its own process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eddyline.api.epochs import Epochs
+from eddyline.api.workspace import Workspace
+from eddyline.arguments import check_number, checked
+
+if TYPE_CHECKING:
+    from eddyline.console.server import Console
+
+
+@checked
+class Served:
+    """The part of an engine that serves its console."""
+
+    _workspace: Workspace
+    _epochs: Epochs
+    _console: Console | None = None
+
+    def serve(self, port: int = 0, host: str = "127.0.0.1", token: str = "") -> str:
+        """Serve the console, its JSON interface below `/api/`, `/metrics`, `/health` and `/ready`.
+
+        It reads the storage in threads of this process, and ends with the engine. A second call returns
+        the same address.
+
+        Args:
+            port: 0 for any that is free.
+            host: address to bind. Others than loopback need a token.
+            token: a reference to a secret, `${env:NAME}` or `${file:PATH}`, that requests have to send.
+
+        Returns:
+            The address, such as `http://127.0.0.1:43121`.
+
+        Raises:
+            EngineError: NO_ADDRESS: the port is taken. MISSING_PACKAGE: `eddyline[console]` isn't installed.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline import Engine
+            >>> with Engine(tempfile.mkdtemp()) as engine:
+            ...     engine.serve().startswith("http://127.0.0.1:")
+            True
+        """
+        # importing it takes a quarter of a second, and needs packages that may be missing
+        from eddyline.console.server import Console
+
+        if self._console is None:
+            check_number("port", port, 0, 65_535)
+            workspace = self._workspace
+            console = Console(
+                workspace.files, workspace.options, host=host, port=port, token=token
+            ).start()
+            self._epochs.callbacks.append(lambda done: console.observe(done.epoch, done.seconds))
+            workspace.closing.append(console.stop)
+            self._console = console
+        return self._console.url

@@ -1,0 +1,42 @@
+"""The command `console`: serve the pages, the JSON interface and the metrics of a storage."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from contextlib import suppress
+
+from eddyline.cli.arguments import Commands, add_command, add_storage
+from eddyline.cli.opening import existing
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    purpose = "serve a stored engine's console until Ctrl-C, also beside a running engine"
+    parser = add_command(commands, "console", _console, purpose)
+    parser.add_argument("--port", type=int, default=8420, help="0: any that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
+    parser.add_argument(
+        "--token",
+        default="",
+        metavar="REFERENCE",
+        help="what requests have to send: ${env:NAME} or ${file:PATH}; other addresses need one",
+    )
+    add_storage(parser)
+
+
+def _console(args: argparse.Namespace) -> int:
+    from eddyline.console.server import Console
+    from eddyline.options import Options
+    from eddyline.storage.files import Files
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    files, options = Files(existing(args.storage)), Options.from_environment()
+    with (
+        Console(files, options, host=args.host, port=args.port, token=args.token) as console,
+        suppress(KeyboardInterrupt),
+    ):
+        print(console.url, flush=True)
+        threading.Event().wait()
+    return 0

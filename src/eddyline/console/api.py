@@ -1,0 +1,342 @@
+"""The JSON interface of the console, below `/api/`; `openapi.py` describes it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from functools import wraps
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from anyio import CapacityLimiter, to_thread
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from eddyline.answers.dead_letters import DeadLetter
+from eddyline.answers.quick import Answer
+from eddyline.arguments import wrong_argument
+from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.console.events import Hub
+from eddyline.console.graph import make_graph
+from eddyline.console.guard import failure, limited_body
+from eddyline.console.metrics import CONTENT_TYPE, metrics_text
+from eddyline.console.observer import QUERY_ROWS, Observer, Rows
+from eddyline.console.openapi import openapi
+from eddyline.console.tally import Tally, streaming_progress
+from eddyline.console.values import as_json
+from eddyline.errors import BUG, USER, EddylineError
+
+ARROW = "application/vnd.apache.arrow.stream"
+ROWS_DEFAULT, ROWS_MAX = 100, 10_000
+LETTERS_MAX = 1000
+READY_S = 60.0
+STATUS = {
+    "NOT_FOUND": 404,
+    "NO_STORAGE": 503,
+    "NOT_STORED": 409,
+    "VIEW_FAILING": 409,
+    "CHANGES_EXPIRED": 410,
+    "NO_SUCH_EPOCH": 410,
+    "SNAPSHOT_EXPIRED": 410,
+    "NEEDS_SPARK": 422,
+}
+"""The HTTP status of errors; others have 400 if the caller is at fault, else 503 or 500."""
+
+T = TypeVar("T")
+Endpoint = Callable[["Api", Request], Awaitable[Response]]
+
+
+def error_response(error: EddylineError) -> Response:
+    """Return an error as a response."""
+    other = 400 if error.fault == USER else 500 if error.fault == BUG else 503
+    status = STATUS.get(error.condition, other)
+    return failure(status, error.condition, error.message, error.hint)
+
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """Let an endpoint answer with the errors that it raises."""
+
+    @wraps(endpoint)
+    async def answer(api: Api, request: Request) -> Response:
+        try:
+            return await endpoint(api, request)
+        except EddylineError as error:
+            return error_response(error)
+
+    return answer
+
+
+class Api:
+    """The endpoints over one storage.
+
+    Args:
+        limiter: limits the threads that read the storage.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        tally: Tally,
+        hub: Hub,
+        registry: CollectorRegistry,
+        limiter: CapacityLimiter,
+    ) -> None:
+        self.observer = observer
+        self.tally = tally
+        self.hub = hub
+        self._registry = registry
+        self._limiter = limiter
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        given: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/health": self.health,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+            "/api/status": self.status,
+            "/api/views": self.views,
+            "/api/views/{name:path}/changes": self.changes,
+            "/api/views/{name:path}": self.view,
+            "/api/sources": self.sources,
+            "/api/sinks": self.sinks,
+            "/api/pipelines": self.pipelines,
+            "/api/deadletters": self.deadletters,
+            "/api/tasks": self.tasks,
+            "/api/graph": self.graph,
+            "/api/progress": self.progress,
+            "/api/events": self.events,
+            "/api/openapi.json": self.openapi,
+        }
+        routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in given.items()]
+        return [*routes, Route("/api/query", self.query, methods=["POST"])]
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Run a function that reads the storage in a thread."""
+        return await to_thread.run_sync(read, limiter=self._limiter)
+
+    async def health(self, _: Request) -> Response:
+        """Answer while the console runs."""
+        return Response(status_code=204)
+
+    @_guarded
+    async def ready(self, request: Request) -> Response:
+        """Answer 200 while an engine runs, and no view fails; with `age`, if the last commit is younger."""
+        status = await self.run(self.observer.status)
+        failing = [view["name"] for view in status["views"] if view["state"] == "failing"]
+        most = _number(request, "age", 0)
+        age = time.time() - status["committed_at"] if status["committed_at"] else None
+        reasons = []
+        if status["engine"] != "running":
+            reasons.append("no engine runs on this storage")
+        if failing:
+            reasons.append(f"views fail: {', '.join(failing)}")
+        if most and (age is None or age > most):
+            reasons.append(f"the last commit is older than {most} seconds")
+        found = {"ready": not reasons, "reasons": reasons, "epoch": status["epoch"], "age": age}
+        return JSONResponse(found, 503 if reasons else 200)
+
+    @_guarded
+    async def metrics(self, _: Request) -> Response:
+        """Answer with Prometheus metrics."""
+        text = await self.run(lambda: metrics_text(self._registry))
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    @_guarded
+    async def status(self, _: Request) -> Response:
+        """Answer with the status of the storage."""
+        return JSONResponse(await self.run(self.observer.status))
+
+    async def _part(self, name: str) -> Response:
+        status = await self.run(self.observer.status)
+        return JSONResponse({"epoch": status["epoch"], name: status[name]})
+
+    @_guarded
+    async def views(self, _: Request) -> Response:
+        """Answer with all views: state, query, columns."""
+        status, (catalog, _now) = await self.run(
+            lambda: (self.observer.status(), self.observer.now())
+        )
+        found = [
+            {**item, **described(catalog, catalog.get(item["name"]))} for item in status["views"]
+        ]
+        return JSONResponse({"epoch": status["epoch"], "views": found})
+
+    @_guarded
+    async def view(self, request: Request) -> Response:
+        """Answer with rows of a table or view; see `openapi.py`."""
+        name = request.path_params["name"]
+        offset = _number(request, "offset", 0)
+        epoch = _number(request, "epoch", -1)
+        arrow = ARROW in request.headers.get("accept", "")
+        limit = _number(request, "limit", -1 if arrow else ROWS_DEFAULT)
+        if limit > ROWS_MAX and not arrow:
+            raise wrong_argument("limit", limit, f"give at most {ROWS_MAX}, and an offset")
+        known = None if epoch < 0 else epoch
+
+        def read() -> tuple[Rows, bytes]:
+            rows = self.observer.rows(name, known)
+            part = rows.table.slice(offset, None if limit < 0 else limit)
+            if arrow:
+                return rows, _ipc(part)
+            head = {
+                "view": rows.name,
+                "epoch": rows.epoch,
+                "total": rows.table.num_rows,
+                "offset": offset,
+                "ordered": not rows.ordered,
+                "columns": self.observer.entry(name).columns.jsonValue()["fields"],
+            }
+            start = json.dumps(head, ensure_ascii=False)[:-1]
+            return rows, f'{start}, "rows": [{",".join(as_json(part))}]}}'.encode()
+
+        rows, body = await self.run(read)
+        answer = Response(body, media_type=ARROW if arrow else "application/json")
+        answer.headers["Eddyline-Epoch"] = str(rows.epoch)
+        return answer
+
+    @_guarded
+    async def changes(self, request: Request) -> Response:
+        """Answer with the changes of a table or view, as server-sent events."""
+        name = request.path_params["name"]
+        given = request.headers.get("last-event-id", "")
+        after = _number(request, "after", -1)
+        if given.isdigit() and len(given) < 16:
+            after = int(given)
+        await self.run(lambda: self.observer.checked(name))
+        texts = request.query_params.get("as") == "texts"
+        return _stream(self.hub.changes(name, None if after < 0 else after, texts=texts))
+
+    async def events(self, _: Request) -> Response:
+        """Answer with an event for each committed epoch."""
+        return _stream(self.hub.epochs())
+
+    @_guarded
+    async def sources(self, _: Request) -> Response:
+        """Answer with all tables and streams."""
+        return await self._part("sources")
+
+    @_guarded
+    async def sinks(self, _: Request) -> Response:
+        """Answer with all sinks."""
+        return await self._part("sinks")
+
+    @_guarded
+    async def pipelines(self, _: Request) -> Response:
+        """Answer with all pipelines."""
+        return await self._part("pipelines")
+
+    @_guarded
+    async def deadletters(self, request: Request) -> Response:
+        """Answer with dead letters, the newest first."""
+        source = request.query_params.get("source")
+        letters = await self.run(lambda: self.observer.letters(source))
+        found = [letter_json(letter) for letter in letters[:LETTERS_MAX]]
+        return JSONResponse({"total": len(letters), "letters": found})
+
+    @_guarded
+    async def tasks(self, _: Request) -> Response:
+        """Answer with all definitions, and the requested views."""
+        tasks = await self.run(self.observer.tasks)
+        return JSONResponse({"tasks": [asdict(task) for task in tasks]})
+
+    @_guarded
+    async def graph(self, _: Request) -> Response:
+        """Answer with the graph of sources, views and sinks."""
+
+        def read() -> dict[str, Any]:
+            catalog, _now = self.observer.now()
+            return make_graph(catalog, self.observer.status(), self.tally.rates()).as_dict()
+
+        return JSONResponse(await self.run(read))
+
+    @_guarded
+    async def progress(self, request: Request) -> Response:
+        """Answer with the last epochs in the shape of Spark's StreamingQueryProgress."""
+        last = _number(request, "last", 100)
+        return JSONResponse(
+            await self.run(lambda: streaming_progress(self.observer, self.tally, max(last, 1)))
+        )
+
+    @_guarded
+    async def query(self, request: Request) -> Response:
+        """Answer a SELECT that needs no Spark."""
+        body = await limited_body(request)
+        if body is None:
+            return failure(413, "TOO_LARGE", "the query is too long", "shorten it")
+        try:
+            document = json.loads(body)
+            text = document["sql"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            hint = 'send {"sql": "SELECT ..."}'
+            return failure(400, "BAD_OPTION", "the request is no JSON object with sql", hint)
+        answer = await self.run(lambda: self.observer.query(text))
+        return JSONResponse(answer_json(answer))
+
+    async def openapi(self, _: Request) -> Response:
+        """Answer with the description of this interface."""
+        return JSONResponse(openapi())
+
+
+def described(catalog: Catalog, entry: Entry) -> dict[str, Any]:
+    """Return what the catalog says of a view: its query, inputs, columns and readers."""
+    return {
+        "kind": entry.kind,
+        "query": entry.query,
+        "upstream": list(entry.upstream),
+        "columns": entry.columns.jsonValue()["fields"],
+        "read_by": catalog.readers(entry.name),
+        "sinks": catalog.followers(entry.name) if entry.kind == VIEW else [],
+    }
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """Return the result of a query as JSON: values as texts in the form that Spark gives them."""
+    rows = answer.texts()
+    return {
+        "columns": answer.columns,
+        "rows": [list(row) for row in rows],
+        "total": answer.total,
+        "cut": answer.total > len(rows),
+        "rows_max": QUERY_ROWS,
+    }
+
+
+def letter_json(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter as JSON; bytes that are no UTF-8 as hexadecimal digits."""
+    found = asdict(letter)
+    for name in ("payload", "key"):
+        data = found[name]
+        try:
+            found[name] = None if data is None else data.decode()
+        except UnicodeDecodeError:
+            found[name] = data.hex(" ")
+    return {**found, "received": str(letter.received), "died": str(letter.died)}
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """Return a parameter of the query; BAD_OPTION if it isn't a whole number from 0 on."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit()) or len(given) > 15:
+        raise wrong_argument(name, given, "give a whole number from 0 on")
+    return int(given)
+
+
+def _ipc(rows: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows)
+    data: bytes = out.getvalue().to_pybytes()
+    return data
+
+
+def _stream(events: Any) -> Response:
+    headers = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -1,0 +1,195 @@
+"""The numbers of a storage as Prometheus metrics, in base units and with few labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from eddyline.answers.status import row_count
+from eddyline.catalog.entries import VIEW
+from eddyline.console.observer import Observer
+from eddyline.console.tally import BUCKETS_S, Tally
+from eddyline.errors import EddylineError
+from eddyline.state.leases import pinned
+from eddyline.state.manifest import Manifest
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+STATES = ("live", "failing", "paused")
+
+
+class StorageCollector(Collector):
+    """Reads the metrics of one storage when Prometheus asks."""
+
+    def __init__(self, observer: Observer, tally: Tally) -> None:
+        self._observer = observer
+        self._tally = tally
+        self._rows: dict[str, tuple[object, int]] = {}  # by id: the runs counted, and their rows
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; one that needs durations only exists inside of an engine's process."""
+        self._tally.follow()
+        status = self._observer.status()
+        yield from self._epochs(status["epoch"], status["committed_at"], status["engine"])
+        yield from self._sources(status["sources"])
+        yield from self._views(status["views"])
+        yield from self._state()
+        yield from self._targets(status)
+
+    def _epochs(self, epoch: int, committed_at: float | None, engine: str) -> Iterator[Metric]:
+        yield _gauge("eddyline_epoch", "The last committed epoch.", epoch)
+        running = engine == "running"
+        yield _gauge("eddyline_engine_running", "1 while an engine holds the storage.", running)
+        if committed_at is not None:
+            age = max(time.time() - committed_at, 0.0)
+            text = "Seconds since the last commit; it grows while there is no input, too."
+            yield _gauge("eddyline_epoch_age_seconds", text, age)
+        if self._tally.histograms:
+            name = "eddyline_epoch_duration_seconds"
+            text = "Seconds that epochs took, by stage: ingest, plan, run, commit."
+            family = HistogramMetricFamily(name, text, labels=["stage"])
+            for stage, (counts, total) in list(self._tally.histograms.items()):
+                buckets, below = [], 0
+                for bound, count in zip((*BUCKETS_S, "+Inf"), list(counts), strict=True):
+                    below += count
+                    buckets.append((str(bound), float(below)))
+                family.add_metric([stage], buckets, total)
+            yield family
+
+    def _sources(self, sources: list[dict[str, object]]) -> Iterator[Metric]:
+        position = _labelled("eddyline_source_position", "Entries consumed of a source.", "source")
+        late = CounterMetricFamily(
+            "eddyline_late_rows_total", "Rows that came after the watermark.", labels=["source"]
+        )
+        letters = _labelled("eddyline_dead_letters", "Dead letters that are kept.", "source")
+        text = "The watermark of a stream, in seconds since 1970."
+        marks = _labelled("eddyline_watermark_timestamp_seconds", text, "source")
+        for item in sources:
+            labels = [str(item["name"])]
+            position.add_metric(labels, _number(item["position"]))
+            if "late_rows" in item:
+                late.add_metric(labels, _number(item["late_rows"]))
+            if "dead_letters" in item:
+                letters.add_metric(labels, _number(item["dead_letters"]))
+            if item.get("watermark"):
+                moment = datetime.fromisoformat(str(item["watermark"]))
+                marks.add_metric(labels, moment.timestamp())
+        yield from (position, late, letters, marks)
+
+    def _views(self, views: list[dict[str, object]]) -> Iterator[Metric]:
+        text = "1 for the state that a view is in: live, failing or paused."
+        state = GaugeMetricFamily("eddyline_view_state", text, labels=["view", "state"])
+        for item in views:
+            for name in STATES:
+                state.add_metric([str(item["name"]), name], float(item["state"] == name))
+        text = "Rows that a table or view has read since the console was started."
+        read = CounterMetricFamily("eddyline_view_input_rows_total", text, labels=["view"])
+        text = "Changes that a table or view has written since the console was started."
+        written = CounterMetricFamily("eddyline_view_changes_total", text, labels=["view"])
+        for family, counts in ((read, self._tally.rows_in), (written, self._tally.rows_out)):
+            for name, count in list(counts.items()):
+                family.add_metric([name], float(count))
+        yield from (state, read, written)
+
+    def _state(self) -> Iterator[Metric]:
+        catalog, _ = self._observer.now()
+        rows = _labelled("eddyline_view_rows", "Rows of a view's result.", "view")
+        names = ("rows", "bytes")
+        state = [
+            GaugeMetricFamily(
+                f"eddyline_state_{name}",
+                f"The state of an operator on disk, in {name}.",
+                labels=["view", "operator"],
+            )
+            for name in names
+        ]
+        text = "Files of an operator's state: many mean that they wait to be merged."
+        files = GaugeMetricFamily("eddyline_runs", text, labels=["view", "operator"])
+        with pinned(self._observer.files) as manifest:
+            for entry in catalog.entries:
+                if entry.kind == VIEW:
+                    with suppress(EddylineError):  # a damaged view hides its own rows only
+                        count = self._row_count(manifest, entry.id)
+                        rows.add_metric([entry.name], float(count))
+                operators: dict[str, list[int]] = {}
+                for name, runs in manifest.of(entry.id).items():
+                    held = operators.setdefault(name.split("/")[1], [0, 0, 0])
+                    held[0] += sum(run.rows for run in runs)
+                    held[1] += sum(run.bytes for run in runs)
+                    held[2] += len(runs)
+                for operator, held in operators.items():
+                    for family, value in zip((*state, files), held, strict=True):
+                        family.add_metric([entry.name, operator], float(value))
+        yield from (rows, *state, files)
+
+    def _row_count(self, manifest: Manifest, relation: str) -> int:
+        """Return the number of rows of a view; counts again only what has changed."""
+        runs = manifest.of(relation)
+        known = self._rows.get(relation)
+        if known is None or known[0] != runs:
+            known = runs, row_count(self._observer.files, manifest, relation)
+            self._rows[relation] = known
+        return known[1]
+
+    def _targets(self, status: dict[str, list[dict[str, object]]]) -> Iterator[Metric]:
+        epoch = _labelled("eddyline_sink_epoch", "The epoch that a sink holds.", "sink")
+        text = "Epochs that a sink is behind."
+        lag = _labelled("eddyline_sink_lag_epochs", text, "sink")
+        for item in status["sinks"]:
+            epoch.add_metric([str(item["sink"])], _number(item["epoch"]))
+            lag.add_metric([str(item["sink"])], _number(item["behind"]))
+        reader = GaugeMetricFamily(
+            "eddyline_reader_epoch", "The epoch of a named reader.", labels=["view", "reader"]
+        )
+        for item in status["readers"]:
+            reader.add_metric([str(item["view"]), str(item["reader"])], _number(item["epoch"]))
+        text = "Records of a pipeline by what became of them."
+        records = CounterMetricFamily(
+            "eddyline_pipeline_records_total", text, labels=["pipeline", "outcome"]
+        )
+        text = "Records of a pipeline that are being worked on."
+        flight = _labelled("eddyline_pipeline_in_flight", text, "pipeline")
+        for item in status["pipelines"]:
+            name = str(item["name"])
+            for outcome in ("received", "done", "dead"):
+                if outcome in item:
+                    records.add_metric([name, outcome], _number(item[outcome]))
+            if "in_flight" in item:
+                flight.add_metric([name], _number(item["in_flight"]))
+        yield from (epoch, lag, reader, records, flight)
+
+
+def metrics_text(registry: CollectorRegistry) -> bytes:
+    """Return the metrics in Prometheus's text format."""
+    return generate_latest(registry)
+
+
+def registry_of(observer: Observer, tally: Tally) -> CollectorRegistry:
+    """Return a registry of the metrics of one storage and of this process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(StorageCollector(observer, tally))
+    return registry
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _labelled(name: str, text: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=[label])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

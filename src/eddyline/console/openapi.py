@@ -1,0 +1,114 @@
+"""The description of the console's JSON interface, by the OpenAPI specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VERSION = "1"
+"""Raised when something is removed or changes its meaning; more may be added at any time."""
+
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _parameter(name: str, text: str, kind: str = "integer") -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": {"type": kind}}
+
+
+_AFTER = _parameter("after", "the epoch after which changes begin; without: the last one")
+_PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "/health": ("204 while the console runs", [], ""),
+    "/ready": (
+        "200 while an engine runs and no view fails, else 503",
+        [_parameter("age", "the greatest age of the last commit, in seconds")],
+        "application/json",
+    ),
+    "/metrics": ("Prometheus metrics", [], "text/plain"),
+    "/api/status": ("status of the storage, as engine.status()", [], "application/json"),
+    "/api/views": ("views: state, size, query, columns", [], "application/json"),
+    "/api/views/{name}": (
+        "rows of a table or view, as JSON or, by the header Accept, as an Arrow IPC stream",
+        [
+            _NAME,
+            _parameter("limit", "number of rows: 100, at most 10000; Arrow: all"),
+            _parameter("offset", "number of rows to skip"),
+            _parameter("epoch", "a retained epoch; without: the last one"),
+        ],
+        "application/json",
+    ),
+    "/api/views/{name}/changes": (
+        "changes as server-sent events: the id is the epoch, and Last-Event-ID resumes",
+        [_NAME, _AFTER, _parameter("as", "texts: rows as lists of texts", "string")],
+        "text/event-stream",
+    ),
+    "/api/sources": ("tables and streams", [], "application/json"),
+    "/api/sinks": ("sinks, and how far they are", [], "application/json"),
+    "/api/pipelines": ("pipelines and their accounts", [], "application/json"),
+    "/api/deadletters": (
+        "dead letters, the newest first, at most 1000",
+        [_parameter("source", "one pipeline or stream", "string")],
+        "application/json",
+    ),
+    "/api/tasks": ("definitions, and views that are requested", [], "application/json"),
+    "/api/graph": ("sources, views and sinks, and what reads what", [], "application/json"),
+    "/api/progress": (
+        "epochs in the shape of Spark's StreamingQueryProgress, oldest first",
+        [_parameter("last", "number of epochs: 100")],
+        "application/json",
+    ),
+    "/api/events": ("an event for each committed epoch", [], "text/event-stream"),
+    "/api/openapi.json": ("this description", [], "application/json"),
+}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                name: {"type": "string"} for name in ("condition", "message", "hint")
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def openapi() -> dict[str, Any]:
+    """Return the description, as a document of OpenAPI 3.1."""
+    paths: dict[str, Any] = {}
+    for path, (text, parameters, kind) in _PATHS.items():
+        found = {"description": text, **({"content": {kind: {}}} if kind else {})}
+        operation = {
+            "summary": text,
+            "responses": {"200" if kind else "204": found, "default": _failed()},
+            **({"parameters": parameters} if parameters else {}),
+        }
+        paths[path] = {"get": operation}
+    paths["/api/query"] = {"post": _query()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Eddyline console", "version": VERSION},
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": _ERROR},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _query() -> dict[str, Any]:
+    text = "answer a SELECT that needs no Spark; at most 1000 rows, values as texts"
+    query = {"type": "object", "required": ["sql"], "properties": {"sql": {"type": "string"}}}
+    return {
+        "summary": text,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": query}}},
+        "responses": {
+            "200": {"description": text, "content": {"application/json": {}}},
+            "422": {"description": "only Spark answers this query"},
+            "default": _failed(),
+        },
+    }
+
+
+def _failed() -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": "an error", "content": {"application/json": {"schema": schema}}}

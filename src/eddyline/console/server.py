@@ -1,0 +1,106 @@
+"""The console: an HTTP server over one storage, beside the engine that may write to it, or in its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from eddyline.catalog.store import CatalogStore, open_store
+from eddyline.errors import missing_package
+from eddyline.options import Options
+from eddyline.sink.secrets import check_secrets, filled_in
+from eddyline.storage.files import Files
+
+try:
+    from anyio import CapacityLimiter
+    from starlette.applications import Starlette
+
+    from eddyline.console.api import Api
+    from eddyline.console.events import Hub
+    from eddyline.console.guard import Guard, check_token
+    from eddyline.console.metrics import registry_of
+    from eddyline.console.observer import Observer
+    from eddyline.console.tally import Tally
+    from eddyline.serving import LOOPBACK, AppServer
+except ImportError as error:
+    raise missing_package("the console", str(error.name), "console") from error
+
+READERS_MAX = 4
+"""The threads that read the storage at the same time; more requests wait."""
+
+
+class Console:
+    """Serves pages, a JSON interface, metrics and live events of one storage. It only reads.
+
+    Args:
+        files: the storage.
+        options: where its catalog is.
+        host: address to bind.
+        port: port to bind; 0 for any free one.
+        token: a reference, `${env:NAME}` or `${file:PATH}`, to the token that requests need. Addresses
+            other than loopback can't do without.
+
+    Attributes:
+        url: its address.
+
+    Raises:
+        StorageError: NO_STORAGE: there is none.
+        EngineError: NO_ADDRESS: the address can't be bound. BAD_OPTION: a token is missing or too
+            short, or no reference. SECRET_MISSING: what it refers to can't be read.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        options: Options,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        token: str = "",
+    ) -> None:
+        secret = _token(token)
+        check_token(host, secret)
+        self._store: CatalogStore = open_store(files, options.catalog)
+        try:
+            observer = Observer(self._store)
+            self._tally = Tally(observer)
+            limiter = CapacityLimiter(READERS_MAX)
+            self._hub = Hub(observer, limiter)
+            registry = registry_of(observer, self._tally)
+            api = Api(observer, self._tally, self._hub, registry, limiter)
+            app = Guard(Starlette(routes=api.routes()), host, secret)
+            self._server = AppServer(app, "eddyline-console", host=host, port=port)
+        except BaseException:
+            self._store.close()
+            raise
+        self.url = self._server.url
+
+    def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
+        """Take in how long an epoch of the engine in this process took, by stage."""
+        self._tally.observe(epoch, seconds)
+
+    def start(self) -> Console:
+        """Begin to answer requests."""
+        self._server.start()
+        return self
+
+    def stop(self) -> None:
+        """End the streams of events, then the server."""
+        with closing(self._store):
+            self._hub.close()
+            self._server.stop()
+
+    def __enter__(self) -> Console:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+
+def _token(reference: str) -> str:
+    if not reference:
+        return ""
+    given = {"token": reference}
+    check_secrets(given, given)
+    return filled_in(given)["token"]

@@ -1,0 +1,185 @@
+"""Counters over the epochs that are committed while a console runs, and the last epochs one by one."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.changes import Epoch
+from eddyline.console.observer import Observer
+from eddyline.errors import EddylineError
+from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+
+KEPT = 300
+"""The epochs that are shown one by one."""
+BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The bounds of the histograms of durations, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """What is known of an epoch.
+
+    Attributes:
+        committed_at: seconds since 1970; 0 if unknown.
+        rows_in: rows read, by name of table or view.
+        rows_out: changes written, by name of table or view.
+        seconds: by stage; only known to a console inside of the engine's process.
+    """
+
+    epoch: Epoch
+    committed_at: float
+    rows_in: Mapping[str, int]
+    rows_out: Mapping[str, int]
+    positions: Mapping[str, int]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Tally:
+    """Follows the epochs of a storage.
+
+    Attributes:
+        rows_in, rows_out: rows read and changes written since the console was started.
+        histograms: for each stage the durations of epochs: how many were in each of `BUCKETS_S` and
+            beyond, and their sum. Only for a console inside of the engine's process.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._kept: deque[EpochFacts] = deque(maxlen=KEPT)
+        self._last = Epoch(0)
+        self._seconds: dict[int, Mapping[str, float]] = {}
+        self.rows_in: Counter[str] = Counter()
+        self.rows_out: Counter[str] = Counter()
+        self.histograms: dict[str, tuple[list[int], float]] = {}
+        self._started = observer.now()[1].epoch
+        self.follow()
+
+    def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
+        """Take in the durations of an epoch of the engine in this process."""
+        with self._lock:
+            self._seconds[epoch] = dict(seconds)
+            for stage, spent in seconds.items():
+                counts, total = self.histograms.get(stage, ([0] * (len(BUCKETS_S) + 1), 0.0))
+                place = next((i for i, most in enumerate(BUCKETS_S) if spent <= most), -1)
+                counts[place] += 1
+                self.histograms[stage] = (counts, total + spent)
+            for old in [known for known in self._seconds if known < epoch - KEPT]:
+                del self._seconds[old]
+
+    def follow(self) -> None:
+        """Read the manifests of the epochs that were committed since the last call."""
+        catalog, now = self._observer.now()
+        if now.epoch == self._last:
+            return
+        with self._lock:
+            for epoch in committed_epochs(self._observer.files)[-KEPT:]:
+                if self._last < epoch <= now.epoch:
+                    try:
+                        same = epoch == now.epoch
+                        manifest = now if same else read_manifest(self._observer.files, epoch)
+                    except EddylineError:
+                        continue  # it has just been retired
+                    self._add(catalog, manifest)
+            self._last = now.epoch
+
+    def _add(self, catalog: Catalog, manifest: Manifest) -> None:
+        counters = {name: counts for name, counts in manifest.counters.items() if "/" not in name}
+        rows_in = {name: counts.get("in", 0) for name, counts in counters.items()}
+        rows_out = {name: counts.get("out", 0) for name, counts in counters.items()}
+        names = {entry.id: entry.name for entry in catalog.entries}
+        positions = {names[i]: end for i, end in manifest.positions.items() if i in names}
+        if manifest.epoch > self._started:
+            self.rows_in.update(rows_in)
+            self.rows_out.update(rows_out)
+        time = manifest.committed_at / 1e6
+        self._kept.append(EpochFacts(manifest.epoch, time, rows_in, rows_out, positions))
+
+    def epochs(self) -> list[EpochFacts]:
+        """Return the last epochs, oldest first."""
+        self.follow()
+        with self._lock:
+            return [
+                EpochFacts(
+                    one.epoch,
+                    one.committed_at,
+                    one.rows_in,
+                    one.rows_out,
+                    one.positions,
+                    self._seconds.get(one.epoch, {}),
+                )
+                for one in self._kept
+            ]
+
+    def rates(self, last: int = 20) -> dict[str, float]:
+        """Return the changes a second of each table and view, over the last epochs."""
+        known = [one for one in self.epochs() if one.committed_at][-last:]
+        if len(known) < 2:
+            return {}
+        seconds = max(known[-1].committed_at - known[0].committed_at, 1e-3)
+        total: Counter[str] = Counter()
+        for one in known[1:]:
+            total.update(one.rows_out)
+        return {name: count / seconds for name, count in total.items()}
+
+
+def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> list[dict[str, Any]]:
+    """Return the last epochs in the shape of Spark's StreamingQueryProgress, oldest first.
+
+    What isn't known is left out: the durations if the engine runs in another process. The state is that
+    of the last epoch.
+    """
+    catalog, manifest = observer.now()
+    status = observer.status()
+    state = [
+        {
+            "operatorName": view["name"],
+            "numRowsTotal": view["state_rows"],
+            "memoryUsedBytes": view["state_bytes"],
+        }
+        for view in status["views"]
+    ]
+    times = [item["watermark"] for item in status["sources"] if item.get("watermark")]
+    sources = [entry.name for entry in catalog.entries if entry.kind != VIEW and not entry.role]
+    found, before = [], None
+    for one in tally.epochs()[-last - 1 :]:
+        rows = sum(one.rows_in.values())
+        spent = sum(one.seconds.values())
+        durations = {stage: round(1000 * used) for stage, used in one.seconds.items()}
+        gap = one.committed_at - before.committed_at if before and one.committed_at else 0.0
+        earlier: Mapping[str, int] = before.positions if before else {}
+        found.append(
+            {
+                "id": manifest.writer,
+                "name": observer.files.root.rstrip("/").rpartition("/")[2],
+                "timestamp": datetime.fromtimestamp(one.committed_at, UTC).isoformat(),
+                "batchId": one.epoch,
+                "numInputRows": rows,
+                **({"inputRowsPerSecond": rows / gap} if gap > 0 else {}),
+                **({"processedRowsPerSecond": rows / spent} if spent > 0 else {}),
+                "durationMs": {**durations, "triggerExecution": round(1000 * spent)}
+                if durations
+                else {},
+                "eventTime": {"watermark": min(times)}
+                if times and one.epoch == manifest.epoch
+                else {},
+                "stateOperators": state if one.epoch == manifest.epoch else [],
+                "sources": [
+                    {
+                        "description": name,
+                        "startOffset": earlier.get(name),
+                        "endOffset": one.positions.get(name),
+                    }
+                    for name in sources
+                ],
+                "sink": {"description": "eddyline", "numOutputRows": sum(one.rows_out.values())},
+            }
+        )
+        before = one
+    return found[-last:]

@@ -1,0 +1,405 @@
+"""The console over real connections: its JSON interface, events, metrics, and who may ask."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import quote, urlparse
+
+import pyarrow as pa
+import pytest
+
+import eddyline as el
+from eddyline import cli
+from eddyline.errors import EngineError, StorageError
+from eddyline.options import Options
+from eddyline.storage.files import Files
+from processes import Child
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("uvicorn")
+
+from eddyline.console.server import Console
+
+pytestmark = pytest.mark.spark
+
+EVIL = "<script>alert(1)</script>\"'&</td>"
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture(scope="module")
+def engine(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
+    storage = tmp_path_factory.mktemp("console") / "shop"
+    with el.Engine(str(storage), options=Options(retain_epochs=4)) as engine:
+        engine.serve()
+        engine.execute(
+            "CREATE TABLE orders (id BIGINT, country STRING, price DECIMAL(10,2), PRIMARY KEY (id))"
+        )
+        engine.execute("""
+            CREATE VIEW by_country AS
+                SELECT country, count(*) AS n, sum(price) AS total FROM orders GROUP BY country;
+            CREATE VIEW largest AS SELECT country, n FROM by_country ORDER BY n DESC LIMIT 3;
+            CREATE VIEW typed AS SELECT id, double(price) AS d, array(id, NULL) AS a, map('k', price) AS m,
+                TIMESTAMP '2024-01-02 03:04:05.5' AS ts, X'00FF' AS b, id % 2 = 0 AS even FROM orders;
+            CREATE VIEW ratio AS SELECT id, 100 / (id - 99) AS r FROM orders;
+        """)
+        engine.sink("copy", "by_country", "jsonl", path=str(storage.parent / "copy"))
+        engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"]).insert(
+            [
+                (1, "de", Decimal("1.50")),
+                (2, "fr", Decimal(2)),
+                (3, EVIL, Decimal(3)),
+                (4, None, None),
+            ]
+        )
+        engine.advance()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def url(engine: el.Engine) -> str:
+    return engine.serve()
+
+
+def ask(
+    url: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=30)) as connection:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("GET" if body is None else "POST", path, body, given)
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read()
+
+
+def document(url: str, path: str, **headers: str) -> dict:
+    status, _, body = ask(url, path, **headers)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def error_of(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
+    found = json.loads(answer[2])["error"]
+    assert found["message"]
+    assert found["hint"]
+    return answer[0], found["condition"]
+
+
+class Events:
+    """The events of a stream, as (id, name, data)."""
+
+    def __init__(self, url: str, path: str, **headers: str) -> None:
+        self.connection = http.client.HTTPConnection(urlparse(url).netloc, timeout=60)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.connection.request("GET", path, headers=given)
+        self.answer = self.connection.getresponse()
+        assert self.answer.status == 200
+        assert self.answer.headers["Content-Type"].startswith("text/event-stream")
+
+    def next(self, *names: str) -> tuple[str | None, str, dict]:
+        """Return the next event, of these names."""
+        while True:
+            found: dict[str, str] = {}
+            while (line := self.answer.readline().decode().rstrip("\n")) != "":
+                name, _, value = line.partition(": ")
+                found[name] = value
+            if found.get("event") and (not names or found["event"] in names):
+                return found.get("id"), found["event"], json.loads(found["data"])
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def rows_of(engine: el.Engine, query: str) -> list[str]:
+    return sorted(repr(tuple(row)) for row in engine.sql(query).collect())
+
+
+def test_rows_are_those_of_spark(engine, url):
+    found = document(url, "/api/views/by_country")
+    shown = sorted(repr((r["country"], r["n"], r["total"])) for r in found["rows"])
+    query = "SELECT country, n, double(total) FROM by_country"
+    assert shown == rows_of(engine, query)
+    assert found["total"] == 4
+    assert found["epoch"] == engine.status()["epoch"]
+    assert [column["name"] for column in found["columns"]] == ["country", "n", "total"]
+    assert document(url, "/api/views/orders")["total"] == 4  # tables, too
+
+
+def test_values_of_all_types_are_json_as_spark_writes_it(engine, url):
+    given = "to_json(struct(*), map('ignoreNullFields', 'false')) AS line"
+    expected = [json.loads(row[0]) for row in engine.sql(f"SELECT {given} FROM typed").collect()]
+    shown = document(url, "/api/views/typed")["rows"]
+    assert sorted(map(repr, shown)) == sorted(map(repr, expected))
+
+
+def test_pages_of_rows_of_one_epoch_are_disjoint_and_complete(url):
+    epoch = document(url, "/api/views/orders")["epoch"]
+    parts = [
+        document(url, f"/api/views/orders?limit=3&offset={offset}&epoch={epoch}")["rows"]
+        for offset in (0, 3, 6)
+    ]
+    assert [len(part) for part in parts] == [3, 1, 0]
+    assert sorted(row["id"] for part in parts for row in part) == [1, 2, 3, 4]
+
+
+def test_rows_as_arrow_have_the_types_of_the_view(engine, url):
+    kind = "application/vnd.apache.arrow.stream"
+    status, headers, body = ask(url, "/api/views/by_country", Accept=kind)
+    assert (status, headers["content-type"]) == (200, kind)
+    table = pa.ipc.open_stream(io.BytesIO(body)).read_all()
+    assert table.schema.field("total").type == pa.decimal128(20, 2)
+    assert sorted(map(repr, zip(*table.to_pydict().values(), strict=True))) == rows_of(
+        engine, "SELECT * FROM by_country"
+    )
+
+
+def test_wrong_requests_are_answered_with_what_to_do(engine, url):
+    assert error_of(ask(url, "/api/views/nothing")) == (404, "NOT_FOUND")
+    assert error_of(ask(url, "/api/views/nothing/changes")) == (404, "NOT_FOUND")
+    assert error_of(ask(url, "/api/views/orders?limit=x")) == (400, "BAD_OPTION")
+    assert error_of(ask(url, "/api/views/orders?limit=99999999")) == (400, "BAD_OPTION")
+    assert error_of(ask(url, "/api/views/orders?epoch=999")) == (410, "NO_SUCH_EPOCH")
+    assert error_of(ask(url, "/api/query", b"no json")) == (400, "BAD_OPTION")
+    assert error_of(ask(url, "/api/query", b'{"sql": 5}')) == (400, "BAD_OPTION")
+    assert error_of(ask(url, "/api/query", b"x" * 100_000)) == (413, "TOO_LARGE")
+    assert ask(url, "/api/query")[0] == 405
+    assert ask(url, "/api/none")[0] == 404
+    assert ask(url, f"/api/views/{quote(EVIL)}")[0] == 404
+    assert document(url, "/api/status")["engine"] == "running"
+
+
+def test_queries_are_answered_without_spark_or_refused(engine, url):
+    def query(text: str) -> tuple[int, dict[str, str], bytes]:
+        return ask(url, "/api/query", json.dumps({"sql": text}).encode())
+
+    status, _, body = query("SELECT country, n FROM by_country WHERE country = 'de'")
+    assert (status, json.loads(body)["rows"]) == (200, [["de", "1"]])
+    assert error_of(query("SELECT max(n) FROM by_country")) == (422, "NEEDS_SPARK")
+    assert error_of(query("DROP VIEW by_country")) == (422, "NEEDS_SPARK")
+    assert error_of(query("SELECT * FROM ratio VERSION AS OF 999"))[0] == 410
+    assert "by_country" in {view["name"] for view in engine.status()["views"]}
+
+
+def test_changes_come_live_and_resume_after_the_last_event(engine, url):
+    orders = engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"])
+    events = Events(url, "/api/views/by_country/changes")
+    number, name, data = events.next()
+    assert (name, data["epoch"]) == ("epoch", engine.status()["epoch"])
+    orders.insert([(5, "de", Decimal("0.50"))])
+    epoch = engine.advance()
+    number, name, data = events.next("changes")
+    assert (int(number), data["epoch"], data["last"]) == (epoch, epoch, True)
+    assert [(c["op"], c["row"]) for c in data["changes"]] == [
+        ("delete", {"country": "de", "n": 1, "total": 1.5}),
+        ("append", {"country": "de", "n": 2, "total": 2.0}),
+    ]
+    events.close()
+
+    orders.delete([(5, "de", Decimal("0.50"))])
+    later = engine.advance()
+    events = Events(url, "/api/views/by_country/changes?after=0", Last_Event_ID=number)
+    number, _, data = events.next("changes")
+    events.close()
+    assert int(number) == data["epoch"] == later  # the epochs before it were received
+
+
+def test_all_changes_add_up_to_the_rows(engine, url):
+    events = Events(url, "/api/views/by_country/changes?after=0")
+    rows: dict[str, int] = {}
+    until = engine.status()["epoch"]
+    while True:
+        _, name, data = events.next("changes", "epoch")
+        if name == "epoch" and data["epoch"] >= until:
+            break
+        for change in data.get("changes", ()):
+            row = json.dumps(change["row"])
+            rows[row] = rows.get(row, 0) + (1 if change["op"] == "append" else -1)
+    events.close()
+    kept = sorted(row for row, count in rows.items() if count)
+    assert set(rows.values()) <= {0, 1}
+    assert kept == sorted(map(json.dumps, document(url, "/api/views/by_country")["rows"]))
+
+
+def test_a_failing_view_harms_nothing_else_and_expired_changes_say_so(engine, url):
+    orders = engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"])
+    assert document(url, "/ready")["ready"]
+    orders.insert([(99, "pt", Decimal(1))])
+    engine.advance()
+    assert error_of(ask(url, "/api/views/ratio")) == (409, "VIEW_FAILING")
+    status, _, body = ask(url, "/ready")
+    assert status == 503
+    assert "ratio" in body.decode()
+    assert (
+        'eddyline_view_state{state="failing",view="ratio"} 1.0' in ask(url, "/metrics")[2].decode()
+    )
+    assert document(url, "/api/views/by_country")["total"] == 5
+    orders.delete([(99, "pt", Decimal(1))])
+    for number in range(26):  # epochs are retired from time to time
+        orders.upsert([(1, "de", Decimal(number))])
+        engine.advance()
+    events = Events(url, "/api/views/by_country/changes?after=3")
+    number, _, data = events.next("expired")
+    epoch = engine.status()["epoch"]
+    assert data["condition"] == "CHANGES_EXPIRED"
+    assert int(number) == data["epoch"] == epoch
+    orders.upsert([(1, "de", Decimal("1.50"))])  # and it goes on from there
+    assert engine.advance() == epoch + 1
+    assert events.next("changes")[2]["epoch"] == epoch + 1
+    events.close()
+    assert document(url, "/ready")["ready"]
+
+
+def test_metrics_are_those_of_the_storage(engine, url):
+    status, headers, body = ask(url, "/metrics")
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
+    found = {
+        name: float(value)
+        for name, value in re.findall(r"^(\w+(?:\{[^}]*\})?) (\S+)$", body.decode(), re.MULTILINE)
+    }
+    epoch = engine.status()["epoch"]
+    assert found["eddyline_epoch"] == epoch
+    assert found["eddyline_engine_running"] == 1
+    assert found['eddyline_view_rows{view="by_country"}'] == 4
+    assert found['eddyline_sink_epoch{sink="copy"}'] == epoch
+    assert found['eddyline_sink_lag_epochs{sink="copy"}'] == 0
+    assert found['eddyline_epoch_duration_seconds_count{stage="commit"}'] == epoch
+    assert found['eddyline_view_changes_total{view="by_country"}'] > 8
+    state = {
+        name: value for name, value in found.items() if name.startswith("eddyline_state_rows{")
+    }
+    views = {view["name"]: view["state_rows"] for view in engine.status()["views"]}
+    for view, rows in views.items():
+        assert sum(v for name, v in state.items() if f'view="{view}"' in name) == rows
+    assert {name.split("_")[0] for name in found} == {"eddyline", "process"}
+
+
+def test_lists_show_what_is_there(engine, url):
+    status = document(url, "/api/status")
+    own = engine.status()
+    assert {view["name"] for view in status["views"]} == {view["name"] for view in own["views"]}
+    assert [sink["sink"] for sink in document(url, "/api/sinks")["sinks"]] == ["copy"]
+    assert [s["name"] for s in document(url, "/api/sources")["sources"]] == ["orders"]
+    assert {task["name"] for task in document(url, "/api/tasks")["tasks"]} >= {"orders", "largest"}
+    assert document(url, "/api/deadletters") == {"total": 0, "letters": []}
+    views = {view["name"]: view for view in document(url, "/api/views")["views"]}
+    assert views["by_country"]["read_by"] == ["largest"]
+    assert views["by_country"]["sinks"] == ["copy"]
+    assert "sum(price)" in views["by_country"]["query"]
+
+    graph = document(url, "/api/graph")
+    names = {node["id"]: (node["name"], node["level"]) for node in graph["nodes"]}
+    edges = {(names[one], names[two]) for one, two in graph["edges"]}
+    assert (("orders", 0), ("by_country", 1)) in edges
+    assert (("by_country", 1), ("largest", 2)) in edges
+    assert (("by_country", 1), ("copy", 3)) in edges
+
+
+def test_progress_has_the_shape_of_spark(engine, url):
+    epochs = json.loads(ask(url, "/api/progress?last=3")[2])
+    assert [one["batchId"] for one in epochs] == list(
+        range(epochs[0]["batchId"], epochs[0]["batchId"] + 3)
+    )
+    last = epochs[-1]
+    assert last["batchId"] == engine.status()["epoch"]
+    assert last["numInputRows"] == sum(engine.progress().rows_in.values())
+    assert last["durationMs"]["triggerExecution"] == round(
+        1000 * sum(engine.progress().seconds.values())
+    )
+    assert {part["operatorName"] for part in last["stateOperators"]} >= {"by_country", "largest"}
+    assert last["sources"][0]["endOffset"] == last["sources"][0]["startOffset"] + 1
+
+
+def test_the_description_names_every_path(url):
+    described = document(url, "/api/openapi.json")
+    assert described["openapi"].startswith("3.")
+    for path, methods in described["paths"].items():
+        if "get" in methods and "event-stream" not in json.dumps(methods):
+            assert ask(url, path.replace("{name}", "by_country"))[0] in (200, 204), path
+    named = set(described["paths"])
+    assert {"/metrics", "/api/query", "/api/views/{name}/changes"} <= named
+
+
+def test_pages_of_other_sites_can_not_ask(url):
+    assert error_of(ask(url, "/api/status", Host="evil.example:80")) == (421, "WRONG_HOST")
+    assert error_of(ask(url, "/api/status", Host="127.0.0.1.evil.example")) == (421, "WRONG_HOST")
+    assert ask(url, "/api/status", Host=f"localhost:{urlparse(url).port}")[0] == 200
+    crossed = ask(url, "/api/query", b"{}", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="cors")
+    assert error_of(crossed) == (403, "OTHER_SITE")
+    _, headers, _ = ask(url, "/api/status", Origin="http://evil.example")
+    assert "access-control-allow-origin" not in headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_token_is_demanded_beyond_loopback(engine, tmp_path, monkeypatch):
+    files, options = engine.files, Options()
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        Console(files, options, host="0.0.0.0")
+    with pytest.raises(EngineError, match="in the clear"):
+        Console(files, options, host="0.0.0.0", token=TOKEN)
+    monkeypatch.setenv("CONSOLE_TOKEN", "short")
+    with pytest.raises(EngineError, match="16"):
+        Console(files, options, token="${env:CONSOLE_TOKEN}")
+    with pytest.raises(EngineError, match="SECRET_MISSING"):
+        Console(files, options, token=f"${{file:{tmp_path}/none}}")
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    with Console(files, options, host="0.0.0.0", token=f"${{file:{tmp_path}/token}}") as console:
+        url = console.url
+        assert ask(url, "/health")[0] == 204
+        for path in ("/api/status", "/metrics", "/ready", "/api/views/orders/changes"):
+            assert error_of(ask(url, path)) == (401, "NO_TOKEN")
+        assert error_of(ask(url, "/api/status", Authorization="Bearer wrong"))[0] == 401
+        assert ask(url, "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_an_address_that_is_taken_is_refused(engine, url):
+    with pytest.raises(EngineError, match="NO_ADDRESS"):
+        Console(engine.files, Options(), port=urlparse(url).port)
+    with pytest.raises(StorageError, match="NO_STORAGE"):
+        Console(Files(str(Path(engine.files.root) / "none")), Options())
+
+
+def test_the_command_serves_beside_a_running_engine_without_a_jvm(engine, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "eddyline",
+        "console",
+        "--storage",
+        engine.files.root,
+        "--port",
+        "0",
+    ]
+    settings = {"JAVA_HOME": "/nowhere", "PATH": os.path.dirname(sys.executable)}
+    child = Child(command, tmp_path / "errors", **settings)
+    try:
+        url = child.process.stdout.readline().strip()
+        assert document(url, "/api/views/by_country") == document(
+            engine.serve(), "/api/views/by_country"
+        )
+        last = document(url, "/api/progress")[-1]
+        assert last["durationMs"] == {}  # only the engine's own process knows them
+        os.kill(child.process.pid, signal.SIGTERM)
+        assert child.process.wait(20) == 0
+    finally:
+        child.kill()
+    assert (tmp_path / "errors").read_text() == ""
+
+
+def test_run_prints_the_address_of_its_console(spark, tmp_path, capsys):
+    script = tmp_path / "shop.sql"
+    script.write_text("CREATE TABLE t (id BIGINT)")
+    command = ["run", str(script), "--storage", str(tmp_path / "s"), "--once", "--console"]
+    assert cli.main(command) == 0
+    assert re.search(r"^console: http://127.0.0.1:\d+$", capsys.readouterr().out, re.MULTILINE)
