@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture setup postgresql kafka clean
+.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,12 +48,22 @@ docs: setup ## what the docs take from the code, and the site in build/site; a d
 docs-picture: $(VENV)/.installed ## run the demo and draw docs/demo.svg from its output
 	$(BIN)/eddyline demo --lines 30000 | $(BIN)/python docs/picture.py
 
-setup: $(VENV)/.installed-dev postgresql kafka
+console-pictures: setup ## run the console's browser tests, and copy their screenshots into docs/
+	$(BIN)/pytest -q -n0 tests/test_console_pages.py
+	for name in overview graph view-dark narrow; do \
+	    cp build/console/$$name.png docs/console-$$name.png; done
+
+setup: $(VENV)/.installed-dev postgresql kafka chromium
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 || command -v pg_ctl >/dev/null || \
 	    .ci/install postgresql || echo "PostgreSQL can't be installed from apt: its tests skip."
+
+# The browser of the console's tests, which skip without it.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	    .ci/install chromium || echo "Chromium can't be installed from apt: the browser tests skip."
 
 # A broker for the tests of queues on Kafka, which skip without one.
 kafka: .kafka/.fetched

@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote, urlparse
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import eddyline as el
+from console_cases import EVIL, TOKEN, Answer, ask, document
 from eddyline import cli
 from eddyline.errors import EngineError, StorageError
 from eddyline.options import Options
@@ -26,14 +26,17 @@ from eddyline.storage.files import Files
 from processes import Child
 
 pytest.importorskip("prometheus_client")
+pytest.importorskip("jinja2")
 pytest.importorskip("uvicorn")
 
 from eddyline.console.server import Console
 
 pytestmark = pytest.mark.spark
 
-EVIL = "<script>alert(1)</script>\"'&</td>"
-TOKEN = "correct-horse-battery"
+
+@pytest.fixture(autouse=True)
+def lane_at_random() -> None:
+    """Let small epochs run in the driver, as by default: these tests are about what is shown."""
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +73,7 @@ def url(engine: el.Engine) -> str:
     return engine.serve()
 
 
-def ask(
-    url: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=30)) as connection:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request("GET" if body is None else "POST", path, body, given)
-        answer = connection.getresponse()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, found, answer.read()
-
-
-def document(url: str, path: str, **headers: str) -> dict:
-    status, _, body = ask(url, path, **headers)
-    assert status == 200, body
-    return json.loads(body)
-
-
-def error_of(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
+def error_of(answer: Answer) -> tuple[int, str]:
     found = json.loads(answer[2])["error"]
     assert found["message"]
     assert found["hint"]
@@ -178,7 +164,7 @@ def test_wrong_requests_are_answered_with_what_to_do(engine, url):
 
 
 def test_queries_are_answered_without_spark_or_refused(engine, url):
-    def query(text: str) -> tuple[int, dict[str, str], bytes]:
+    def query(text: str) -> Answer:
         return ask(url, "/api/query", json.dumps({"sql": text}).encode())
 
     status, _, body = query("SELECT country, n FROM by_country WHERE country = 'de'")
@@ -272,7 +258,7 @@ def test_metrics_are_those_of_the_storage(engine, url):
     assert found['eddyline_sink_epoch{sink="copy"}'] == epoch
     assert found['eddyline_sink_lag_epochs{sink="copy"}'] == 0
     assert found['eddyline_epoch_duration_seconds_count{stage="commit"}'] == epoch
-    assert found['eddyline_view_changes_total{view="by_country"}'] > 8
+    assert found['eddyline_view_changes_total{view="by_country"}'] >= 4
     state = {
         name: value for name, value in found.items() if name.startswith("eddyline_state_rows{")
     }
@@ -315,7 +301,8 @@ def test_progress_has_the_shape_of_spark(engine, url):
         1000 * sum(engine.progress().seconds.values())
     )
     assert {part["operatorName"] for part in last["stateOperators"]} >= {"by_country", "largest"}
-    assert last["sources"][0]["endOffset"] == last["sources"][0]["startOffset"] + 1
+    source = last["sources"][0]
+    assert source["endOffset"] == (source["startOffset"] or 0) + 1
 
 
 def test_the_description_names_every_path(url):

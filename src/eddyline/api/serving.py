@@ -51,7 +51,12 @@ class Served:
             check_number("port", port, 0, 65_535)
             workspace = self._workspace
             console = Console(
-                workspace.files, workspace.options, host=host, port=port, token=token
+                workspace.files,
+                workspace.options,
+                host=host,
+                port=port,
+                token=token,
+                inside=True,
             ).start()
             self._epochs.callbacks.append(lambda done: console.observe(done.epoch, done.seconds))
             workspace.closing.append(console.stop)

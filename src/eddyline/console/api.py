@@ -50,11 +50,15 @@ T = TypeVar("T")
 Endpoint = Callable[["Api", Request], Awaitable[Response]]
 
 
+def status_of(error: EddylineError) -> int:
+    """Return the HTTP status of an error."""
+    other = 400 if error.fault == USER else 500 if error.fault == BUG else 503
+    return STATUS.get(error.condition, other)
+
+
 def error_response(error: EddylineError) -> Response:
     """Return an error as a response."""
-    other = 400 if error.fault == USER else 500 if error.fault == BUG else 503
-    status = STATUS.get(error.condition, other)
-    return failure(status, error.condition, error.message, error.hint)
+    return failure(status_of(error), error.condition, error.message, error.hint)
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
@@ -127,7 +131,7 @@ class Api:
         """Answer 200 while an engine runs, and no view fails; with `age`, if the last commit is younger."""
         status = await self.run(self.observer.status)
         failing = [view["name"] for view in status["views"] if view["state"] == "failing"]
-        most = _number(request, "age", 0)
+        most = number_of(request, "age", 0)
         age = time.time() - status["committed_at"] if status["committed_at"] else None
         reasons = []
         if status["engine"] != "running":
@@ -169,10 +173,10 @@ class Api:
     async def view(self, request: Request) -> Response:
         """Answer with rows of a table or view; see `openapi.py`."""
         name = request.path_params["name"]
-        offset = _number(request, "offset", 0)
-        epoch = _number(request, "epoch", -1)
+        offset = number_of(request, "offset", 0)
+        epoch = number_of(request, "epoch", -1)
         arrow = ARROW in request.headers.get("accept", "")
-        limit = _number(request, "limit", -1 if arrow else ROWS_DEFAULT)
+        limit = number_of(request, "limit", -1 if arrow else ROWS_DEFAULT)
         if limit > ROWS_MAX and not arrow:
             raise wrong_argument("limit", limit, f"give at most {ROWS_MAX}, and an offset")
         known = None if epoch < 0 else epoch
@@ -203,7 +207,7 @@ class Api:
         """Answer with the changes of a table or view, as server-sent events."""
         name = request.path_params["name"]
         given = request.headers.get("last-event-id", "")
-        after = _number(request, "after", -1)
+        after = number_of(request, "after", -1)
         if given.isdigit() and len(given) < 16:
             after = int(given)
         await self.run(lambda: self.observer.checked(name))
@@ -256,7 +260,7 @@ class Api:
     @_guarded
     async def progress(self, request: Request) -> Response:
         """Answer with the last epochs in the shape of Spark's StreamingQueryProgress."""
-        last = _number(request, "last", 100)
+        last = number_of(request, "last", 100)
         return JSONResponse(
             await self.run(lambda: streaming_progress(self.observer, self.tally, max(last, 1)))
         )
@@ -319,7 +323,7 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
     return {**found, "received": str(letter.received), "died": str(letter.died)}
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def number_of(request: Request, name: str, default: int) -> int:
     """Return a parameter of the query; BAD_OPTION if it isn't a whole number from 0 on."""
     given = request.query_params.get(name)
     if given is None:

@@ -91,6 +91,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 begun = True
                 headers = MutableHeaders(scope=message)
+                if scope["path"].startswith("/static/"):
+                    headers["Cache-Control"] = "no-cache"  # the browser asks whether it has changed
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)

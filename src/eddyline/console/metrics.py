@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -72,7 +73,6 @@ class StorageCollector(Collector):
         late = CounterMetricFamily(
             "eddyline_late_rows_total", "Rows that came after the watermark.", labels=["source"]
         )
-        letters = _labelled("eddyline_dead_letters", "Dead letters that are kept.", "source")
         text = "The watermark of a stream, in seconds since 1970."
         marks = _labelled("eddyline_watermark_timestamp_seconds", text, "source")
         for item in sources:
@@ -80,12 +80,10 @@ class StorageCollector(Collector):
             position.add_metric(labels, _number(item["position"]))
             if "late_rows" in item:
                 late.add_metric(labels, _number(item["late_rows"]))
-            if "dead_letters" in item:
-                letters.add_metric(labels, _number(item["dead_letters"]))
             if item.get("watermark"):
                 moment = datetime.fromisoformat(str(item["watermark"]))
                 marks.add_metric(labels, moment.timestamp())
-        yield from (position, late, letters, marks)
+        yield from (position, late, marks)
 
     def _views(self, views: list[dict[str, object]]) -> Iterator[Metric]:
         text = "1 for the state that a view is in: live, failing or paused."
@@ -142,7 +140,11 @@ class StorageCollector(Collector):
             self._rows[relation] = known
         return known[1]
 
-    def _targets(self, status: dict[str, list[dict[str, object]]]) -> Iterator[Metric]:
+    def _targets(self, status: dict[str, Any]) -> Iterator[Metric]:
+        text = "Dead letters of a stream, pipeline or sink that are kept."
+        letters = _labelled("eddyline_dead_letters", text, "source")
+        for name, count in status["dead_letters"].items():
+            letters.add_metric([name], float(count))
         epoch = _labelled("eddyline_sink_epoch", "The epoch that a sink holds.", "sink")
         text = "Epochs that a sink is behind."
         lag = _labelled("eddyline_sink_lag_epochs", text, "sink")
@@ -167,7 +169,7 @@ class StorageCollector(Collector):
                     records.add_metric([name, outcome], _number(item[outcome]))
             if "in_flight" in item:
                 flight.add_metric([name], _number(item["in_flight"]))
-        yield from (epoch, lag, reader, records, flight)
+        yield from (letters, epoch, lag, reader, records, flight)
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:

@@ -17,10 +17,10 @@ from eddyline.answers.changelog import RETRACT
 from eddyline.answers.dead_letters import DeadLetter, list_letters
 from eddyline.answers.quick import Answer, quick_answer
 from eddyline.answers.sinks import sinks_status
-from eddyline.answers.status import storage_status
+from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import Relation, check_stored
 from eddyline.answers.tasks import Task, list_tasks, stored_catalog
-from eddyline.catalog.entries import PIPELINE, Catalog, Entry
+from eddyline.catalog.entries import DEAD, PIPELINE, Catalog, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch
 from eddyline.errors import QueryError
@@ -123,7 +123,11 @@ class Observer:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the storage, as `Engine.status`; `engine` tells whether one runs."""
+        """Return the status of the storage, as `Engine.status`.
+
+        `engine` tells whether one runs, `committed_at` when the last epoch was committed (seconds since
+        1970), `dead_letters` how many each pipeline, stream and sink has.
+        """
         return self._cached("status", self._status)
 
     def _status(self) -> dict[str, Any]:
@@ -131,6 +135,11 @@ class Observer:
         with pinned(self.files) as manifest:
             status = storage_status(self.files, catalog, manifest)
             sinks = sinks_status(self.files, catalog, manifest.epoch)
+            letters = {
+                entry.name.removesuffix(DEAD): row_count(self.files, manifest, entry.id)
+                for entry in catalog.entries
+                if entry.holds_letters
+            }
         pipelines = [stored_status(self.files, e) for e in catalog.entries if e.role == PIPELINE]
         running = in_use(self.files)
         committed_at = manifest.committed_at / 1e6 if manifest.committed_at else None
@@ -140,6 +149,7 @@ class Observer:
             **status,
             "sinks": sinks,
             "pipelines": pipelines,
+            "dead_letters": letters,
         }
 
     def tasks(self) -> list[Task]:

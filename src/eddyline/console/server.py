@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -15,12 +16,14 @@ from eddyline.storage.files import Files
 try:
     from anyio import CapacityLimiter
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
 
     from eddyline.console.api import Api
     from eddyline.console.events import Hub
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
+    from eddyline.console.pages import Pages
     from eddyline.console.tally import Tally
     from eddyline.serving import LOOPBACK, AppServer
 except ImportError as error:
@@ -40,6 +43,7 @@ class Console:
         port: port to bind; 0 for any free one.
         token: a reference, `${env:NAME}` or `${file:PATH}`, to the token that requests need. Addresses
             other than loopback can't do without.
+        inside: whether this is the process of the storage's engine, which calls `observe`.
 
     Attributes:
         url: its address.
@@ -58,6 +62,7 @@ class Console:
         host: str = LOOPBACK,
         port: int = 0,
         token: str = "",
+        inside: bool = False,
     ) -> None:
         secret = _token(token)
         check_token(host, secret)
@@ -69,7 +74,11 @@ class Console:
             self._hub = Hub(observer, limiter)
             registry = registry_of(observer, self._tally)
             api = Api(observer, self._tally, self._hub, registry, limiter)
-            app = Guard(Starlette(routes=api.routes()), host, secret)
+            name = os.path.basename(files.root.rstrip("/"))
+            pages = Pages(api, name, inside=inside)
+            routes = [*api.routes(), *pages.routes()]
+            handlers: dict[Any, Any] = {HTTPException: pages.missing}
+            app = Guard(Starlette(routes=routes, exception_handlers=handlers), host, secret)
             self._server = AppServer(app, "eddyline-console", host=host, port=port)
         except BaseException:
             self._store.close()

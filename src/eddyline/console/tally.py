@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 KEPT = 300
 """The epochs that are shown one by one."""
+RATE_S = 60.0
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The bounds of the histograms of durations, in seconds."""
 
@@ -117,16 +119,14 @@ class Tally:
                 for one in self._kept
             ]
 
-    def rates(self, last: int = 20) -> dict[str, float]:
-        """Return the changes a second of each table and view, over the last epochs."""
-        known = [one for one in self.epochs() if one.committed_at][-last:]
-        if len(known) < 2:
-            return {}
-        seconds = max(known[-1].committed_at - known[0].committed_at, 1e-3)
+    def rates(self) -> dict[str, float]:
+        """Return the changes a second of each table and view, over the last `RATE_S` seconds."""
+        since = time.time() - RATE_S
         total: Counter[str] = Counter()
-        for one in known[1:]:
-            total.update(one.rows_out)
-        return {name: count / seconds for name, count in total.items()}
+        for one in self.epochs():
+            if one.committed_at > since:
+                total.update(one.rows_out)
+        return {name: count / RATE_S for name, count in total.items()}
 
 
 def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> list[dict[str, Any]]:

@@ -1,0 +1,147 @@
+// What the pages of the console need beside htmx: live epochs, the changes of a view, and charts.
+// Values from the storage are only ever set as text.
+"use strict";
+
+const SHOWN_CHANGES = 200;
+const PAUSE_MS = 1000;
+
+function follow() {
+  const connection = document.getElementById("connection");
+  if (!connection) return;
+  const shown = document.getElementById("epoch");
+  let last = Number(shown.textContent);
+  let waiting = false;
+  const tell = () => {
+    waiting = false;
+    if (document.hidden) return;
+    document.body.dispatchEvent(new CustomEvent("epoch"));
+  };
+  const later = () => {
+    if (!waiting) {
+      waiting = true;
+      setTimeout(tell, PAUSE_MS);
+    }
+  };
+  const events = new EventSource("/api/events");
+  events.addEventListener("open", () => {
+    connection.textContent = "live";
+    connection.className = "";
+  });
+  events.addEventListener("error", () => {
+    connection.textContent = "connection lost, trying again";
+    connection.className = "lost";
+    if (events.readyState === EventSource.CLOSED) setTimeout(follow, 3 * PAUSE_MS);
+  });
+  events.addEventListener("epoch", (event) => {
+    const epoch = JSON.parse(event.data).epoch;
+    if (epoch === last) return;
+    last = epoch;
+    shown.textContent = epoch;
+    later();
+  });
+  document.addEventListener("visibilitychange", later);
+}
+
+function cell(row, text, name) {
+  const made = row.insertCell();
+  if (text === null) {
+    const nothing = document.createElement("i");
+    nothing.className = "null";
+    nothing.textContent = "NULL";
+    made.append(nothing);
+  } else {
+    made.textContent = text;
+  }
+  if (name) made.className = name;
+}
+
+function changes() {
+  const table = document.getElementById("changes-table");
+  if (!table) return;
+  const state = document.getElementById("changes-state");
+  const body = table.tBodies[0];
+  let count = 0;
+  const events = new EventSource(table.dataset.url);
+  events.addEventListener("changes", (event) => {
+    const data = JSON.parse(event.data);
+    for (const values of data.changes.slice(-SHOWN_CHANGES)) {
+      const row = body.insertRow(0);
+      const op = values[values.length - 1];
+      row.className = `new ${op === "append" ? "append" : "delete"}`;
+      if (!data.last) row.dataset.part = data.epoch;
+      cell(row, data.epoch, "n");
+      cell(row, op);
+      values.slice(0, -1).forEach((value) => cell(row, value));
+    }
+    if (data.last) body.querySelectorAll("tr[data-part]").forEach((row) => delete row.dataset.part);
+    while (body.rows.length > SHOWN_CHANGES) body.deleteRow(-1);
+    count += data.changes.length;
+    state.textContent = `${count.toLocaleString("en")} since this page was opened; the last ${SHOWN_CHANGES} are shown`;
+  });
+  // an epoch of which the lost connection has only brought a part comes again as a whole
+  events.addEventListener("error", () => body.querySelectorAll("tr[data-part]").forEach((row) => row.remove()));
+  events.addEventListener("expired", (event) => {
+    state.textContent = `changes before epoch ${JSON.parse(event.data).epoch} were missed`;
+  });
+  events.addEventListener("gone", () => {
+    state.textContent = "there is no such table or view any more";
+    events.close();
+  });
+}
+
+function charts() {
+  const box = document.getElementById("charts");
+  if (!box || !window.uPlot) return;
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const made = {};
+  const draw = (name, labels, data) => {
+    const place = box.querySelector(`[data-chart="${name}"]`);
+    if (made[name]) {
+      made[name].setData(data);
+      return;
+    }
+    const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+    const strokes = [color("--link"), color("--slow")];
+    made[name] = new uPlot({
+      width: Math.max(place.clientWidth, 200),
+      height: 180,
+      cursor: { drag: { x: false, y: false } },
+      scales: { x: { time: false } },
+      axes: [{ ...axis }, { ...axis, size: 60 }],
+      series: [{ label: "epoch" }, ...labels.map((label, i) => ({ label, stroke: strokes[i], width: 2, points: { show: data[0].length < 60 } }))],
+    }, data, place);
+  };
+  const load = async () => {
+    const answer = await fetch(box.dataset.url).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const epochs = await answer.json();
+    const numbers = epochs.map((one) => one.batchId);
+    draw("changes", ["changes"], [numbers, epochs.map((one) => one.sink.numOutputRows)]);
+    const times = epochs.map((one) => Date.parse(one.timestamp) / 1000);
+    const gaps = times.map((time, i) => (i ? time - times[i - 1] : null));
+    const work = epochs.map((one) => ("triggerExecution" in one.durationMs ? one.durationMs.triggerExecution / 1000 : null));
+    draw("seconds", ["since the last", "work"], [numbers, gaps, work]);
+  };
+  load();
+  document.body.addEventListener("epoch", load);
+  window.addEventListener("resize", () => {
+    for (const name of Object.keys(made)) {
+      made[name].setSize({ width: Math.max(box.querySelector(`[data-chart="${name}"]`).clientWidth, 200), height: 180 });
+    }
+  });
+}
+
+function ask() {
+  const form = document.getElementById("ask");
+  if (!form) return;
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  follow();
+  changes();
+  charts();
+  ask();
+});

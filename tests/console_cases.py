@@ -1,0 +1,53 @@
+"""What tests of the console share: requests over real connections, and a storage with hostile values."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlparse
+
+import eddyline as el
+
+EVIL = "<script>window.pwned = 1</script>\"'&</td>"
+EVIL_NAME = "evil <b>\"'& view"
+TOKEN = "correct-horse-battery"
+ROWS = 10_000
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def ask(url: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=60)) as connection:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("GET" if body is None else "POST", path, body, given)
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read()
+
+
+def document(url: str, path: str, **headers: str) -> Any:
+    status, _, body = ask(url, path, **headers)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def hostile_shop(storage: str) -> el.Engine:
+    """An engine whose views hold markup in names, columns and values, and one that fails."""
+    engine = el.Engine(storage)
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    text = EVIL.replace("'", "''")
+    engine.execute(f"""
+        CREATE VIEW by_country AS SELECT country, count(*) AS n FROM orders GROUP BY country;
+        CREATE VIEW largest AS SELECT country, n FROM by_country ORDER BY n DESC LIMIT 3;
+        CREATE VIEW many AS SELECT id, '{text}' AS `<i>text</i>` FROM orders;
+        CREATE VIEW ratio AS SELECT id, 100 / id AS r FROM orders;
+    """)
+    engine.view(EVIL_NAME, "SELECT country FROM orders WHERE id < 10")
+    engine.sink("copy", "by_country", "jsonl", path=f"{storage}-copy")
+    orders.insert([(number, ["de", "fr", EVIL, None][number % 4]) for number in range(1, ROWS + 1)])
+    engine.advance()
+    orders.insert([(0, "de")])  # a view fails on it
+    engine.advance()
+    return engine

@@ -1,0 +1,303 @@
+"""The pages of the console, over HTTP and in a real browser."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlparse
+
+import pytest
+
+import eddyline as el
+from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, ask, hostile_shop
+from eddyline.options import Options
+
+for needed in ("uvicorn", "jinja2", "prometheus_client"):
+    pytest.importorskip(needed)
+
+from eddyline.console.pages import PAGES, STATIC  # noqa: E402
+from eddyline.console.server import Console  # noqa: E402
+
+pytestmark = pytest.mark.spark
+
+PICTURES = Path(__file__).parents[1] / "build" / "console"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+WAIT_MS = 30_000
+VIEWS = ("by_country", "largest", "many", EVIL_NAME, "ratio", "orders")
+PATHS = (
+    *(path for path, _ in PAGES),
+    *(f"/views/{quote(view)}" for view in VIEWS),
+    "/ask?" + urlencode({"sql": "SELECT * FROM many LIMIT 3"}),
+    "/ask?" + urlencode({"sql": EVIL}),
+)
+
+
+@pytest.fixture(autouse=True)
+def lane_at_random() -> None:
+    """Let small epochs run in the driver, as by default: these tests are about what is shown."""
+
+
+@pytest.fixture(scope="module")
+def engine(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
+    with hostile_shop(str(tmp_path_factory.mktemp("console") / "shop")) as engine:
+        engine.serve()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def url(engine: el.Engine) -> str:
+    return engine.serve()
+
+
+def page(url: str, path: str) -> str:
+    status, headers, body = ask(url, path, Accept="text/html")
+    assert status == 200, (path, body)
+    assert headers["content-type"].startswith("text/html")
+    return body.decode()
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_holds_no_markup_of_the_storage_and_no_inline_script(url, path):
+    text = page(url, path)
+    assert EVIL not in text
+    assert EVIL_NAME not in text
+    assert "<i>text</i>" not in text
+    tags = Tags(text).found
+    for tag, attributes in tags:
+        assert "style" not in attributes
+        assert not [name for name in attributes if name.startswith(("on", "hx-on"))]
+        assert tag != "script" or attributes["src"].startswith("/static/")
+        assert not (attributes.get("href") or "").startswith(("javascript:", "http"))
+    labels = {attributes.get("for") for tag, attributes in tags if tag == "label"}
+    fields = [a for tag, a in tags if tag in ("input", "textarea") and a.get("type") != "hidden"]
+    assert all(field["id"] in labels for field in fields)
+    assert [tag for tag, _ in tags].count("h1") == 1
+
+
+def test_rows_come_in_pages_also_of_an_earlier_epoch(engine, url):
+    assert f"9,951 to {ROWS + 1:,} of {ROWS + 1:,}" in page(url, "/views/many?offset=9950")
+    epoch = engine.status()["epoch"] - 1
+    text = page(url, f"/views/many?offset=9950&epoch={epoch}")
+    assert f"9,951 to {ROWS:,} of {ROWS:,}" in text
+    assert f"offset=9850&amp;epoch={epoch}" in text
+    assert html.unescape(text).count(f"<td>{EVIL}</td>") == 50
+
+
+def test_problems_have_a_page(url):
+    for path, status in (("/views/none", 404), ("/none", 404), ("/views/many?offset=x", 400)):
+        found, headers, body = ask(url, path)
+        assert (found, headers["content-type"].split(";")[0]) == (status, "text/html")
+        assert 'role="alert"' in body.decode()
+    assert "DIVIDE_BY_ZERO" in page(url, "/views/ratio")
+    assert "DIVIDE_BY_ZERO" in page(url, "/")
+
+
+def test_the_token_opens_the_pages(engine, monkeypatch):
+    monkeypatch.setenv("CONSOLE_TOKEN", TOKEN)
+    with Console(engine.files, Options(), token="${env:CONSOLE_TOKEN}") as console:
+        url = console.url
+        status, headers, _ = ask(url, "/sinks", Accept="text/html")
+        assert (status, headers["location"]) == (303, "/login?next=/sinks")
+        assert ask(url, "/login?next=/sinks")[0] == 200
+        assert ask(url, "/static/console.css")[0] == 200
+        status, headers, _ = ask(url, "/login", b"token=wrong&next=/sinks")
+        assert headers["location"].startswith("/login?wrong=1")
+        assert "set-cookie" not in headers
+        form = urlencode({"token": TOKEN, "next": "/sinks"}).encode()
+        status, headers, _ = ask(url, "/login", form)
+        assert (status, headers["location"]) == (303, "/sinks")
+        assert "httponly" in headers["set-cookie"].lower()
+        assert "samesite=strict" in headers["set-cookie"].lower()
+        cookie = headers["set-cookie"].partition(";")[0]
+        assert TOKEN not in cookie
+        assert ask(url, "/sinks", Cookie=cookie)[0] == 200
+        assert ask(url, "/sinks", Cookie=cookie[:-1])[0] == 401
+        elsewhere = urlencode({"token": TOKEN, "next": "//evil.example"}).encode()
+        assert ask(url, "/login", elsewhere)[1]["location"] == "/"
+
+
+def test_files_of_others_are_unchanged_and_have_their_licence():
+    readme = (STATIC / "vendor/README.md").read_text()
+    listed = re.findall(r"^\| (\S+/\S+) \| .* \| ([0-9a-f]{64}) \|$", readme, re.MULTILINE)
+    found = {
+        str(path.relative_to(STATIC / "vendor"))
+        for path in (STATIC / "vendor").glob("*/*")
+        if path.name != "LICENSE"
+    }
+    assert {name for name, _ in listed} == found
+    for name, digest in listed:
+        path = STATIC / "vendor" / name
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+        assert (path.parent / "LICENSE").read_text()
+
+
+class Browser:
+    """Chromium, driven by a script; remembers what pages complain of."""
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+        self.complaints: list[str] = []
+
+    @contextmanager
+    def open(self, address: str, **settings: Any) -> Iterator[Any]:
+        """Open a page in a window of its own, and wait until it is live."""
+        given = {"viewport": {"width": 1200, "height": 800}, **settings}
+        context = self._chromium.new_context(**given)
+        context.set_default_timeout(WAIT_MS)
+        shown = context.new_page()
+        shown.on("console", lambda line: self.complain(line.type, line.text))
+        shown.on("pageerror", lambda error: self.complain("error", str(error)))
+        shown.on("dialog", lambda dialog: self.complain("error", f"a dialog: {dialog.message}"))
+        shown.goto(address)
+        shown.locator("#connection", has_text="live").wait_for()
+        try:
+            yield shown
+        finally:
+            context.close()
+
+    def complain(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("there is no Chromium: `make chromium` installs it from apt")
+    with playwright.sync_playwright() as running:
+        # the sandbox needs rights that root and containers lack; only pages of this test are opened
+        browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(chromium) -> Iterator[Browser]:
+    browser = Browser(chromium)
+    yield browser
+    assert browser.complaints == []
+
+
+def picture(shown: Any, name: str, **settings: Any) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    shown.screenshot(path=PICTURES / f"{name}.png", **settings)
+
+
+def test_every_page_loads_without_complaints_and_fits_a_narrow_screen(browser, url):
+    with browser.open(url) as shown:
+        for path in PATHS:
+            shown.set_viewport_size({"width": 1200, "height": 800})
+            shown.goto(url + path)
+            shown.locator("#connection", has_text="live").wait_for()
+            assert shown.locator("h1").count() == 1
+            assert shown.evaluate("window.pwned") is None
+            if (name := dict(PAGES).get(path)) and name != "Ask":
+                picture(shown, name.lower().replace(" ", "-"))
+            shown.set_viewport_size({"width": 360, "height": 740})
+            assert shown.evaluate("document.documentElement.scrollWidth") <= 360, path
+            if path == "/":
+                picture(shown, "narrow")
+
+
+def test_hostile_values_are_shown_as_they_are(browser, engine, url):
+    with browser.open(f"{url}/views/many") as shown:
+        assert shown.locator("#live tbody tr").count() == 100
+        assert shown.locator("#live tbody tr td").nth(1).inner_text() == EVIL
+        assert shown.locator("#live th").nth(1).inner_text() == "<i>text</i>"
+        assert f"of {ROWS + 1:,}" in shown.locator(".pager").inner_text()
+        shown.get_by_role("link", name="Next").click()
+        shown.get_by_text("101 to 200").wait_for()
+        assert shown.evaluate("window.pwned") is None
+    with browser.open(f"{url}/views/{quote(EVIL_NAME)}") as shown:
+        assert shown.locator("h1").inner_text() == EVIL_NAME
+        assert shown.locator("h1 *").count() == 0
+
+
+def test_changes_come_live_without_a_reload(browser, engine, url):
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    with browser.open(f"{url}/views/{quote(EVIL_NAME)}") as shown:
+        shown.evaluate("window.mark = 'still the same page'")
+        rows = shown.locator("#live section table tbody tr").count()
+        orders.upsert([(-1, "<script>window.pwned = 2</script>")])
+        epoch = engine.advance()
+        shown.locator("#changes-table tbody tr").first.wait_for()
+        cells = shown.locator("#changes-table tbody tr").first.locator("td").all_inner_texts()
+        assert cells == [str(epoch), "append", "<script>window.pwned = 2</script>"]
+        shown.locator("#live section table tbody tr").nth(rows).wait_for()
+        assert shown.locator("#epoch").inner_text() == str(epoch)
+        assert shown.evaluate("window.mark") == "still the same page"
+        assert shown.evaluate("window.pwned") is None
+    orders.delete([(-1, "<script>window.pwned = 2</script>")])
+    engine.advance()
+
+
+def test_a_page_follows_again_after_the_server_was_away(chromium, engine):
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    browser = Browser(chromium)  # it complains of the connection, rightly
+    with Console(engine.files, Options()) as console:
+        url, port = console.url, urlparse(console.url).port
+        with browser.open(f"{url}/views/by_country") as shown:
+            console.stop()
+            shown.get_by_text("connection lost").wait_for()
+            orders.upsert([(-5, "away")])
+            missed = engine.advance()
+            with Console(engine.files, Options(), port=port):
+                shown.get_by_text("live", exact=True).first.wait_for()
+                orders.upsert([(-6, "back")])
+                epoch = engine.advance()
+                shown.locator("#changes-table").get_by_text("back").wait_for()
+                changes = shown.locator("#changes-table tbody tr").all_inner_texts()
+                shown.locator("#epoch", has_text=str(epoch)).wait_for()
+    found = [line.split() for line in changes]
+    assert [str(missed), "append", "away", "1"] in found
+    assert [str(epoch), "append", "back", "1"] in found
+    assert len(found) == len(set(changes)), "each change once"
+    orders.delete([(-5, "away"), (-6, "back")])
+    engine.advance()
+
+
+def test_light_and_dark_follow_the_system(browser, url):
+    colors = set()
+    for scheme in ("light", "dark"):
+        with browser.open(f"{url}/views/by_country", color_scheme=scheme) as shown:
+            colors.add(shown.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+            picture(shown, f"view-{scheme}")
+    assert len(colors) == 2
+
+
+def test_the_keyboard_reaches_everything(browser, url):
+    with browser.open(f"{url}/ask") as shown:
+        shown.keyboard.press("Tab")
+        assert shown.evaluate("document.activeElement.textContent") == "Skip to content"
+        shown.locator("#sql").fill("SELECT country, n FROM by_country WHERE country = 'de'")
+        shown.keyboard.press("Control+Enter")
+        shown.get_by_text("1 row").wait_for()
+        assert shown.locator("#result td").all_inner_texts()[0] == "de"
+        picture(shown, "ask")
+    with browser.open(f"{url}/graph") as shown:
+        for _ in range(30):
+            shown.keyboard.press("Tab")
+            if shown.evaluate("document.activeElement.closest('svg') !== null"):
+                break
+        shown.keyboard.press("Enter")
+        shown.wait_for_url("**/views/orders")
