@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium clean
+.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,7 +53,7 @@ console-pictures: setup ## run the console's browser tests, and copy their scree
 	for name in overview graph view-dark narrow; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
-setup: $(VENV)/.installed-dev postgresql kafka chromium
+setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:
@@ -64,6 +64,14 @@ postgresql:
 chromium:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 	    .ci/install chromium || echo "Chromium can't be installed from apt: the browser tests skip."
+
+# A server that a test lets scrape the console; unpacked, so that no service of the machine is started.
+prometheus: .prometheus/usr/bin/prometheus
+
+.prometheus/usr/bin/prometheus:
+	@rm -rf .prometheus && mkdir .prometheus
+	@cd .prometheus && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb \
+	    || echo "Prometheus can't be fetched from apt: its test skips."
 
 # A broker for the tests of queues on Kafka, which skip without one.
 kafka: .kafka/.fetched

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlparse
 
 import pyarrow as pa
 import pytest
+import yaml
 
 import eddyline as el
 from console_cases import EVIL, TOKEN, Answer, ask, document
@@ -266,6 +267,35 @@ def test_metrics_are_those_of_the_storage(engine, url):
     for view, rows in views.items():
         assert sum(v for name, v in state.items() if f'view="{view}"' in name) == rows
     assert {name.split("_")[0] for name in found} == {"eddyline", "process"}
+
+
+@pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
+def test_boards_and_alerts_name_only_metrics_and_labels_that_exist(url, name):
+    text = (Path(__file__).parents[1] / "docs/monitoring" / name).read_text()
+    loaded = yaml.safe_load(text)  # JSON is YAML
+    rules = [rule for group in loaded.get("groups", ()) for rule in group["rules"]]
+    shown = [target for one in loaded.get("panels", ()) for target in one["targets"]]
+    uses = [(one["expr"], one["annotations"]["summary"]) for one in rules]
+    uses += [(one["expr"], one["legendFormat"]) for one in shown]
+    assert len(uses) >= 10
+
+    metrics = ask(url, "/metrics")[2].decode()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", metrics, re.MULTILINE))
+    known = {name for name, kind in kinds.items() if kind != "histogram"} | {"up"}
+    for histogram in kinds.keys() - known:
+        known |= {f"{histogram}_{part}" for part in ("bucket", "sum", "count")}
+    labels: dict[str, set[str]] = {}
+    for metric, given in re.findall(r"^(\w+)\{([^}]*)\} ", metrics, re.MULTILINE):
+        labels.setdefault(metric, set()).update(re.findall(r"(\w+)=", given))
+    for expression, legend in uses:
+        used = set(re.findall(r"\b(?:eddyline|process|up)(?:_\w+)?\b(?!\")", expression))
+        assert used, expression
+        assert used <= known, expression
+        if used <= labels.keys() | {"eddyline_epoch"}:
+            named = set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", legend))
+            named |= set(re.findall(r"(\w+)(?:=~|=)\"", expression))
+            there = set().union(*(labels.get(metric, set()) for metric in used))
+            assert named <= there | {"instance"}, expression
 
 
 def test_lists_show_what_is_there(engine, url):
