@@ -231,3 +231,8 @@ def test_from_the_command_line(tmp_path):
 
 def without_token():
     return {name: value for name, value in os.environ.items() if name != "EDDYLINE_INGEST_TOKEN"}
+
+
+def test_an_answer_on_an_open_connection_does_not_wait_for_the_one_before(server):
+    # accepted sockets inherit the setting, with which small packets aren't held back for 40 ms
+    assert server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -43,6 +43,8 @@ class AppServer:
                 condition="NO_ADDRESS",
                 hint="give another port, or 0 for any that is free",
             ) from error
+        # accepted sockets inherit it: else each answer on a connection that stays open waits 40 ms
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._server = uvicorn.Server(
