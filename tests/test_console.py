@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from console_cases import EVIL, TOKEN, Answer, ask, document
 from eddyline import cli
 from eddyline.errors import EngineError, StorageError
 from eddyline.options import Options
+from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from processes import Child
 
@@ -351,6 +353,8 @@ def test_pages_of_other_sites_can_not_ask(url):
     assert ask(url, "/api/status", Host=f"localhost:{urlparse(url).port}")[0] == 200
     crossed = ask(url, "/api/query", b"{}", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="cors")
     assert error_of(crossed) == (403, "OTHER_SITE")
+    crossed = ask(url, "/api/query", b"{}", Origin="http://evil.example")
+    assert error_of(crossed) == (403, "OTHER_SITE")
     _, headers, _ = ask(url, "/api/status", Origin="http://evil.example")
     assert "access-control-allow-origin" not in headers
     policy = headers["content-security-policy"]
@@ -378,6 +382,29 @@ def test_a_token_is_demanded_beyond_loopback(engine, tmp_path, monkeypatch):
             assert error_of(ask(url, path)) == (401, "NO_TOKEN")
         assert error_of(ask(url, "/api/status", Authorization="Bearer wrong"))[0] == 401
         assert ask(url, "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_damage_harms_the_damaged_view_alone(engine, tmp_path):
+    storage = tmp_path / "copy"
+    shutil.copytree(engine.files.root, storage, ignore=shutil.ignore_patterns("leases"))
+    files = Files(str(storage))
+    catalog = {entry.name: entry.id for entry in engine.catalog.entries}
+    runs = last_committed(files).of(catalog["typed"])
+    for run in [run for held in runs.values() for run in held]:
+        (storage / run.name).write_bytes(b"damaged")
+    with Console(files, Options()) as console:
+        url = console.url
+        assert error_of(ask(url, "/api/views/typed"))[0] == 503
+        assert document(url, "/api/views/by_country")["total"] == 4
+        assert b'eddyline_view_rows{view="by_country"} 4.0' in ask(url, "/metrics")[2]
+        for path in ("/", "/views/typed", "/views/by_country", "/graph", "/api/status"):
+            assert ask(url, path)[0] == 200, path
+        events = Events(url, "/api/views/by_country/changes")
+        assert events.next()[1] == "epoch"
+        shutil.rmtree(storage)
+        assert error_of(ask(url, "/api/status"))[0] == 503
+        assert ask(url, "/health")[0] == 204
+        events.close()
 
 
 def test_an_address_that_is_taken_is_refused(engine, url):

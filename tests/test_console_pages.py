@@ -154,14 +154,14 @@ class Browser:
     """Chromium, driven by a script; remembers what pages complain of."""
 
     def __init__(self, chromium: Any) -> None:
-        self._chromium = chromium
+        self.chromium = chromium
         self.complaints: list[str] = []
 
     @contextmanager
     def open(self, address: str, **settings: Any) -> Iterator[Any]:
         """Open a page in a window of its own, and wait until it is live."""
         given = {"viewport": {"width": 1200, "height": 800}, **settings}
-        context = self._chromium.new_context(**given)
+        context = self.chromium.new_context(**given)
         context.set_default_timeout(WAIT_MS)
         shown = context.new_page()
         shown.on("console", lambda line: self.complain(line.type, line.text))
@@ -238,6 +238,7 @@ def test_changes_come_live_without_a_reload(browser, engine, url):
     with browser.open(f"{url}/views/{quote(EVIL_NAME)}") as shown:
         shown.evaluate("window.mark = 'still the same page'")
         rows = shown.locator("#live section table tbody tr").count()
+        shown.locator("#live a", has_text="orders").focus()
         orders.upsert([(-1, "<script>window.pwned = 2</script>")])
         epoch = engine.advance()
         shown.locator("#changes-table tbody tr").first.wait_for()
@@ -245,6 +246,9 @@ def test_changes_come_live_without_a_reload(browser, engine, url):
         assert cells == [str(epoch), "append", "<script>window.pwned = 2</script>"]
         shown.locator("#live section table tbody tr").nth(rows).wait_for()
         assert shown.locator("#epoch").inner_text() == str(epoch)
+        assert (
+            shown.evaluate("document.activeElement.textContent") == "orders"
+        )  # it keeps the focus
         assert shown.evaluate("window.mark") == "still the same page"
         assert shown.evaluate("window.pwned") is None
     orders.delete([(-1, "<script>window.pwned = 2</script>")])
@@ -274,6 +278,22 @@ def test_a_page_follows_again_after_the_server_was_away(chromium, engine):
     assert len(found) == len(set(changes)), "each change once"
     orders.delete([(-5, "away"), (-6, "back")])
     engine.advance()
+
+
+def test_the_token_is_asked_for_in_a_form(browser, engine, monkeypatch):
+    monkeypatch.setenv("CONSOLE_TOKEN", TOKEN)
+    with Console(engine.files, Options(), token="${env:CONSOLE_TOKEN}") as console:
+        context = browser.chromium.new_context()
+        shown = context.new_page()
+        shown.goto(f"{console.url}/views/by_country")
+        shown.get_by_label("Token of this console").fill("wrong")
+        shown.keyboard.press("Enter")
+        shown.get_by_text("This is not the token").wait_for()
+        shown.get_by_label("Token of this console").fill(TOKEN)
+        shown.get_by_role("button", name="Open").click()
+        shown.locator("#connection", has_text="live").wait_for()
+        assert shown.locator("h1").inner_text() == "by_country"
+        context.close()
 
 
 def test_light_and_dark_follow_the_system(browser, url):

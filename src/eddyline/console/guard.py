@@ -34,6 +34,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+_OPEN_IT = "open the console itself"
 _LOG = logging.getLogger("eddyline.console")
 
 
@@ -115,10 +116,16 @@ class Guard:
         if not self._token and _name(headers.get("host", "")) not in self._hosts:
             hint = "open the console under 127.0.0.1 or localhost"
             return failure(421, "WRONG_HOST", "this is not the name of the console", hint)
+        origin = headers.get("origin", "").partition("://")[2]
+        if scope["method"] != "GET" and origin and origin != headers.get("host"):
+            return failure(
+                403, "OTHER_SITE", "a page of another site can't ask the console", _OPEN_IT
+            )
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         if site in ("cross-site", "same-site") and (mode != "navigate" or scope["method"] != "GET"):
-            hint = "open the console itself"
-            return failure(403, "OTHER_SITE", "a page of another site can't ask the console", hint)
+            return failure(
+                403, "OTHER_SITE", "a page of another site can't ask the console", _OPEN_IT
+            )
         if not self._token:
             return None
         if path == "/login" and scope["method"] == "POST":

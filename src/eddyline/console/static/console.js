@@ -42,6 +42,22 @@ function follow() {
   document.addEventListener("visibilitychange", later);
 }
 
+// a part that is replaced keeps the focus and how far its tables were scrolled
+function steady() {
+  const focusable = () => [...document.querySelectorAll("#live a[href], #live button, #live [tabindex='0']")];
+  const scrolled = () => [...document.querySelectorAll("#live .scroll")];
+  let focused = -1;
+  let places = [];
+  document.body.addEventListener("htmx:beforeSwap", () => {
+    focused = focusable().indexOf(document.activeElement);
+    places = scrolled().map((box) => box.scrollLeft);
+  });
+  document.body.addEventListener("htmx:afterSettle", () => {
+    scrolled().forEach((box, i) => (box.scrollLeft = places[i] || 0));
+    if (focused >= 0) focusable()[focused]?.focus({ preventScroll: true });
+  });
+}
+
 function cell(row, text, name) {
   const made = row.insertCell();
   if (text === null) {
@@ -141,6 +157,7 @@ function ask() {
 
 document.addEventListener("DOMContentLoaded", () => {
   follow();
+  steady();
   changes();
   charts();
   ask();
