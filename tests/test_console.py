@@ -223,6 +223,8 @@ def test_a_failing_view_harms_nothing_else_and_expired_changes_say_so(engine, ur
     assert document(url, "/ready")["ready"]
     orders.insert([(99, "pt", Decimal(1))])
     engine.advance()
+    last_good = document(url, "/api/views/ratio?last_good=1")
+    assert sorted(row["id"] for row in last_good["rows"]) == [1, 2, 3, 4]
     assert error_of(ask(url, "/api/views/ratio")) == (409, "VIEW_FAILING")
     status, _, body = ask(url, "/ready")
     assert status == 503
@@ -321,6 +323,15 @@ def test_lists_show_what_is_there(engine, url):
     assert (("by_country", 1), ("copy", 3)) in edges
 
 
+def test_the_plan_is_shown_in_the_process_of_the_engine(engine, url):
+    engine.explain("largest")  # is compiled by now
+    plan = document(url, "/api/views/largest/plan")["plan"]
+    assert "part 1, level" in plan
+    assert plan in engine.explain("largest")
+    with Console(engine.files, Options()) as console:
+        assert document(console.url, "/api/views/largest/plan")["plan"] is None
+
+
 def test_progress_has_the_shape_of_spark(engine, url):
     epochs = json.loads(ask(url, "/api/progress?last=3")[2])
     assert [one["batchId"] for one in epochs] == list(
@@ -405,6 +416,18 @@ def test_damage_harms_the_damaged_view_alone(engine, tmp_path):
         assert error_of(ask(url, "/api/status"))[0] == 503
         assert ask(url, "/health")[0] == 204
         events.close()
+
+
+def test_a_request_that_fails_ends_no_server(engine, caplog):
+    with Console(engine.files, Options(), explain=lambda entry: str(1 // 0)) as console:
+        url = console.url
+        assert error_of(ask(url, "/api/views/largest/plan")) == (500, "INTERNAL")
+        status, headers, body = ask(url, "/views/largest")
+        assert (status, headers["content-type"].split(";")[0]) == (500, "text/html")
+        assert b"ZeroDivisionError" in body
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert ask(url, "/api/views/largest")[0] == 200
+    assert {record.name for record in caplog.records} == {"eddyline.console"}
 
 
 def test_an_address_that_is_taken_is_refused(engine, url):

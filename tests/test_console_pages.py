@@ -107,7 +107,10 @@ def test_problems_have_a_page(url):
         found, headers, body = ask(url, path)
         assert (found, headers["content-type"].split(";")[0]) == (status, "text/html")
         assert 'role="alert"' in body.decode()
-    assert "DIVIDE_BY_ZERO" in page(url, "/views/ratio")
+    failing = page(url, "/views/ratio")
+    assert "DIVIDE_BY_ZERO" in failing
+    assert "last good epoch" in failing
+    assert f"of {ROWS:,}" in failing
     assert "DIVIDE_BY_ZERO" in page(url, "/")
 
 

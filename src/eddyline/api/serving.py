@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number, checked
+from eddyline.catalog.entries import Entry
+from eddyline.plan.explain import explain_text
 
 if TYPE_CHECKING:
     from eddyline.console.server import Console
@@ -56,9 +58,14 @@ class Served:
                 host=host,
                 port=port,
                 token=token,
-                inside=True,
+                explain=self._known_plan,
             ).start()
             self._epochs.callbacks.append(lambda done: console.observe(done.epoch, done.seconds))
             workspace.closing.append(console.stop)
             self._console = console
         return self._console.url
+
+    def _known_plan(self, entry: Entry) -> str | None:
+        """Return a view's plan as text; None if it isn't compiled now."""
+        known = self._workspace.known_plan(entry)
+        return None if known is None else explain_text(known.compiled, "dag")

@@ -220,6 +220,10 @@ class Workspace:
             self._plans[entry.id] = compiled
         return compiled
 
+    def known_plan(self, entry: Entry) -> CompiledPlan | None:
+        """Return the compiled plan of a view or table if it is cached; needs no JVM."""
+        return self._plans.get(entry.id)
+
     def forget_plan(self, entry: Entry) -> None:
         """Remove a plan from the cache, so that it is compiled with the functions known by then."""
         self._plans.pop(entry.id, None)

@@ -47,6 +47,7 @@ STATUS = {
 """The HTTP status of errors; others have 400 if the caller is at fault, else 503 or 500."""
 
 T = TypeVar("T")
+Explain = Callable[[Entry], str | None]
 Endpoint = Callable[["Api", Request], Awaitable[Response]]
 
 
@@ -79,6 +80,7 @@ class Api:
 
     Args:
         limiter: limits the threads that read the storage.
+        explain: returns the plan of a view as text; None outside of the engine's process.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class Api:
         hub: Hub,
         registry: CollectorRegistry,
         limiter: CapacityLimiter,
+        explain: Explain | None = None,
     ) -> None:
         self.observer = observer
         self.tally = tally
         self.hub = hub
+        self.explain = explain
         self._registry = registry
         self._limiter = limiter
 
@@ -104,6 +108,7 @@ class Api:
             "/api/status": self.status,
             "/api/views": self.views,
             "/api/views/{name:path}/changes": self.changes,
+            "/api/views/{name:path}/plan": self.plan,
             "/api/views/{name:path}": self.view,
             "/api/sources": self.sources,
             "/api/sinks": self.sinks,
@@ -180,9 +185,10 @@ class Api:
         if limit > ROWS_MAX and not arrow:
             raise wrong_argument("limit", limit, f"give at most {ROWS_MAX}, and an offset")
         known = None if epoch < 0 else epoch
+        last_good = request.query_params.get("last_good") == "1"
 
         def read() -> tuple[Rows, bytes]:
-            rows = self.observer.rows(name, known)
+            rows = self.observer.rows(name, known, last_good=last_good)
             part = rows.table.slice(offset, None if limit < 0 else limit)
             if arrow:
                 return rows, _ipc(part)
@@ -201,6 +207,16 @@ class Api:
         answer = Response(body, media_type=ARROW if arrow else "application/json")
         answer.headers["Eddyline-Epoch"] = str(rows.epoch)
         return answer
+
+    @_guarded
+    async def plan(self, request: Request) -> Response:
+        """Answer with the plan of a view, if the console is in the engine's process."""
+        entry = await self.run(lambda: self.observer.entry(request.path_params["name"]))
+        return JSONResponse({"view": entry.name, "plan": self.plan_of(entry)})
+
+    def plan_of(self, entry: Entry) -> str | None:
+        """Return the plan of a view as text; None if it isn't known here."""
+        return self.explain(entry) if self.explain is not None and entry.kind == VIEW else None
 
     @_guarded
     async def changes(self, request: Request) -> Response:

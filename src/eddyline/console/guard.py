@@ -85,10 +85,10 @@ class Guard:
         """Answer a request."""
         if scope["type"] != "http":
             return
-        begun = False
+        begun, ended = False, False
 
         async def guarded(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, ended
             if message["type"] == "http.response.start":
                 begun = True
                 headers = MutableHeaders(scope=message)
@@ -96,6 +96,8 @@ class Guard:
                     headers["Cache-Control"] = "no-cache"  # the browser asks whether it has changed
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
+            else:
+                ended = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -105,10 +107,10 @@ class Guard:
             pass
         except Exception as error:  # one bad request never stops the server
             _LOG.exception("a request has failed: %s", scope["path"])
-            if begun:
-                raise
-            answer = failure(500, "INTERNAL", type(error).__name__, "see the log of the console")
-            await answer(scope, receive, guarded)
+            if not begun:
+                await internal(error)(scope, receive, guarded)
+            elif not ended:
+                raise  # the connection is cut, so that the client doesn't take a part for the whole
 
     async def _refused(self, scope: Scope, receive: Receive) -> Response | None:
         """Return the response to a request that may not pass; None for one that may."""
@@ -176,6 +178,13 @@ def failure(status: int, condition: str, message: str, hint: str) -> JSONRespons
     """Return an error as a response."""
     found = {"condition": condition, "message": message, "hint": hint}
     return JSONResponse({"error": found}, status)
+
+
+def internal(error: Exception) -> JSONResponse:
+    """Return the response to a request that has failed by a fault of the console."""
+    return failure(
+        500, "INTERNAL", type(error).__name__, "see the log of the console, and report it"
+    )
 
 
 def _name(host: str) -> str:

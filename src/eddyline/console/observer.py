@@ -18,11 +18,11 @@ from eddyline.answers.dead_letters import DeadLetter, list_letters
 from eddyline.answers.quick import Answer, quick_answer
 from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
-from eddyline.answers.stored import Relation, check_stored
+from eddyline.answers.stored import Relation, Snapshot, check_stored
 from eddyline.answers.tasks import Task, list_tasks, stored_catalog
 from eddyline.catalog.entries import DEAD, PIPELINE, Catalog, Entry
 from eddyline.catalog.store import CatalogStore
-from eddyline.changes import Epoch
+from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
 from eddyline.pipelines.outcomes import stored_status
 from eddyline.spark.schema import arrow_schema, plain_schema
@@ -164,8 +164,11 @@ class Observer:
         """Return a definition; CatalogError NOT_FOUND if there is none."""
         return self.now()[0].get(name)
 
-    def rows(self, name: str, epoch: int | None = None) -> Rows:
+    def rows(self, name: str, epoch: int | None = None, *, last_good: bool = False) -> Rows:
         """Return the rows of a table or view as of an epoch; None for the last one.
+
+        Args:
+            last_good: return the rows of its last good epoch for a view that is set aside.
 
         Raises:
             CatalogError: NOT_FOUND, NOT_STORED.
@@ -181,13 +184,17 @@ class Observer:
             return known
         with pinned(self.files, Epoch(epoch) if epoch is not None else None) as then:
             newest = now if now.epoch >= then.epoch else then
-            snapshot = Relation(self.files, entry, newest).snapshot(then.epoch)
+            failing = ViewId(entry.id) in then.failing
+            if last_good and failing:
+                snapshot = Snapshot(self.files, entry, ViewId(entry.id), then.epoch, "")
+            else:
+                snapshot = Relation(self.files, entry, newest).snapshot(then.epoch)
             kinds = arrow_schema(plain_schema(entry.columns), now.zone or "UTC")
             batches = [b for part in snapshot.parts() for b in part.batches(kinds)]
         table = pa.Table.from_batches(batches, kinds).rename_columns(entry.columns.names)
         ordered = entry.kind == "view" and not entry.result
         found = Rows(entry.name, then.epoch, table, ordered)
-        if table.nbytes <= CACHED_BYTES:
+        if table.nbytes <= CACHED_BYTES and not failing:
             with self._lock:
                 self._views[entry.id, then.epoch] = found
                 while len(self._views) > CACHED_VIEWS:

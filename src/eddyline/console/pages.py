@@ -29,6 +29,7 @@ from eddyline.console.api import (
     status_of,
 )
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
+from eddyline.console.guard import internal
 from eddyline.console.values import as_texts, numeric
 from eddyline.errors import EddylineError
 
@@ -56,14 +57,12 @@ class Pages:
     Args:
         api: the JSON interface, which reads the same.
         name: the name of the storage, for titles.
-        inside: whether the console is in the engine's process, so that it knows the durations of epochs.
     """
 
-    def __init__(self, api: Api, name: str, *, inside: bool) -> None:
+    def __init__(self, api: Api, name: str) -> None:
         self._api = api
         self._observer = api.observer
         self._name = name
-        self._inside = inside
         self._templates = Environment(
             loader=PackageLoader("eddyline.console"),
             autoescape=True,
@@ -137,6 +136,13 @@ class Pages:
         html = self._problem(request, str(error.status_code), str(error.detail), hint)
         return HTMLResponse(html, error.status_code, headers=error.headers)
 
+    async def crashed(self, request: Request, error: Exception) -> Response:
+        """Answer a request that has failed by a fault of the console."""
+        if request.url.path.startswith("/api/"):
+            return internal(error)
+        hint = "see the log of the console, and report it"
+        return HTMLResponse(self._problem(request, "INTERNAL", type(error).__name__, hint), 500)
+
     async def login(self, request: Request) -> Response:
         """Answer with the form that takes the token."""
         values = {
@@ -163,7 +169,7 @@ class Pages:
             "state_bytes": sum(view["state_bytes"] for view in status["views"]),
             "dead": sum(status["dead_letters"].values()),
             "behind": sum(sink["behind"] > 0 for sink in status["sinks"]),
-            "inside": self._inside,
+            "inside": self._api.explain is not None,
         }
 
     def graph(self, _: Request) -> tuple[str, dict[str, Any]]:
@@ -183,7 +189,10 @@ class Pages:
         try:
             values |= self._rows(entry, asked, offset)
         except EddylineError as error:
-            values["problem"] = error
+            if error.condition == "VIEW_FAILING":  # the page shows why
+                values |= self._rows(entry, asked, offset, last_good=True)
+            else:
+                values["problem"] = error
         held = sorted(manifest.of(entry.id).items())
 
         def page(start: int) -> str:
@@ -206,11 +215,14 @@ class Pages:
             ],
             "asked": asked,
             "page": page,
+            "plan": self._api.plan_of(entry),
             **values,
         }
 
-    def _rows(self, entry: Entry, epoch: int | None, offset: int) -> dict[str, Any]:
-        found = self._observer.rows(entry.name, epoch)
+    def _rows(
+        self, entry: Entry, epoch: int | None, offset: int, *, last_good: bool = False
+    ) -> dict[str, Any]:
+        found = self._observer.rows(entry.name, epoch, last_good=last_good)
         part = found.table.slice(offset, ROWS)
         return {
             "columns": found.table.column_names,
@@ -223,6 +235,7 @@ class Pages:
                 "after": offset + ROWS,
                 "texts": as_texts(part),
                 "ordered": found.ordered,
+                "last_good": last_good,
             },
         }
 

@@ -18,7 +18,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
-    from eddyline.console.api import Api
+    from eddyline.console.api import Api, Explain
     from eddyline.console.events import Hub
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
@@ -43,7 +43,8 @@ class Console:
         port: port to bind; 0 for any free one.
         token: a reference, `${env:NAME}` or `${file:PATH}`, to the token that requests need. Addresses
             other than loopback can't do without.
-        inside: whether this is the process of the storage's engine, which calls `observe`.
+        explain: in the process of the storage's engine, which also calls `observe`: returns the plan of a
+            view as text, None if that isn't compiled.
 
     Attributes:
         url: its address.
@@ -62,7 +63,7 @@ class Console:
         host: str = LOOPBACK,
         port: int = 0,
         token: str = "",
-        inside: bool = False,
+        explain: Explain | None = None,
     ) -> None:
         secret = _token(token)
         check_token(host, secret)
@@ -73,11 +74,11 @@ class Console:
             limiter = CapacityLimiter(READERS_MAX)
             self._hub = Hub(observer, limiter)
             registry = registry_of(observer, self._tally)
-            api = Api(observer, self._tally, self._hub, registry, limiter)
+            api = Api(observer, self._tally, self._hub, registry, limiter, explain)
             name = os.path.basename(files.root.rstrip("/"))
-            pages = Pages(api, name, inside=inside)
+            pages = Pages(api, name)
             routes = [*api.routes(), *pages.routes()]
-            handlers: dict[Any, Any] = {HTTPException: pages.missing}
+            handlers: dict[Any, Any] = {HTTPException: pages.missing, Exception: pages.crashed}
             app = Guard(Starlette(routes=routes, exception_handlers=handlers), host, secret)
             self._server = AppServer(app, "eddyline-console", host=host, port=port)
         except BaseException:
