@@ -320,7 +320,7 @@ def test_lists_show_what_is_there(engine, url):
     edges = {(names[one], names[two]) for one, two in graph["edges"]}
     assert (("orders", 0), ("by_country", 1)) in edges
     assert (("by_country", 1), ("largest", 2)) in edges
-    assert (("by_country", 1), ("copy", 3)) in edges
+    assert (("by_country", 1), ("copy", 2)) in edges
 
 
 def test_the_plan_is_shown_in_the_process_of_the_engine(engine, url):

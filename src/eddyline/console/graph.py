@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from eddyline.catalog.entries import VIEW, Catalog
@@ -86,11 +87,10 @@ def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, 
         for above in entry.upstream
         if above.lower() in ids
     ]
-    last = 1 + max((level for *_, level, _ in boxes), default=0)
     for sink in catalog.sinks:
-        boxes.append((sink.id, sink.name, "sink", "paused" if sink.paused else "live", last, None))
-        if (above := sink.upstream[0].lower()) in ids:
-            edges.append((ids[above], sink.id))
+        view, state = catalog.get(sink.upstream[0]), "paused" if sink.paused else "live"
+        boxes.append((sink.id, sink.name, "sink", state, 1 + catalog.level(view), None))
+        edges.append((view.id, sink.id))
     return _laid_out(boxes, sorted(set(edges)))
 
 
@@ -98,34 +98,57 @@ Box = tuple[str, str, str, str, int, float | None]
 
 
 def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> Graph:
-    """Place each level in a column; in it, each box near the boxes that it reads."""
-    above: dict[str, list[str]] = {}
-    for start, end in edges:
-        above.setdefault(end, []).append(start)
-    columns: dict[int, list[Box]] = {}
+    """Place each level in a column; in it, each box near the boxes that it reads.
+
+    An edge that passes columns has a lane of its own in each, so that it crosses no box.
+    """
+    by_id = {box[0]: box for box in boxes}
+    columns: dict[int, list[str]] = {level: [] for level in sorted({box[4] for box in boxes})}
     for box in boxes:
-        columns.setdefault(box[4], []).append(box)
-    rows: dict[str, int] = {}
-    nodes = []
-    for column, level in enumerate(sorted(columns)):
-        if column:
-            columns[level].sort(key=lambda box: _middle([rows[i] for i in above.get(box[0], [])]))
-        for row, box in enumerate(columns[level]):
-            rows[box[0]] = row
-            x = MARGIN + column * (WIDTH + GAP_X)
-            nodes.append(Node(*box, x, MARGIN + row * (HEIGHT + GAP_Y)))
-    places = {node.id: node for node in nodes}
-    curves = []
+        columns[box[4]].append(box[0])
+    above: dict[str, list[str]] = {}
+    ways: list[list[str]] = []
     for start, end in edges:
-        one, two = places[start], places[end]
-        x, y, to_x, to_y = one.x + WIDTH, one.y + HEIGHT // 2, two.x, two.y + HEIGHT // 2
-        bend = max((to_x - x) // 2, 20)
-        curves.append(f"M{x},{y} C{x + bend},{y} {to_x - bend},{to_y} {to_x},{to_y}")
-    deepest = max((len(column) for column in columns.values()), default=1)
+        passed = [level for level in columns if by_id[start][4] < level < by_id[end][4]]
+        way = [start, *(f"{start} {end} {level}" for level in passed), end]
+        for level, lane in zip(passed, way[1:-1], strict=True):
+            columns[level].append(lane)
+        for before, after in pairwise(way):
+            above.setdefault(after, []).append(before)
+        ways.append(way)
+
+    places: dict[str, tuple[int, int]] = {}
+    rows: dict[str, float] = {}
+    bottom = MARGIN
+    for column, level in enumerate(columns):
+        if column:
+            columns[level].sort(
+                key=lambda name: _middle([rows[one] for one in above.get(name, [])])
+            )
+        y = MARGIN
+        for name in columns[level]:
+            places[name] = MARGIN + column * (WIDTH + GAP_X), y
+            height = HEIGHT if name in by_id else 0
+            rows[name] = y + height / 2
+            y += height + GAP_Y
+        bottom = max(bottom, y - GAP_Y)
+    nodes = tuple(Node(*box, *places[box[0]]) for box in boxes)
+    curves = tuple(_curve(way, places, rows) for way in ways)
     width = 2 * MARGIN + max(len(columns), 1) * (WIDTH + GAP_X) - GAP_X
-    height = 2 * MARGIN + deepest * (HEIGHT + GAP_Y) - GAP_Y
-    return Graph(tuple(nodes), tuple(edges), width, height, tuple(curves))
+    return Graph(nodes, tuple(edges), width, bottom + MARGIN, curves)
 
 
-def _middle(rows: list[int]) -> float:
+def _curve(way: list[str], places: dict[str, tuple[int, int]], rows: dict[str, float]) -> str:
+    """Return the path of an edge: curves between columns, straight lines through them."""
+    path = f"M{places[way[0]][0] + WIDTH},{rows[way[0]]:g}"
+    for before, after in pairwise(way):
+        x, y, to_x, to_y = places[before][0] + WIDTH, rows[before], places[after][0], rows[after]
+        bend = (to_x - x) / 2
+        path += f" C{x + bend:g},{y:g} {to_x - bend:g},{to_y:g} {to_x},{to_y:g}"
+        if after != way[-1]:
+            path += f" H{to_x + WIDTH}"
+    return path
+
+
+def _middle(rows: list[float]) -> float:
     return sum(rows) / len(rows) if rows else 0.0
