@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import eddyline.api.epochs
+import eddyline.source.redo_log
 from crashes import LENGTH, RETIRE_EVERY, Load
 from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
@@ -36,6 +37,7 @@ class Journal:
 
 def main(folder: str, cycles: int, fail_at: int) -> None:
     eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.source.redo_log.MERGE_FAN_IN = 3
     root = Path(folder)
     journal = Journal(root / "journal")
     files = FaultyFiles(str(root / "storage"))

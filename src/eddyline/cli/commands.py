@@ -26,7 +26,19 @@ from eddyline.cli import (
 )
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
 
-MODULES = (run, queries, tasks, watermarks, dead_letters, sinks, console, ingest, pipelines, init, doctor)
+MODULES = (
+    run,
+    queries,
+    tasks,
+    watermarks,
+    dead_letters,
+    sinks,
+    console,
+    ingest,
+    pipelines,
+    init,
+    doctor,
+)
 """The modules of the commands."""
 
 APPS = {
