@@ -159,6 +159,24 @@ def test_files_stay_few(tmp_path: Path) -> None:
     assert max(counts[81:]) < max(counts[:81]) + 162 / FAN_IN**2 * 3
 
 
+def test_damaged_entries_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = Files(str(tmp_path))
+    log, wanted = filled(files, 9)
+    damaged = log.segments(1, 2)[0].file
+    path = Path(files.path(damaged))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"?")
+    log.merge(9, Epoch(1), Epoch(1))
+    assert damaged in caplog.text
+    with pytest.raises(StateError, match="DAMAGED_FILE"):
+        content(log, 0, 9)
+    path.write_bytes(whole)
+    for epoch in range(2, 6):
+        log.merge(9, Epoch(epoch), Epoch(epoch))
+    assert content(log, 0, 9) == wanted
+    assert not path.exists()
+
+
 def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eddyline.source.log_files._SMALL_BYTES", 100)
     files = Files(str(tmp_path))

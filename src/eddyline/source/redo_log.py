@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -20,6 +21,8 @@ from eddyline.errors import StateError
 from eddyline.source.log_files import NUMBER_DIGITS, in_fewer_files, new_file, write_rows
 from eddyline.source.segments import Segment, verify_segment
 from eddyline.storage.files import Files
+
+_LOG = logging.getLogger(__name__)
 
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 START = "start"
@@ -199,6 +202,7 @@ class RedoLog:
         """Put the rows of old entries into fewer files; numbers and times of their segments stay.
 
         Entries that were merged are removed by a later call, as other processes may be reading them.
+        Damaged ones are left alone.
 
         Args:
             end: only entries before it are merged.
@@ -213,8 +217,15 @@ class RedoLog:
                 numbers = _mergeable(self._known(), end)
                 if not numbers:
                     return
-                with self._changing() as index:
-                    self._merge(index, numbers, epoch)
+                try:
+                    with self._changing() as index:
+                        self._merge(index, numbers, epoch)
+                except StateError as error:
+                    if error.condition != "DAMAGED_FILE":
+                        raise
+                    # it stays as it is, for whoever needs its rows to be told
+                    _LOG.error("old entries are not merged: %s", error)
+                    return
 
     def _merge(self, index: _Index, numbers: list[int], epoch: Epoch) -> None:
         """Merge entries, which follow each other, under the last one's number."""
