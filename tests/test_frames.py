@@ -189,7 +189,7 @@ def states(engine: el.Engine) -> dict[str, str]:
     return {view["name"]: view["state"] for view in engine.status()["views"]}
 
 
-SOME = ("ranked", "with_subquery", "python_functions", "changed_tags")
+SOME = ("with_subquery", "changed_tags")
 
 CHILD = """
 import logging, sys

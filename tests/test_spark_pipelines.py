@@ -179,6 +179,7 @@ def test_a_second_run_reads_only_what_has_changed(project: Path, run: Run) -> No
     assert names == {"pages", "both", "busy_pages", "few"}
 
 
+@pytest.mark.slow
 def test_a_continuous_run_ends_when_it_is_told(project: Path, run: Run) -> None:
     define(project, all_py=PYTHON)
     visit(project, "1.json", (1, "a"))
