@@ -151,6 +151,15 @@ def test_rows_as_arrow_have_the_types_of_the_view(engine, url):
     )
 
 
+def test_definitions_come_and_go_at_once(engine, url):
+    assert ask(url, "/api/views/fresh")[0] == 404
+    engine.execute("CREATE TABLE fresh (id BIGINT)")
+    assert document(url, "/api/views/fresh")["rows"] == []
+    assert "fresh" in [source["name"] for source in document(url, "/api/sources")["sources"]]
+    engine.drop("table", "fresh")
+    assert error_of(ask(url, "/api/views/fresh")) == (404, "NOT_FOUND")
+
+
 def test_wrong_requests_are_answered_with_what_to_do(engine, url):
     assert error_of(ask(url, "/api/views/nothing")) == (404, "NOT_FOUND")
     assert error_of(ask(url, "/api/views/nothing/changes")) == (404, "NOT_FOUND")

@@ -66,7 +66,11 @@ class Hub:
             after: the epoch after which they begin; None for the last committed one.
             texts: give rows as lists of texts, for pages.
         """
-        committed = self._observer.now()[1].epoch
+        try:
+            now = await to_thread.run_sync(self._observer.now, limiter=self._limiter)
+        except EddylineError:
+            return  # the storage can't be read now; the client connects again
+        committed = now[1].epoch
         start = committed if after is None else after
         if start > committed:  # the storage was made anew, or restored
             start = committed

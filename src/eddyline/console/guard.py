@@ -191,4 +191,4 @@ def _name(host: str) -> str:
     """Return a Host header without its port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    return (host.rpartition(":")[0] if ":" in host else host).lower()

@@ -85,13 +85,16 @@ class Observer:
         self._store = store
         self._lock = threading.Lock()
         self._now: tuple[Catalog, Manifest] | None = None
-        self._seen: tuple[int, float] = (0, 0.0)
-        self._fresh: dict[str, tuple[float, Epoch, Any]] = {}
+        self._seen: tuple[tuple[int, ...], float] = ((), 0.0)
+        self._fresh: dict[str, tuple[float, tuple[Catalog, Manifest], Any]] = {}
         self._views: OrderedDict[tuple[str, int], Rows] = OrderedDict()
         self.now()
 
     def now(self) -> tuple[Catalog, Manifest]:
-        """Return the catalog and the last committed epoch; reads files only if these changed."""
+        """Return the catalog and the last committed epoch; reads them only if their files have changed.
+
+        A catalog in PostgreSQL is read again after `FRESH_S`.
+        """
         with self._lock:
             stamp, clock = self._stamp(), time.monotonic()
             if self._now is None or stamp != self._seen[0] or clock - self._seen[1] > FRESH_S:
@@ -104,21 +107,27 @@ class Observer:
                         manifest = self._now[1]
                     if stored_catalog(self._store) == catalog:
                         break
-                self._now, self._seen = (catalog, manifest), (stamp, clock)
+                if self._now is None or self._now != (catalog, manifest):
+                    self._now = catalog, manifest
+                self._seen = stamp, clock
             return self._now
 
-    def _stamp(self) -> int:
-        try:
-            return os.stat(self.files.path(FOLDER)).st_mtime_ns
-        except OSError:
-            return 0  # nothing is committed yet
+    def _stamp(self) -> tuple[int, ...]:
+        """Return when epochs were last committed, and when a catalog in the storage was last written."""
+        times = []
+        for name in (FOLDER, self._store.name):
+            try:
+                times.append(os.stat(self.files.path(name)).st_mtime_ns)
+            except OSError:
+                times.append(0)  # it isn't there yet
+        return tuple(times)
 
     def _cached(self, name: str, read: Callable[[], T]) -> T:
-        """Return what `read` returns, at most `FRESH_S` old and of the last epoch."""
-        epoch, clock = self.now()[1].epoch, time.monotonic()
+        """Return what `read` returns, at most `FRESH_S` old and of the last epoch and catalog."""
+        now, clock = self.now(), time.monotonic()
         known = self._fresh.get(name)
-        if known is None or known[1] != epoch or clock - known[0] > FRESH_S:
-            known = self._fresh[name] = (clock, epoch, read())
+        if known is None or known[1] is not now or clock - known[0] > FRESH_S:
+            known = self._fresh[name] = (clock, now, read())
         found: T = known[2]
         return found
 

@@ -16,7 +16,7 @@ from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
-KEPT = 300
+KEPT = 120
 """The epochs that are shown one by one."""
 RATE_S = 60.0
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
