@@ -1,4 +1,4 @@
-"""The data source `eddyline`: tables and views of a storage in any Spark session.
+"""The data source `eddyline`: tables and views of a storage in any Spark session, to read and write.
 
 Spark finds it by the name of this package, which it imports at the first use of any data source: so
 nothing heavy is imported here.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -19,16 +25,20 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Reads a table or view: its rows, its change feed, or its changes as they come.
+    """Reads a table or view: its rows, its change feed, or its changes as they come; writes tables.
 
     The epoch is chosen when the DataFrame is made, and stays readable for `leaseSeconds` after its last
     use. Options: `view`, `versionAsOf`, `readChangeFeed`, `startingVersion`, `endingVersion`,
     `leaseSeconds`, and for a stream `reader`.
 
+    A DataFrame is appended to a `table`, all or nothing; each micro-batch of a stream once. An engine
+    inserts the rows before its next epoch. Options: `table`, `txnAppId`, `txnVersion`.
+
     Example:
         >>> spark.read.format("eddyline").option("view", "counts").load("/data/site")
         >>> spark.readStream.format("eddyline").option("view", "counts").option(
         ...     "readChangeFeed", True).load("/data/site")
+        >>> df.write.format("eddyline").option("table", "visits").mode("append").save("/data/site")
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -56,6 +66,16 @@ class DefaultSource(DataSource):
         if self._chosen is not None:  # for its columns; a streaming query holds its own epochs
             release(self._chosen.files, self._chosen.lease)
         return FeedReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pyspark_eddyline.writers import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from pyspark_eddyline.writers import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite=overwrite)
 
     def _choice(self) -> Snapshot | Feed:
         """Return what a DataFrame reads. Spark keeps this object, and with it the epoch."""

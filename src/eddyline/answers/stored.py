@@ -19,7 +19,7 @@ from eddyline.answers.changelog import CDF
 from eddyline.answers.failing import check_holder, holder_as_of
 from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket, expiry, feed_schema
 from eddyline.answers.tasks import stored_catalog
-from eddyline.catalog.entries import STREAM, Entry
+from eddyline.catalog.entries import STREAM, TABLE, Catalog, Entry
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError, StateError
@@ -148,6 +148,25 @@ def stored_relation(storage: str, name: str) -> Relation:
         StorageError: there is no storage, or it can't be read.
         CatalogError: NOT_FOUND: nothing has this name; or it is a stream that is kept as a log.
     """
+    files, catalog, manifest = _stored(storage)
+    entry = catalog.get(name)
+    check_stored(entry)
+    return Relation(files, entry, manifest)
+
+
+def stored_table(storage: str, name: str) -> Relation:
+    """Find a table as of the last committed epoch; the storage isn't locked.
+
+    Raises:
+        StorageError: there is no storage, or it can't be read.
+        CatalogError: NOT_FOUND: no table has this name.
+    """
+    files, catalog, manifest = _stored(storage)
+    return Relation(files, catalog.get(name, TABLE), manifest)
+
+
+def _stored(storage: str) -> tuple[Files, Catalog, Manifest]:
+    """Return the catalog of a storage and its last committed epoch."""
     files = Files(storage)
     if not os.path.isdir(files.root):
         raise no_storage(storage)
@@ -157,10 +176,7 @@ def stored_relation(storage: str, name: str) -> Relation:
             manifest = last_committed(files)
             catalog = stored_catalog(store)
             if store.read() == known:
-                break
-    entry = catalog.get(name)
-    check_stored(entry)
-    return Relation(files, entry, manifest)
+                return files, catalog, manifest
 
 
 def check_stored(entry: Entry) -> None:

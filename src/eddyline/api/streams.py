@@ -17,7 +17,7 @@ from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
-from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, TIME_OPTIONS, Entry
+from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, TABLE, TIME_OPTIONS, Entry
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineStream, Settings
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
@@ -42,11 +42,13 @@ class Streams:
         self._writing = writing
 
     def connect_stored(self) -> None:
-        """Connect the streams whose format and options are stored; the user connects the others."""
+        """Connect tables, and the streams whose format and options are stored; users connect others."""
         workspace = self._workspace
         try:
-            for entry in workspace.catalog.entries:
-                if entry.reopens and workspace.writes:
+            for entry in workspace.catalog.entries if workspace.writes else ():
+                if entry.kind == TABLE:
+                    workspace.sources.open_inbox(entry)
+                elif entry.reopens:
                     self._attach(entry)
         except BaseException:
             workspace.release()  # nobody gets an engine that could be stopped

@@ -17,7 +17,7 @@ from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
-from eddyline.catalog.entries import MAX_AHEAD, VIEW, Catalog, Entry
+from eddyline.catalog.entries import MAX_AHEAD, TABLE, VIEW, Catalog, Entry
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
@@ -255,7 +255,10 @@ class Workspace:
                     raise drafts.name_taken(present)
                 catalog = catalog.add(letters)
             self.save(catalog)
-            return catalog.get(entry.name)
+            defined = catalog.get(entry.name)
+            if defined.kind == TABLE:
+                self.sources.open_inbox(defined)
+            return defined
 
     def save(self, catalog: Catalog, *, final: bool = True) -> None:
         """Make a catalog durable and use it from now on.

@@ -40,6 +40,7 @@ class Writing:
         logged = pa.concat_tables(parts)
         with workspace.lock:
             workspace.check_writable()
+            workspace.sources.take_written(entry)  # which was written before
             if logged.num_rows:
                 workspace.sources.log(entry).append_tables([logged])
 
@@ -86,6 +87,8 @@ class Writing:
         def waiting(entry: Entry) -> list[Segment]:
             if not workspace.writes:  # another engine may remove the entries at any time
                 return []
+            if entry.kind == TABLE:
+                workspace.sources.take_written(entry)
             end = workspace.sources.log(entry).end()
             return workspace.sources.between(entry, manifest, end)
 

@@ -18,13 +18,15 @@ from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
 from eddyline.source.base import Source, cannot_read
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.inbox import FOLDER as INBOX
+from eddyline.source.inbox import TableInbox
 from eddyline.source.readers import Reader
 from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
-FOLDERS = ("logs", "checkpoints")
+FOLDERS = ("logs", "checkpoints", INBOX)
 _LATEST = 2**63 - 1
 
 
@@ -118,6 +120,16 @@ class Sources:
         """Attach a source that the caller has created; stop the previous one."""
         self.disconnect(entry)
         self._sources[entry.id] = source
+
+    def open_inbox(self, table: Entry) -> None:
+        """Take in what other processes write into a table, from now on."""
+        self.connect(table, TableInbox(table.name, table.id, self.log(table), self.files))
+
+    def take_written(self, table: Entry) -> None:
+        """Log what other processes have written into a table by now."""
+        inbox = self._sources.get(table.id)
+        if inbox is not None:
+            inbox.pull()
 
     def connected(self, entry: Entry) -> Source | None:
         """Return the source that is attached to an entry."""

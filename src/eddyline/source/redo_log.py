@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 START = "start"
 MARK = "watermark-"
+WRITERS = "writers"
 MERGE_FAN_IN = 64
 """The number of entries, and then of merged ones, that `RedoLog.merge` puts together."""
 
@@ -46,6 +47,7 @@ class _Index:
         marks: numbers of the watermark files, in order.
         begun: numbers of unfinished entries, which may have files.
         watermarks: the watermarks read so far, by the number of their file.
+        written: the last version of each writer of batches; None if that isn't read yet.
     """
 
     start: int
@@ -55,6 +57,7 @@ class _Index:
     marks: array[int]
     begun: set[int]
     watermarks: dict[int, int | None] = field(default_factory=dict)
+    written: dict[str, int | None] | None = None
 
     @property
     def end(self) -> int:
@@ -118,11 +121,19 @@ class RedoLog:
             return True
         return self.files.exists(self._entry(number))
 
-    def append(self, number: int, segments: Iterable[Segment], *, new: bool = False) -> None:
+    def append(
+        self,
+        number: int,
+        segments: Iterable[Segment],
+        *,
+        new: bool = False,
+        batch: tuple[str, int | None] | None = None,
+    ) -> None:
         """Write an entry, with the time; it is durable when this returns.
 
         Args:
             new: never replace an entry.
+            batch: whose rows these are: a writer, and the version, for `holds`; None for neither.
 
         Raises:
             StateError: FENCED, another engine writes to the storage.
@@ -131,8 +142,13 @@ class RedoLog:
         sequence, now = number << SEQUENCE_SHIFT, self.clock()
         for segment in segments:
             numbered.append(_stored(replace(segment, sequence=sequence, received_at=now)))
+            if batch is not None:
+                numbered[-1]["batch"] = batch
             sequence += segment.rows
+        if batch is not None and not self.files.exists(self._writers):
+            self.files.write_json(self._writers, {})  # from now on `forget` looks for batches
         with self._changing() as index, self.files.committing():
+            known = None if batch is None else self._written(index)
             try:
                 self.files.write_json(self._entry(number), numbered, new=new)
             except FileExistsError as error:
@@ -144,6 +160,24 @@ class RedoLog:
                 ) from error
             insort(index.entries, number)
             index.begun.discard(number)
+            if batch is not None and known is not None:
+                index.written = {**known, batch[0]: batch[1]}
+
+    def holds(self, writer: str, version: int | None) -> bool:
+        """Return whether the log holds, or held, a batch: this version of a writer, or a later one.
+
+        A batch without a version is known as long as its entry is retained.
+        """
+        with self._changing() as index:
+            known = self._written(index)
+        found = known.get(writer, -1)
+        return writer in known if version is None or found is None else found >= version
+
+    def adopt(self, number: int, name: str) -> str:
+        """Give a file of the storage a second name, as one of an entry; return that name."""
+        own = _new_file(self.folder, number)
+        self.files.link(name, own)
+        return own
 
     def append_tables(self, tables: Iterable[pa.Table]) -> None:
         """Write tables (`c0..`, and `op` for operations) and the next entry, which names them."""
@@ -283,6 +317,8 @@ class RedoLog:
         if number in index.merged:
             return [Segment(**segment) for segment in document["segments"]]
         watermark = self._watermark(index, number)
+        for segment in document:
+            segment.pop("batch", None)
         return [Segment(**segment, watermark=watermark) for segment in document]
 
     def verify(self, first: int) -> None:
@@ -304,6 +340,10 @@ class RedoLog:
         with self._lock:
             if self.start() < end:
                 with self._changing() as index:
+                    if self.files.exists(self._writers):
+                        lasting = {w: v for w, v in self._written(index).items() if v is not None}
+                        self.files.write_json(self._writers, lasting)
+                        index.written = None
                     self._begin_at(index, end)
                     self._remove(lambda number: number < end)
                     del index.entries[: bisect_left(index.entries, end)]
@@ -365,6 +405,24 @@ class RedoLog:
         if mark is not None and mark not in known:
             known[mark] = self.files.read_json(self._mark(mark))
         return None if mark is None else known[mark]
+
+    def _written(self, index: _Index) -> dict[str, int | None]:
+        """Return the last version of each writer whose batches the log holds or has held."""
+        if index.written is None:
+            known: dict[str, int | None] = {}
+            if self.files.exists(self._writers):
+                known = self.files.read_json(self._writers)
+                for number in index.entries:
+                    for segment in self.files.read_json(self._entry(number))[:1]:
+                        if "batch" in segment:
+                            writer, version = segment["batch"]
+                            known[writer] = version
+            index.written = known
+        return index.written
+
+    @property
+    def _writers(self) -> str:
+        return f"{self.folder}/{WRITERS}"
 
     def _mark(self, number: int) -> str:
         return f"{self.folder}/{MARK}{number:012d}"

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 
 
 def arrow_schema(schema: StructType, zone: str) -> pa.Schema:
@@ -17,3 +30,22 @@ def plain_schema(schema: StructType) -> StructType:
     return StructType(
         [StructField(f"c{i}", field.dataType, True) for i, field in enumerate(schema)]
     )
+
+
+def widens(narrow: DataType, wide: DataType) -> bool:
+    """Return whether each value of a numeric type is one of another, which has more of them.
+
+    Integers become wider integers or decimals, and up to INT also doubles; FLOAT becomes DOUBLE, and a
+    decimal one with at least as many digits on both sides of the point.
+    """
+    digits = _DIGITS.get(type(narrow))
+    if digits is not None:
+        if type(wide) in _DIGITS:
+            return _DIGITS[type(wide)] > digits
+        if isinstance(wide, DecimalType):
+            return wide.precision - wide.scale >= digits
+        return isinstance(wide, DoubleType) and not isinstance(narrow, LongType)
+    if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
+        whole = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        return narrow != wide and whole and wide.scale >= narrow.scale
+    return isinstance(narrow, FloatType) and isinstance(wide, DoubleType)

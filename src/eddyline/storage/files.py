@@ -22,6 +22,7 @@ from eddyline.storage.fence import Fence
 
 UNFINISHED = ".tmp"
 SYNCS_AT_ONCE = 8
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
 class Files:
@@ -134,6 +135,18 @@ class Files:
         if durable:
             self.sync(os.path.dirname(name))
         return size
+
+    def link(self, name: str, second: str) -> None:
+        """Give a file a second name; where the file system can't, make a copy. Durable after `sync`."""
+        with storage_errors(second):
+            self.step("link", second)
+            try:
+                os.link(self.path(name), self.path(second))
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                shutil.copyfile(self.path(name), self.path(second))
+                sync_path(self.path(second))
 
     def append(self, name: str, data: bytes | memoryview, at: int) -> None:
         """Write `data` at offset `at` of a file; create the file if it is missing.
@@ -321,7 +334,7 @@ def _create(unfinished: str, target: str) -> None:
     except FileExistsError:
         raise
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in _NO_LINKS:
             raise
         # a file system without hard links: two writers at this very moment aren't told apart
         if os.path.exists(target):

@@ -1,0 +1,259 @@
+"""The inbox of a table: batches that other processes have written, on their way into its redo log.
+
+A writer puts files of operations into `inbox/<table>`, and then one document that names them: its
+appearance is the commit of the batch. The engine gives the files a second name in the redo log, appends
+an entry that names them and the batch, and only then clears the inbox. So a batch whose document is
+there twice, or still there after a crash, is in the log once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from eddyline.changes import APPEND
+from eddyline.errors import StorageError
+from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.redo_log import RedoLog, as_operations, write_rows
+from eddyline.source.segments import LOG, Segment
+from eddyline.storage.files import Files
+
+FOLDER = "inbox"
+BATCH = ".json"
+FILE_BYTES = 64 << 20
+"""Rows of a task that are written as one file; a task holds as many in memory."""
+ABANDONED_S = 24 * 3600.0
+"""Files of a write that has written nothing for so long, and isn't committed, are removed."""
+
+_LOG = logging.getLogger("eddyline.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A committed batch of an inbox.
+
+    Attributes:
+        document: its name.
+        writer: id of the writer: of a streaming query, an application, or one write.
+        version: its number among the writer's batches; None if the writer has no others.
+        committed_at: microseconds since 1970.
+        files: its files and their numbers of rows and checksums.
+    """
+
+    document: str
+    writer: str
+    version: int | None
+    committed_at: int
+    files: tuple[tuple[str, int, int], ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return [name for name, _, _ in self.files]
+
+
+def write_files(
+    files: Files, table: str, attempt: str, rows: Iterable[pa.Table]
+) -> list[tuple[str, int, int]]:
+    """Write rows to append to a table; return the files, with their numbers of rows and checksums.
+
+    Args:
+        table: id of the table.
+        attempt: begins the names of the files of this write; has no hyphen.
+        rows: tables of all columns of the table, in their order.
+    """
+    written = []
+    for part in _gathered(rows):
+        name = f"{FOLDER}/{table}/{attempt}-{uuid.uuid4().hex}.arrow"
+        segment = write_rows(files, name, as_operations(part, APPEND))
+        written.append((name, segment.rows, segment.crc))
+    return written
+
+
+def commit_batch(
+    files: Files,
+    table: str,
+    writer: str,
+    version: int | None,
+    written: Sequence[tuple[str, int, int]],
+) -> None:
+    """Commit a batch: it is durable when this returns, and an engine will insert it once.
+
+    Raises:
+        StorageError: a file is gone, or the batch can't be written.
+    """
+    if not written:
+        return
+    for name, _, _ in written:
+        try:
+            os.utime(files.path(name))  # no engine takes it for abandoned from now on
+        except OSError as error:
+            raise StorageError(
+                f"a file of this write is gone: {error}",
+                condition="WRITE_FAILED",
+                file=name,
+                hint="write again: nothing was inserted. Did the write take more than a day, or was "
+                "the table dropped meanwhile?",
+            ) from error
+    document = [writer, version, time.time_ns() // 1000, [list(one) for one in written]]
+    files.write_json(_document(table, written), document)
+
+
+def withdraw_batch(
+    files: Files, table: str, attempt: str, written: Sequence[tuple[str, int, int]]
+) -> None:
+    """Remove what is left of a write that has failed.
+
+    Args:
+        attempt: begins the names of its files; empty if only `written` are its own.
+    """
+    if written:
+        files.remove(_document(table, written))
+    for name, _, _ in written:
+        files.remove(name)
+    for name in os.listdir(files.path(f"{FOLDER}/{table}")) if attempt else ():
+        if name.startswith(f"{attempt}-"):
+            files.remove(f"{FOLDER}/{table}/{name}")
+
+
+class TableInbox:
+    """Moves the committed batches of a table's inbox into its redo log. A `Source`.
+
+    Args:
+        name: name of the table.
+        table: its id.
+        log: its redo log.
+        files: files of the storage.
+    """
+
+    steps = False
+    replayable = False
+    dead_letters: DeadLetters | None = None
+
+    def __init__(self, name: str, table: str, log: RedoLog, files: Files) -> None:
+        self.name = name
+        self._log = log
+        self._files = files
+        self._folder = f"{FOLDER}/{table}"
+        self._tidy_at = 0.0
+
+    def pull(self) -> None:
+        """Move all batches that are committed by now."""
+        now = time.monotonic()
+        if now >= self._tidy_at:
+            self._tidy_at = now + ABANDONED_S / 24
+            self._remove_abandoned(time.time() - ABANDONED_S)
+        for batch in self._committed():
+            self._take(batch)
+
+    def follow(self, interval_s: float) -> None:
+        """Do the same as `pull`."""
+        self.pull()
+
+    def stop(self) -> None:
+        """Do nothing: no thread runs."""
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log."""
+        self._log.forget(position)
+
+    def _committed(self) -> list[Batch]:
+        """Return the batches in the order in which they were committed; those of a writer by version.
+
+        A folder that changes while it is listed can show a batch without the one before it, which would
+        then be taken for a repeated one. A second list has all that were there when the first ended.
+        """
+        seen = {batch.document: batch for batch in self._read(self._documents())}
+        if not seen:
+            return []
+        newest: dict[str, int] = {}
+        for batch in seen.values():
+            newest[batch.writer] = max(newest.get(batch.writer, -1), _number(batch))
+        later = self._read(name for name in self._documents() if name not in seen)
+        batches = [*seen.values(), *(b for b in later if _number(b) < newest.get(b.writer, -1))]
+        batches.sort(key=_number)
+        times: dict[str, int] = {}
+        for batch in batches:  # a clock that was set back doesn't change the order of a writer's
+            before = times.get(batch.writer, 0)
+            times[batch.document] = times[batch.writer] = max(batch.committed_at, before)
+        return sorted(batches, key=lambda batch: times[batch.document])
+
+    def _documents(self) -> list[str]:
+        names = self._files.names(self._folder)
+        return [f"{self._folder}/{name}" for name in names if name.endswith(BATCH)]
+
+    def _read(self, documents: Iterable[str]) -> Iterator[Batch]:
+        for name in documents:
+            if self._files.exists(name):  # its writer may have withdrawn it
+                writer, version, at, written = self._files.read_json(name)
+                yield Batch(name, writer, version, at, tuple(tuple(one) for one in written))
+
+    def _take(self, batch: Batch) -> None:
+        log = self._log
+        if log.holds(batch.writer, batch.version):
+            _LOG.info("table %s: a batch was committed twice, and is inserted once", self.name)
+        else:
+            number = log.end()
+            log.clear(number)
+            try:
+                segments = [
+                    Segment(LOG, log.adopt(number, name), rows, crc=crc)
+                    for name, rows, crc in batch.files
+                ]
+            except StorageError:
+                if self._files.exists(batch.document):
+                    raise
+                return  # its writer has withdrawn it
+            self._files.sync_all([segment.file for segment in segments])  # before the entry
+            log.append(number, segments, new=True, batch=(batch.writer, batch.version))
+        self._files.remove(batch.document)
+        for name in batch.names:
+            self._files.remove(name)
+
+    def _remove_abandoned(self, before_s: float) -> None:
+        """Remove the files of writes that ended without a commit: the newest of each is old."""
+        named = {name for batch in self._read(self._documents()) for name in batch.names}
+        folder = self._files.path(self._folder)
+        newest: dict[str, float] = {}
+        found = [entry.name for entry in os.scandir(folder)] if os.path.isdir(folder) else []
+        loose = [n for n in found if f"{self._folder}/{n}" not in named and not n.endswith(BATCH)]
+        for name in loose:
+            attempt = name.partition("-")[0]
+            try:
+                changed = os.stat(os.path.join(folder, name)).st_mtime
+            except FileNotFoundError:  # its write has just ended
+                continue
+            newest[attempt] = max(newest.get(attempt, 0.0), changed)
+        for name in loose:
+            if newest.get(name.partition("-")[0], before_s) < before_s:
+                self._files.remove(f"{self._folder}/{name}")
+
+
+def _document(table: str, written: Sequence[tuple[str, int, int]]) -> str:
+    """Return the name of the document of a batch, which follows from its files."""
+    first = os.path.basename(written[0][0])
+    return f"{FOLDER}/{table}/{first.removesuffix('.arrow')}{BATCH}"
+
+
+def _number(batch: Batch) -> int:
+    return -1 if batch.version is None else batch.version
+
+
+def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Put small tables together, as far as they fit into one file."""
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        held.append(table)
+        size += table.nbytes
+        if size >= FILE_BYTES:
+            yield pa.concat_tables(held).combine_chunks()
+            held, size = [], 0
+    if sum(table.num_rows for table in held):
+        yield pa.concat_tables(held).combine_chunks()
