@@ -6,17 +6,33 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
 
 import eddyline as el
 import eddyline.api.epochs
 from eddyline.answers.reader import feed_schema
 from eddyline.state.manifest import committed_epochs
+from pyspark_eddyline.filters import row_test
 from pyspark_eddyline.streams import FeedReader
 
 pytestmark = pytest.mark.spark
@@ -125,6 +141,92 @@ def test_a_dataframe_keeps_its_epoch(engine, storage, spark):
     assert committed_epochs(engine.files)[0] > first
     refused(lambda: brief.collect(), "SNAPSHOT_EXPIRED")
     refused(lambda: read(spark, storage, "counts", versionAsOf=first), "NO_SUCH_EPOCH")
+
+
+THIRD = datetime(2026, 1, 1, 0, 0, 3)
+FILTERS = (
+    ("i = 3", EqualTo(("i",), 3)),
+    ("i > 3", GreaterThan(("i",), 3)),
+    ("i >= 3", GreaterThanOrEqual(("i",), 3)),
+    ("i < 3", LessThan(("i",), 3)),
+    ("i <= 3", LessThanOrEqual(("i",), 3)),
+    ("i <> 3", Not(EqualTo(("i",), 3))),
+    ("NOT i > 3", Not(GreaterThan(("i",), 3))),
+    ("i <=> 3", EqualNullSafe(("i",), 3)),
+    ("i IN (1, 3, 5)", In(("i",), (1, 3, 5))),
+    ("i NOT IN (1, 3)", Not(In(("i",), (1, 3)))),
+    ("i IS NULL", IsNull(("i",))),
+    ("NOT i IS NULL", Not(IsNull(("i",)))),
+    ("x IS NOT NULL", IsNotNull(("x",))),
+    ("s = 'v3'", EqualTo(("s",), "v3")),
+    ("s > 'v3'", GreaterThan(("s",), "v3")),
+    ("d < date'2026-01-03'", LessThan(("d",), date(2026, 1, 3))),
+    (
+        "ts >= timestamp'2026-01-01 00:00:03'",
+        GreaterThanOrEqual(("ts",), THIRD.replace(tzinfo=UTC)),
+    ),
+    ("local = timestamp_ntz'2026-01-01 00:00:03'", EqualTo(("local",), THIRD)),
+    ("dec IN (1.50, 0.75)", In(("dec",), (Decimal("1.5"), Decimal("0.75")))),
+    ("ok", EqualTo(("ok",), True)),
+    ("NOT ok", Not(EqualTo(("ok",), True))),
+)
+LEFT_TO_SPARK = (
+    EqualTo(("x",), 1.0),
+    Not(EqualNullSafe(("i",), 3)),
+    EqualNullSafe(("i",), None),
+    In(("i",), (1, None)),
+    Not(In(("i",), (1, None))),
+    EqualTo(("st", "a"), 1),
+    EqualTo(("c",), "V3"),
+    EqualTo(("i",), 2**40),
+    StringStartsWith(("s",), "v"),
+)
+
+
+def test_pushed_filters_keep_the_same_rows(engine, storage, spark):
+    """Each condition is evaluated by Spark and as a test of the reader; some are pushed by Spark."""
+    columns = (
+        "i INT, s STRING, d DATE, ts TIMESTAMP, local TIMESTAMP_NTZ, dec DECIMAL(10, 2), ok BOOLEAN, "
+        "x DOUBLE, st STRUCT<a: INT>, c STRING COLLATE UTF8_LCASE"
+    )
+    made = spark.sql(
+        "SELECT CAST(id AS INT), 'v' || id, date'2026-01-01' + CAST(id - 1 AS INT), "
+        "timestamp'2026-01-01 00:00:00' + make_interval(0,0,0,0,0,0,id), "
+        "timestamp_ntz'2026-01-01 00:00:00' + make_interval(0,0,0,0,0,0,id), "
+        "CAST(id / 2 AS DECIMAL(10, 2)), id % 2 = 0, if(id = 4, double('NaN'), id / 3D), "
+        "named_struct('a', CAST(id AS INT)), ('v' || id) COLLATE UTF8_LCASE FROM range(9)"
+    )
+    table = engine.table("t", columns)
+    table.insert(made.toDF(*table.schema.names))
+    table.insert([[None] * 10] * 2)
+    engine.advance()
+    frame = read(spark, storage, "t")
+    conditions = [f"coalesce({sql}, false) AS `{i}`" for i, (sql, _) in enumerate(FILTERS)]
+    evaluated = frame.selectExpr("*", *conditions).toArrow()
+    (batch,) = evaluated.combine_chunks().to_batches()
+    for place, (sql, pushed) in enumerate(FILTERS):
+        test = row_test(pushed, frame.schema)
+        assert test is not None, sql
+        mask = [bool(met) for met in test.mask(batch).to_pylist()]
+        assert mask == batch.column(str(place)).to_pylist(), sql
+        assert 0 < sum(mask) < len(mask), sql
+    for pushed in LEFT_TO_SPARK:
+        assert row_test(pushed, frame.schema) is None, pushed
+
+    pushing = spark.newSession()
+    pushing.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    frame = read(pushing, storage, "t")
+    for sql, kept in (
+        ("i IN (1, 3, 5) AND s < 'v4' AND x > 0.5", [(3,)]),
+        ("dec = 1.50 AND local > timestamp_ntz'2026-01-01 00:00:00'", [(3,)]),
+        ("ts < timestamp'2026-01-01 00:00:01' AND NOT i IN (1, 3) AND ok", [(0,)]),
+        ("i IS NULL", [(None,), (None,)]),
+    ):
+        assert frame.where(sql).select("i").collect() == kept, sql
+    for sql, evaluates in (("i = 3 AND s > 'a'", False), ("i = 3 AND x > 0.5", True)):
+        plan = frame.where(sql)._jdf.queryExecution().executedPlan().toString()
+        assert (" Filter (" in plan) == evaluates, plan
+        assert "= 3" not in plan
 
 
 def test_failing_and_paused_views(engine, storage, spark):
@@ -403,3 +505,36 @@ def test_a_query_of_another_view_is_refused(engine, copy):
     engine.drop("view", "counts")
     engine.view("counts", COUNTS)
     failed(lambda: copy.run("counts", readChangeFeed=True), "CHANGES_EXPIRED")
+
+
+def test_micro_batches_of_a_limited_number_of_epochs(engine, copy, storage, spark):
+    engine.table("t", "v INT")
+    view = engine.view("counts", COUNTS)
+    view.changes(reader="keep")
+    first = advance(engine, 1, 2)
+    copy.run("counts", readChangeFeed=True, maxEpochsPerTrigger=2)
+    assert set(copy.batches) == {0}  # all rows come at once
+    last = advance(engine, 3, 1, 2, 5, 4)
+    copy.run("counts", readChangeFeed=True, maxEpochsPerTrigger=2)
+    assert copy.held == rows(view.snapshot())
+    epochs = {n: {row._commit_version for row in copy.batches[n]} for n in copy.batches}
+    assert {n: epochs[n] for n in epochs if n} == {
+        1: {first + 1, first + 2},
+        2: {first + 3, first + 4},
+        3: {last},
+    }
+    advance(engine, 6, 1, 2)
+    frame = spark.readStream.format("eddyline").options(
+        view="counts", readChangeFeed=True, maxEpochsPerTrigger=2
+    )
+    writer = frame.load(storage).writeStream.foreachBatch(copy.apply)
+    writer = writer.option("checkpointLocation", str(copy.checkpoint)).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    assert copy.held == rows(view.snapshot())
+    assert set(copy.batches) == {0, 1, 2, 3, 4, 5}
+    bad = spark.readStream.format("eddyline").options(view="counts", maxEpochsPerTrigger=0)
+    with pytest.raises(StreamingQueryException, match="BAD_OPTION"):
+        bad.load(storage).writeStream.format("noop").option(
+            "checkpointLocation", str(copy.checkpoint) + "0"
+        ).start().processAllAvailable()
+    view.drop_reader("keep")

@@ -6,6 +6,8 @@ nothing heavy is imported here.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -29,7 +31,7 @@ class DefaultSource(DataSource):
 
     The epoch is chosen when the DataFrame is made, and stays readable for `leaseSeconds` after its last
     use. Options: `view`, `versionAsOf`, `readChangeFeed`, `startingVersion`, `endingVersion`,
-    `leaseSeconds`, and for a stream `reader`.
+    `leaseSeconds`, and for a stream `reader`, `maxEpochsPerTrigger`.
 
     A DataFrame is appended to a `table`, all or nothing; each micro-batch of a stream once. An engine
     inserts the rows before its next epoch. Options: `table`, `txnAppId`, `txnVersion`.
@@ -55,9 +57,12 @@ class DefaultSource(DataSource):
         return nullable(self._choice().schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_eddyline.readers import BatchReader
+        from pyspark_eddyline.readers import BatchReader, FilteringReader
 
-        return BatchReader(self._choice(), schema)
+        # The caller tells: with push-down Spark plans in another module, and else it refuses pushFilters.
+        caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001
+        pushes = os.path.basename(caller) == "data_source_pushdown_filters.py"
+        return (FilteringReader if pushes else BatchReader)(self._choice(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from eddyline.state.leases import release

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket
@@ -15,6 +15,7 @@ from eddyline.errors import EngineError
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.leases import renew
 from eddyline.storage.files import Files
+from pyspark_eddyline.filters import RowTest, row_test
 
 ZONE = "UTC"  # in which Spark exchanges times with data sources
 LEASE_SECONDS = 600
@@ -26,20 +27,31 @@ class Part(InputPartition):
 
     Attributes:
         lease: the lease that the task renews; empty for none.
+        tests: what a row has to meet.
     """
 
     def __init__(
-        self, value: SnapshotBucket | EpochChanges | Inserts, files: Files, lease: str
+        self,
+        value: SnapshotBucket | EpochChanges | Inserts,
+        files: Files,
+        lease: str,
+        tests: Sequence[RowTest] = (),
     ) -> None:
         super().__init__(value)
         self.files = files
         self.lease = lease
+        self.tests = tuple(tests)
 
     def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the columns of `schema`."""
         if self.lease:
             renew(self.files, self.lease)
-        yield from self.value.batches(arrow_schema(schema, ZONE))
+        for batch in self.value.batches(arrow_schema(schema, ZONE)):
+            rows = batch
+            for test in self.tests:
+                rows = rows.filter(test.mask(rows))
+            if rows.num_rows:
+                yield rows
 
 
 class BatchReader(DataSourceReader):
@@ -49,15 +61,31 @@ class BatchReader(DataSourceReader):
         check_columns(chosen.schema, schema)
         self._chosen = chosen
         self._schema = schema
+        self._tests: list[RowTest] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         chosen = self._chosen
         renew(chosen.files, chosen.lease)
-        return [Part(part, chosen.files, chosen.lease) for part in chosen.parts()]
+        return [Part(part, chosen.files, chosen.lease, self._tests) for part in chosen.parts()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # without partitions Spark makes one of its own
         return partition.read(self._schema) if isinstance(partition, Part) else iter(())
+
+
+class FilteringReader(BatchReader):
+    """The same with pushed filters, for sessions with `spark.sql.python.filterPushdown.enabled`.
+
+    Spark refuses a reader with this method in other sessions.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for one in filters:
+            test = row_test(one, self._schema)
+            if test is None:
+                yield one
+            else:
+                self._tests.append(test)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +179,14 @@ def check_columns(own: StructType, asked: StructType) -> None:
 def bad_option(message: str, hint: str) -> EngineError:
     """Return the error for an option that is missing or has a wrong value."""
     return EngineError(message, condition="BAD_OPTION", hint=hint)
+
+
+def epochs_of(options: Mapping[str, str]) -> int | None:
+    """Return the option `maxEpochsPerTrigger`; None if it isn't given."""
+    most = _number(options, "maxEpochsPerTrigger", "a number of epochs from 1 on")
+    if most == 0:
+        raise bad_option("maxEpochsPerTrigger is 0", "give a number of epochs from 1 on")
+    return most
 
 
 def _number(options: Mapping[str, str], name: str, meaning: str) -> int | None:

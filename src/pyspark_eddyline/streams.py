@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,13 +20,30 @@ from eddyline.sink.cursors import Cursor, CursorFile
 from eddyline.sink.rows import CHANGE_TYPE, INSERT
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.leases import Leases
-from pyspark_eddyline.readers import ZONE, Part, Request, bad_option, check_columns, nullable
+from pyspark_eddyline.readers import (
+    ZONE,
+    Part,
+    Request,
+    bad_option,
+    check_columns,
+    epochs_of,
+    nullable,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # PySpark 4.1 has no limits, and reads all at once with availableNow
+        SupportsTriggerAvailableNow = object
+
 
 Offset = dict[str, Any]
 """`{"epoch": n, "view": id}`: everything up to that epoch has been read. Epoch 0 is before all rows."""
 
 
-class FeedReader(DataSourceStreamReader):
+class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the changes of a table or view as they are committed.
 
     The epochs that the next micro-batch needs stay as long as the query runs; with the option `reader`
@@ -41,6 +58,8 @@ class FeedReader(DataSourceStreamReader):
             )
         self._reader = options.get("reader", "")
         self._schema = schema
+        self._most = epochs_of(options)
+        self._target: Epoch | None = None
         self._leases: Leases | None = None
         self._held: list[Epoch] = []
 
@@ -66,11 +85,29 @@ class FeedReader(DataSourceStreamReader):
         self._hold(relation, committed if whole else Epoch(min(first + 1, committed)))
         return _offset(relation, first)
 
-    def latestOffset(self) -> Offset:  # type: ignore[override]  # as in 4.1; later ones accept it
+    def getDefaultReadLimit(self) -> ReadLimit:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+
+        return ReadAllAvailable() if self._most is None else ReadMaxFiles(self._most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._relation().manifest.epoch
+
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """Return the end of the next micro-batch; `limit` counts epochs as files. PySpark 4.1 gives none."""
+        most = getattr(limit, "max_files", None)
         while True:
             relation = self._relation()
-            if self._hold(relation, relation.manifest.epoch):
-                return _offset(relation, relation.manifest.epoch)
+            now = last = relation.manifest.epoch
+            if start is not None:
+                first = start["epoch"]
+                if self._target is not None:
+                    last = Epoch(min(now, max(self._target, first)))
+                if most is not None and (first or self._asked.starting is not None):
+                    last = Epoch(min(last, first + most))  # but all rows come at once
+            # an epoch that is gone and isn't the last one: `partitions` tells that
+            if self._hold(relation, last) or last < now:
+                return _offset(relation, last)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         relation = self._relation()
