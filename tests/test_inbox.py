@@ -10,9 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from eddyline.errors import EddylineError, StorageError
+from eddyline.errors import EddylineError, EngineError, StorageError
 from eddyline.source.inbox import (
     ABANDONED_S,
+    CLAIMED,
+    CLOSED,
     FOLDER,
     TableInbox,
     commit_batch,
@@ -169,6 +171,50 @@ def test_large_tasks_write_several_files(files, monkeypatch):
     commit_batch(files, TABLE, "big", None, written)
     inbox_of(files).pull()
     assert logged(files) == list(range(50))
+
+
+def test_a_table_that_is_altered_takes_no_batch(files):
+    inbox = inbox_of(files)
+    write(files, "q", 0, 1)
+    with inbox.closed():
+        assert logged(files) == [1]
+        with pytest.raises(EngineError, match="BEING_ALTERED"):
+            write(files, "q", 1, 2)
+        inbox.pull()
+    inbox.pull()
+    assert logged(files) == [1]
+    write(files, "q", 1, 2)
+    files.write_json(f"{FOLDER}/{TABLE}/{CLOSED}", None)  # an engine has died meanwhile
+    with pytest.raises(EngineError, match="BEING_ALTERED"):
+        write(files, "q", 2, 3)
+    again = inbox_of(files)
+    again.open()
+    write(files, "q", 2, 3)
+    again.pull()
+    assert logged(files) == [1, 2, 3]
+    later = RedoLog(files, "t2")  # the table after it was altered
+    later.inherit(again._log)
+    assert later.holds("q", 2)
+    assert not later.holds("q", 3)
+
+
+def test_a_batch_is_withdrawn_or_taken_but_not_both(files):
+    written = write(files, "q", 0, 1)
+    inbox = inbox_of(files)
+    (batch,) = inbox._committed()
+    withdraw_batch(files, TABLE, "", written)
+    inbox._take(batch)
+    assert logged(files) == []
+    written = write(files, "q", 1, 2)
+    (batch,) = inbox._committed()
+    claimed = batch.document + CLAIMED
+    assert files.rename(batch.document, claimed)  # then the engine dies
+    name = files.path(batch.document)
+    assert not os.path.exists(name)
+    withdraw_batch(files, TABLE, "q1", written)  # too late
+    inbox_of(files).pull()
+    assert logged(files) == [2]
+    assert left(files) == []
 
 
 def test_without_hard_links_files_are_copied(files, monkeypatch):

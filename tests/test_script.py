@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eddyline.api.script import (
+    AlterColumn,
     CreateSink,
     CreateStream,
     CreateTable,
@@ -29,6 +30,16 @@ from eddyline.errors import CatalogError, ScriptError
 from eddyline.sql import statements
 
 READ: list[tuple[str, Statement]] = [
+    (
+        "ALTER TABLE t ADD COLUMN `a b` STRUCT<x: INT, y: DECIMAL(10, 2)>",
+        AlterColumn("table", "t", "add", "a b", "STRUCT<x: INT, y: DECIMAL(10, 2)>"),
+    ),
+    ("alter table t drop column a", AlterColumn("table", "t", "drop", "a")),
+    ("ALTER TABLE t RENAME COLUMN a TO b", AlterColumn("table", "t", "rename", "a", "b")),
+    (
+        "ALTER STREAM s ALTER COLUMN a TYPE BIGINT",
+        AlterColumn("stream", "s", "type", "a", "BIGINT"),
+    ),
     ("CREATE TABLE t (id BIGINT, v INT)", CreateTable("t", "id BIGINT, v INT")),
     ("create table t (id BIGINT, PRIMARY KEY (id))", CreateTable("t", "id BIGINT", ("id",))),
     ("CREATE TABLE t (id INT PRIMARY KEY NOT NULL)", CreateTable("t", "id INT NOT NULL", ("id",))),
@@ -156,7 +167,8 @@ REFUSED = {
     "INSERT OVERWRITE t SELECT 1": "DELETE",
     "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x": "after INSERT INTO",
     "MERGE INTO t USING s ON a = b": "upsert",
-    "ALTER TABLE t ADD COLUMN a INT": "CREATE",
+    "ALTER TABLE t SET LOCATION 'x'": "ADD COLUMN",
+    "ALTER VIEW v RENAME TO w": "CREATE OR REPLACE",
     "TRUNCATE TABLE t": "DELETE FROM",
     "SET x = 1": "Options",
     "GRANT ALL ON t TO me": "SELECT",

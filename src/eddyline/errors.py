@@ -61,7 +61,9 @@ CONDITIONS: dict[str, Condition] = {
     "NO_PLAN": Condition(USER, False, "A stream of Spark is read as it comes, and has no plan to explain. Explain a view that reads it."),
     "NO_PRIMARY_KEY": Condition(USER, False, "Upserts and deletes by key need a table with a primary key. Give it one when creating it."),
     "STILL_FED": Condition(USER, False, "A pipeline writes into this stream. Drop the pipeline first."),
-    "STILL_READ": Condition(USER, False, "Views read this definition. Drop them first."),
+    "BEING_ALTERED": Condition(ENVIRONMENT, True, "A DataFrame was written into a table while ALTER TABLE changed it. Nothing was inserted; write again."),
+    "NOT_ALTERABLE": Condition(USER, False, "The columns of a stream are those of its source. Create a second stream, and a view that unites both."),
+    "STILL_READ": Condition(USER, False, "Views or sinks read this definition, or this column. Drop them first, or replace them."),
     "UNKNOWN_COLUMN": Condition(USER, False, "A named column doesn't exist. The hint lists the columns."),
     "UPSTREAM_PAUSED": Condition(USER, False, "The view reads a paused view. Resume that one first."),
     # options and streams

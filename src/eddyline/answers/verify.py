@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.types import VariantType
 
 from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
+from eddyline.catalog.altered import seen_by
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
@@ -193,6 +194,16 @@ def _offline(
     frames: Frames,
 ) -> DataFrame | None:
     """Return a view's query over the registered relations; None if Spark can't read one of `aside`."""
+    plain = {}
+    for known in map(catalog.get, entry.upstream):
+        seen = seen_by(entry, known)
+        if seen.altered:
+            content = plain[known.name] = session.table(quoted(known.name))
+            columns = [
+                (lit(None) if own is None else col(quoted(own))).cast(f.dataType).alias(f.name)
+                for f, own in zip(seen.columns, seen.names, strict=True)
+            ]
+            content.select(*columns).createOrReplaceTempView(quoted(known.name))
     try:
         if entry.of_frame:
             return frames.offline(entry, catalog, relations, session)
@@ -201,6 +212,9 @@ def _offline(
         if entry.id not in aside:
             raise
         return None
+    finally:
+        for relation, content in plain.items():
+            content.createOrReplaceTempView(quoted(relation))
 
 
 def _variants_as_text(frame: DataFrame) -> DataFrame:

@@ -46,7 +46,7 @@ class Definitions:
                 draft = self._sql_draft(name, given)
             else:
                 plan, draft = workspace.compiler.frames.draft(name, given, workspace.catalog)
-            if present is not None and self._is_same(present, draft, plan):
+            if present is not None and self._is_same(present, draft, plan, replace=replace):
                 return workspace.catalog.get(name)
             catalog = workspace.catalog
             if present is not None:
@@ -60,11 +60,12 @@ class Definitions:
         query, final = _live_query(name, query)
         return Entry("", VIEW, name, "", query=self._workspace.plain_sql(query), final=final)
 
-    def _is_same(self, present: Entry, draft: Entry, plan: Plan | None) -> bool:
+    def _is_same(self, present: Entry, draft: Entry, plan: Plan | None, *, replace: bool) -> bool:
         """Return whether a view is defined as it was; if so, it has its DataFrame from now on."""
         if plan is None or not present.of_frame:
             keys = ("kind", "format", "query", "final")
-            return all(getattr(present, key) == getattr(draft, key) for key in keys)
+            same = all(getattr(present, key) == getattr(draft, key) for key in keys)
+            return same and not (replace and present.options)  # it keeps columns of altered tables
         if not connected(self._workspace, present, draft, plan):
             return False
         if present.id in self._workspace.manifest.failing:

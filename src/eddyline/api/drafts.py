@@ -210,7 +210,8 @@ def same(entry: Entry, present: Entry) -> bool:
     """Return whether a definition equals the one that the catalog has under its name."""
     if entry.format.lower() == present.format.lower():
         entry = replace(entry, format=present.format)
-    return replace(entry, id=present.id, name=present.name) == present
+    own = replace(entry, id=present.id, name=present.name, since=present.since)
+    return own == present
 
 
 def name_taken(entry: Entry) -> CatalogError:

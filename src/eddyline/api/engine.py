@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.answers.verify import Report
 from eddyline.api import drafts
+from eddyline.api.altering import Altering
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
 from eddyline.api.frames import Query, relation
@@ -50,6 +51,9 @@ class Engine(Served):
         StateError, StorageError: the storage is damaged, or can't be used; the error names the file.
         EngineError: the session has another time zone, or this process has another engine on it.
 
+    Attributes:
+        writing, altering: write and alter tables by name, for the statements of scripts.
+
     Example:
         >>> import tempfile
         >>> engine = Engine(tempfile.mkdtemp())
@@ -73,9 +77,10 @@ class Engine(Served):
         self._workspace = Workspace(storage, spark, options, read_only=read_only)
         self._epochs = Epochs(self._workspace)
         self._reading = Reading(self._workspace)
-        self._writing = Writing(self._workspace)
+        self.writing = self._writing = Writing(self._workspace)
         self._streams = Streams(self._workspace, self._writing)
         self._definitions = Definitions(self._workspace, self._epochs)
+        self.altering = Altering(self._workspace, self._epochs)
         self._running = Running(self._workspace, self._epochs, self._definitions, self._streams)
         self._streams.connect_stored()
 
@@ -344,8 +349,3 @@ class Engine(Served):
     def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
         """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""
         return self._streams.remove_dead_letters(name, where, replay=replay)
-
-    @property
-    def writing(self) -> Writing:
-        """What writes tables by name, for the statements of scripts."""
-        return self._writing

@@ -153,6 +153,20 @@ class Epochs:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
+    def load(self, table: Entry) -> dict[str, float]:
+        """Compute the rows of a table that isn't in the catalog yet, in an epoch that no view reads.
+
+        Returns:
+            The seconds of each stage.
+        """
+        workspace = self._workspace
+        base, plan = workspace.manifest, workspace.compiler.table(table).plan
+        end = workspace.sources.log(table).end()
+        segments = workspace.sources.segments(table, base, 0, end)
+        watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
+        inputs = [PlanInput(plan, {plan.leaves[0].name: segments})]
+        return self._run(inputs, {table.id: end}, watermarks)
+
     def rebuild(
         self,
         entries: Sequence[Entry],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eddyline.errors import EddylineError
 from eddyline.sql.statements import (
+    AlterColumn,
     CreateSink,
     CreateStream,
     CreateTable,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "AlterColumn",
     "CreateSink",
     "CreateStream",
     "CreateTable",
@@ -62,6 +64,12 @@ class ScriptWriting(Protocol):
     ) -> None: ...
 
 
+class ScriptAltering(Protocol):
+    """The method that ALTER TABLE calls. `Altering` documents it."""
+
+    def alter(self, change: AlterColumn) -> None: ...
+
+
 class ScriptEngine(Protocol):
     """The methods that statements call. `Engine` documents them."""
 
@@ -70,6 +78,9 @@ class ScriptEngine(Protocol):
 
     @property
     def writing(self) -> ScriptWriting: ...
+
+    @property
+    def altering(self) -> ScriptAltering: ...
 
     def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
 
@@ -183,6 +194,10 @@ def _drop(engine: ScriptEngine, statement: Drop) -> None:
     engine.drop(statement.kind, statement.name, statement.if_exists)
 
 
+def _alter_column(engine: ScriptEngine, statement: AlterColumn) -> None:
+    engine.altering.alter(statement)
+
+
 def _reset_watermark(engine: ScriptEngine, statement: ResetWatermark) -> None:
     engine.reset_watermark(statement.name, statement.to)
 
@@ -201,6 +216,7 @@ def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
 
 
 _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
+    AlterColumn: _alter_column,
     CreateSink: _create_sink,
     CreateStream: _create_stream,
     CreateTable: _create_table,

@@ -123,7 +123,15 @@ class Sources:
 
     def open_inbox(self, table: Entry) -> None:
         """Take in what other processes write into a table, from now on."""
-        self.connect(table, TableInbox(table.name, table.id, self.log(table), self.files))
+        inbox = TableInbox(table.name, table.id, self.log(table), self.files)
+        inbox.open()
+        self.connect(table, inbox)
+
+    def inbox(self, table: Entry) -> TableInbox:
+        """Return the inbox of a table of this engine."""
+        inbox = self._sources[table.id]
+        assert isinstance(inbox, TableInbox)
+        return inbox
 
     def take_written(self, table: Entry) -> None:
         """Log what other processes have written into a table by now."""

@@ -37,6 +37,7 @@ class Relation:
         late: these are the late rows of a stream.
         reasons: the last column of late rows says why each isn't in the stream.
         key: positions of columns of which no two rows have the same values; None if not known.
+        places: where its stored rows have these columns, -1 for nowhere; None if at the same places.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Relation:
     late: bool = False
     key: tuple[int, ...] | None = None
     reasons: bool = False
+    places: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

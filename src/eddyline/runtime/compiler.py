@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
+from eddyline.catalog.altered import seen_by
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
@@ -149,12 +150,16 @@ class Compiler:
         else:
             for name in upstream:
                 known = catalog.get(name)
+                seen = seen_by(entry, known)
                 try:
                     relation = self._relation(known, plan_of)
+                    if seen.altered:
+                        places, key = seen.places(known), seen.key or None
+                        relation = replace(relation, schema=seen.columns, key=key, places=places)
                 except QueryError as error:
                     broken.append(error)  # the name may also be that of a column
                     continue
-                leaf = frame(session, session.sparkContext.emptyRDD(), known.columns)
+                leaf = frame(session, session.sparkContext.emptyRDD(), seen.columns)
                 leaf.createOrReplaceTempView(quoted(name))
                 relations[catalyst.rdd_id(catalyst.plan(leaf))] = relation
         by_name = {r.name: r for r in relations.values()}
@@ -310,12 +315,15 @@ class Compiler:
         if leaf.time is not None:
             kind = arrow_schema(StructType([columns[leaf.time]]), self.zone).types[0]
             time = leaf.time, kind
+        names, places = tuple(columns.names), leaf.columns
+        if relation is not None and relation.places is not None:
+            names, places = (), tuple(relation.places[place] for place in places)
         return LeafScan(
             self.files,
             node,
             leaf.name,
-            tuple(columns.names),
-            leaf.columns,
+            names,
+            places,
             arrow_schema(schema, self.zone),
             time,
             leaf.late,

@@ -13,12 +13,13 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from eddyline.changes import APPEND
-from eddyline.errors import StorageError
+from eddyline.errors import EngineError, StorageError
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.redo_log import RedoLog, as_operations, write_rows
 from eddyline.source.segments import LOG, Segment
@@ -26,6 +27,8 @@ from eddyline.storage.files import Files
 
 FOLDER = "inbox"
 BATCH = ".json"
+CLAIMED = ".taken"  # then follows the name of a batch that the engine is moving
+CLOSED = "closed"  # a file that is there while the table is altered
 FILE_BYTES = 64 << 20
 """Rows of a task that are written as one file; a task holds as many in memory."""
 ABANDONED_S = 24 * 3600.0
@@ -86,6 +89,7 @@ def commit_batch(
     """Commit a batch: it is durable when this returns, and an engine will insert it once.
 
     Raises:
+        EngineError: BEING_ALTERED: the table is altered at this moment.
         StorageError: a file is gone, or the batch can't be written.
     """
     if not written:
@@ -99,10 +103,21 @@ def commit_batch(
                 condition="WRITE_FAILED",
                 file=name,
                 hint="write again: nothing was inserted. Did the write take more than a day, or was "
-                "the table dropped meanwhile?",
+                "the table dropped or altered meanwhile?",
             ) from error
-    document = [writer, version, time.time_ns() // 1000, [list(one) for one in written]]
-    files.write_json(_document(table, written), document)
+    name = _document(table, written)
+    files.write_json(
+        name, [writer, version, time.time_ns() // 1000, [list(one) for one in written]]
+    )
+    folder = f"{FOLDER}/{table}"
+    # what was there before the table was closed is taken, what came later perhaps not
+    lost = files.exists(f"{folder}/{CLOSED}") and _withdrawn(files, name)
+    if lost or not files.exists(folder):
+        raise EngineError(
+            "the table is being altered",
+            condition="BEING_ALTERED",
+            hint="write again: nothing was inserted",
+        )
 
 
 def withdraw_batch(
@@ -114,10 +129,12 @@ def withdraw_batch(
         attempt: begins the names of its files; empty if only `written` are its own.
     """
     if written:
-        files.remove(_document(table, written))
+        document = _document(table, written)
+        if not _withdrawn(files, document) and files.exists(document + CLAIMED):
+            return  # an engine inserts it, although the commit failed after it
     for name, _, _ in written:
         files.remove(name)
-    for name in os.listdir(files.path(f"{FOLDER}/{table}")) if attempt else ():
+    for name in files.sizes(f"{FOLDER}/{table}") if attempt else ():
         if name.startswith(f"{attempt}-"):
             files.remove(f"{FOLDER}/{table}/{name}")
 
@@ -143,6 +160,10 @@ class TableInbox:
         self._folder = f"{FOLDER}/{table}"
         self._tidy_at = 0.0
 
+    def open(self) -> None:
+        """Let processes commit batches again, should an engine have died in `closed`."""
+        self._files.remove(f"{self._folder}/{CLOSED}")
+
     def pull(self) -> None:
         """Move all batches that are committed by now."""
         now = time.monotonic()
@@ -151,6 +172,18 @@ class TableInbox:
             self._remove_abandoned(time.time() - ABANDONED_S)
         for batch in self._committed():
             self._take(batch)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Let no process commit a batch during the context, and move all that are committed."""
+        self._files.make_folder(self._folder)
+        marker = f"{self._folder}/{CLOSED}"
+        self._files.write_json(marker, None)
+        try:
+            self.pull()
+            yield
+        finally:
+            self._files.remove(marker)
 
     def follow(self, interval_s: float) -> None:
         """Do the same as `pull`."""
@@ -186,7 +219,7 @@ class TableInbox:
 
     def _documents(self) -> list[str]:
         names = self._files.names(self._folder)
-        return [f"{self._folder}/{name}" for name in names if name.endswith(BATCH)]
+        return [f"{self._folder}/{name}" for name in names if name.endswith((BATCH, CLAIMED))]
 
     def _read(self, documents: Iterable[str]) -> Iterator[Batch]:
         for name in documents:
@@ -201,15 +234,16 @@ class TableInbox:
         else:
             number = log.end()
             log.clear(number)
-            try:
-                segments = [
-                    Segment(LOG, log.adopt(number, name), rows, crc=crc)
-                    for name, rows, crc in batch.files
-                ]
-            except StorageError:
-                if self._files.exists(batch.document):
-                    raise
-                return  # its writer has withdrawn it
+            document = batch.document
+            if not document.endswith(CLAIMED):
+                document += CLAIMED
+                if not self._files.rename(batch.document, document):
+                    return  # its writer has withdrawn it
+                batch = replace(batch, document=document)
+            segments = [
+                Segment(LOG, log.adopt(number, name), rows, crc=crc)
+                for name, rows, crc in batch.files
+            ]
             self._files.sync_all([segment.file for segment in segments])  # before the entry
             log.append(number, segments, new=True, batch=(batch.writer, batch.version))
         self._files.remove(batch.document)
@@ -222,7 +256,11 @@ class TableInbox:
         folder = self._files.path(self._folder)
         newest: dict[str, float] = {}
         found = [entry.name for entry in os.scandir(folder)] if os.path.isdir(folder) else []
-        loose = [n for n in found if f"{self._folder}/{n}" not in named and not n.endswith(BATCH)]
+        loose = [
+            n
+            for n in found
+            if f"{self._folder}/{n}" not in named and not n.endswith((BATCH, CLAIMED, CLOSED))
+        ]
         for name in loose:
             attempt = name.partition("-")[0]
             try:
@@ -239,6 +277,15 @@ def _document(table: str, written: Sequence[tuple[str, int, int]]) -> str:
     """Return the name of the document of a batch, which follows from its files."""
     first = os.path.basename(written[0][0])
     return f"{FOLDER}/{table}/{first.removesuffix('.arrow')}{BATCH}"
+
+
+def _withdrawn(files: Files, document: str) -> bool:
+    """Remove the document of a batch; False if an engine has claimed it, or its folder is gone."""
+    gone = f"{document}.{uuid.uuid4().hex}.withdrawn"
+    if not files.rename(document, gone):
+        return False
+    files.remove(gone)
+    return True
 
 
 def _number(batch: Batch) -> int:

@@ -173,9 +173,17 @@ class RedoLog:
         found = known.get(writer, -1)
         return writer in known if version is None or found is None else found >= version
 
+    def inherit(self, other: RedoLog) -> None:
+        """Know the batches that another log holds or has held, as if they were in this one, still empty."""
+        with other._changing() as index:  # of the same class
+            written = other._written(index)
+        known = {writer: version for writer, version in written.items() if version is not None}
+        if known:
+            self.files.write_json(self._writers, known)
+
     def adopt(self, number: int, name: str) -> str:
         """Give a file of the storage a second name, as one of an entry; return that name."""
-        own = _new_file(self.folder, number)
+        own = new_file(self.folder, number)
         self.files.link(name, own)
         return own
 

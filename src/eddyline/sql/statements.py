@@ -19,7 +19,8 @@ KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
 """What a script can create, show and drop."""
 
 WAYS_OUT = {
-    "ALTER": "DROP it and CREATE it anew, or give a view with CREATE OR REPLACE VIEW",
+    "ALTER": "a table has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE type; a "
+    "view CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
     "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
@@ -134,6 +135,20 @@ class Drop(Statement):
     kind: str
     name: str
     if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterColumn(Statement):
+    """`ALTER TABLE name ADD COLUMN c type`, `DROP COLUMN c`, `RENAME COLUMN c TO d`, `ALTER COLUMN c TYPE type`.
+
+    `action` is `add`, `drop`, `rename` or `type`; `to` the type or the new name.
+    """
+
+    kind: str
+    name: str
+    action: str
+    column: str
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +410,11 @@ def _drop(cursor: Cursor) -> Drop:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: Cursor) -> ResetWatermark:
-    if cursor.word() != "STREAM" or (cursor.word(2), cursor.word(3)) != ("RESET", "WATERMARK"):
+def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn:
+    change = (cursor.word(), cursor.word(2), cursor.word(3))
+    if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
+        return _alter_column(cursor)
+    if change != ("STREAM", "RESET", "WATERMARK"):
         cursor.at -= 1
         cursor.refuse("ALTER", WAYS_OUT["ALTER"])
     cursor.at += 1
@@ -406,6 +424,22 @@ def _alter(cursor: Cursor) -> ResetWatermark:
         return ResetWatermark(name, line=cursor.line)
     cursor.expect("TIMESTAMP")
     return ResetWatermark(name, cursor.string(), line=cursor.line)
+
+
+def _alter_column(cursor: Cursor) -> AlterColumn:
+    kind = KINDS[cursor.one_of("TABLE", "STREAM")]
+    name = cursor.name("the name of the table")
+    action = _COLUMN_CHANGES[cursor.word(), cursor.word(1)]
+    cursor.at += 2
+    column, to = cursor.name("the name of the column"), ""
+    if action == "rename":
+        cursor.expect("TO")
+        to = cursor.name("the new name")
+    elif action != "drop":
+        if action == "type":
+            cursor.expect("TYPE")
+        to = cursor.rest("the type")
+    return AlterColumn(kind, name, action, column, to, line=cursor.line)
 
 
 def _show(cursor: Cursor) -> Show:
@@ -422,6 +456,13 @@ def _explain(cursor: Cursor) -> Explain:
     target = _query(cursor) if is_query else cursor.name("the name of a view, or a query,")
     return Explain(target, stage, line=cursor.line)
 
+
+_COLUMN_CHANGES = {
+    ("ADD", "COLUMN"): "add",
+    ("DROP", "COLUMN"): "drop",
+    ("RENAME", "COLUMN"): "rename",
+    ("ALTER", "COLUMN"): "type",
+}
 
 _HEADS: dict[str, Callable[[Cursor], Statement]] = {
     "ALTER": _alter,

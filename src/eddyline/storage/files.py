@@ -148,6 +148,16 @@ class Files:
                 shutil.copyfile(self.path(name), self.path(second))
                 sync_path(self.path(second))
 
+    def rename(self, name: str, new: str) -> bool:
+        """Give a file another name; return False if it isn't there. Durable after `sync`."""
+        with storage_errors(name):
+            self.step("rename", name)
+            try:
+                os.rename(self.path(name), self.path(new))
+            except FileNotFoundError:
+                return False
+        return True
+
     def append(self, name: str, data: bytes | memoryview, at: int) -> None:
         """Write `data` at offset `at` of a file; create the file if it is missing.
 

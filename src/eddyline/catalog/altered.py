@@ -1,0 +1,69 @@
+"""What views see of a table whose columns have changed since they were created.
+
+A view keeps the columns that its tables had then, as in PostgreSQL: `SELECT *` gets no column that was added
+later. Columns that have left a table stay readable, as nulls, so that plans stay the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from eddyline.catalog.entries import Entry
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_OPTION = "columns of "  # then the name of the table in lower case
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The columns of a relation as a view sees them.
+
+    Attributes:
+        columns: names and types.
+        names: for each its present name in the relation; None if it has left.
+        key: places of the primary key's columns.
+        altered: whether they may differ from the relation's own.
+    """
+
+    columns: StructType
+    names: tuple[str | None, ...]
+    key: tuple[int, ...]
+    altered: bool
+
+    def places(self, relation: Entry) -> tuple[int, ...] | None:
+        """Return the place of each column in the relation, -1 if it has left; None if all are the same."""
+        known = relation.columns.names
+        if not self.altered:
+            return None
+        return tuple(-1 if name is None else known.index(name) for name in self.names)
+
+
+def seen_by(view: Entry, relation: Entry) -> Seen:
+    """Return the columns of a relation as a view sees them."""
+    from pyspark.sql.types import StructType
+
+    stored = view.options.get(_OPTION + relation.name.lower())
+    columns, names = relation.columns, list(relation.columns.names)
+    if stored is not None:
+        document = json.loads(stored)
+        columns, names = StructType.fromJson(document["schema"]), document["names"]
+    key = tuple(names.index(name) for name in relation.key)
+    return Seen(columns, tuple(names), key, stored is not None)
+
+
+def keep_seen(view: Entry, relation: Entry, now: Mapping[str, str | None]) -> Entry:
+    """Return a view that still sees the columns of a relation as before these change.
+
+    Args:
+        now: for each present name of a column its next one; None for one that leaves.
+    """
+    seen = seen_by(view, relation)
+    names: Sequence[str | None] = [None if name is None else now[name] for name in seen.names]
+    document = {"schema": json.loads(seen.columns.json()), "names": names}
+    option = _OPTION + relation.name.lower()
+    return replace(view, options={**view.options, option: json.dumps(document)})
