@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import eddyline as el
@@ -76,6 +77,11 @@ def test_views_go_on_untouched_and_old_rows_stay(engine, tmp_path, spark):
 
     with pytest.raises(EddylineError, match="NO_SUCH_EPOCH"):
         engine.sql(f"SELECT * FROM t VERSION AS OF {built}").collect()
+    feed = spark.read.format("eddyline").option("table", "t").option("readChangeFeed", True)
+    with pytest.raises(PySparkException, match="CHANGES_EXPIRED"):
+        feed.option("startingVersion", built + 1).load(engine.files.root).collect()
+    begun = feed.option("startingVersion", built + 2).load(engine.files.root)
+    assert {row._commit_version for row in begun.collect()} == {built + 3}  # after that of `dear`
     engine.execute("CREATE OR REPLACE VIEW star AS SELECT * FROM t WHERE a > 1")
     assert engine.sql("SELECT * FROM star").columns == ["k", "a", "b", "c"]
     engine.pause("above")

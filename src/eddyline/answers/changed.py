@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from eddyline.answers.changelog import CDF
 from eddyline.answers.reader import EpochChanges
-from eddyline.catalog.entries import Entry
+from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.operators.result import ROWS
@@ -37,8 +37,10 @@ def changed_runs(
     view = ViewId(entry.id)
     start = Epoch(max(after or 0, 0))
     ended = next((end for name, end in manifest.replaced.get(view, ()) if not name), Epoch(0))
+    if entry.kind == TABLE:  # an altered one begins anew
+        ended = max(ended, Epoch(entry.since))
     if 0 < start < ended:
-        why = f"the view was replaced in epoch {ended} by one with other columns"
+        why = f"the {entry.kind} was replaced in epoch {ended} by one with other columns"
         raise changes_expired(entry.name, start, manifest.epoch, why)
     retained = [e for e in without_gaps(committed_epochs(files)) if e <= manifest.epoch]
     if start and retained and start < retained[0] - 1:
