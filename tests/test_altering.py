@@ -130,7 +130,9 @@ def test_what_is_refused(engine, tmp_path):
     assert "sums" not in refused(engine, "ALTER TABLE t DROP COLUMN b", "STILL_READ")
     refused(engine, "ALTER TABLE other ADD COLUMN c INT", "NOT_FOUND")
     refused(engine, "ALTER STREAM s ADD COLUMN c INT", "NOT_ALTERABLE")
-    engine.execute("DROP VIEW above; DROP VIEW sums; DROP VIEW star")
+    engine.view("framed", lambda: engine.relation("t").select("k"))
+    assert "framed" in refused(engine, "ALTER TABLE t ADD COLUMN c INT", "STILL_READ")
+    engine.execute("DROP VIEW framed; DROP VIEW above; DROP VIEW sums; DROP VIEW star")
     assert "TYPE SMALLINT" not in refused(
         engine, "ALTER TABLE t ALTER COLUMN a TYPE SMALLINT", "BAD_SCHEMA"
     )

@@ -77,8 +77,8 @@ class Engine(Served):
         self._workspace = Workspace(storage, spark, options, read_only=read_only)
         self._epochs = Epochs(self._workspace)
         self._reading = Reading(self._workspace)
-        self.writing = self._writing = Writing(self._workspace)
-        self._streams = Streams(self._workspace, self._writing)
+        self.writing = Writing(self._workspace)
+        self._streams = Streams(self._workspace, self.writing)
         self._definitions = Definitions(self._workspace, self._epochs)
         self.altering = Altering(self._workspace, self._epochs)
         self._running = Running(self._workspace, self._epochs, self._definitions, self._streams)
@@ -115,7 +115,7 @@ class Engine(Served):
             CatalogError: the name has another definition.
         """
         entry = self._workspace.define(drafts.table(name, schema, primary_key))
-        return Table(entry.name, self._reading, self._writing)
+        return Table(entry.name, self._reading, self.writing)
 
     def stream(
         self,
@@ -140,7 +140,7 @@ class Engine(Served):
             DataError: the DataFrame isn't streaming, has no column `op`, or the watermark is wrong.
         """
         entry = self._streams.stream(name, dataframe, op, primary_key, watermark, options or {})
-        return Stream(entry.name, self._reading, self._writing, self._streams)
+        return Stream(entry.name, self._reading, self.writing, self._streams)
 
     def create_stream(
         self,
@@ -163,9 +163,10 @@ class Engine(Served):
         Raises:
             DataError: the source can't be opened with these columns and options.
         """
-        given = (name, schema, format, dict(options or {}), op, primary_key, watermark)
-        entry = self._streams.create_stream(*given)
-        return Stream(entry.name, self._reading, self._writing, self._streams)
+        entry = self._streams.create_stream(
+            name, schema, format, dict(options or {}), op, primary_key, watermark
+        )
+        return Stream(entry.name, self._reading, self.writing, self._streams)
 
     def pipeline(
         self,
@@ -189,13 +190,10 @@ class Engine(Served):
             acks: whether failed records are retried; if not, they are dropped.
         """
         settings = Settings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
-        return Pipeline(name, source, settings, self._workspace, self._writing, self._streams)
+        return Pipeline(name, source, settings, self._workspace, self.writing, self._streams)
 
     def relation(self, name: str) -> DataFrame:
-        """Return a table, stream or view as a DataFrame without rows, to make views of.
-
-        An action on it raises `SCHEMA_ONLY`: read rows with `sql` or `snapshot`.
-        """
+        """Return a table, stream or view as a DataFrame to make views of; an action raises SCHEMA_ONLY."""
         return relation(self._workspace, name)
 
     def view(self, name: str, query: Query, *, replace: bool = False) -> View:
@@ -340,11 +338,11 @@ class Engine(Served):
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows) into a table, all or none."""
-        self._writing.write(table, operations)
+        self.writing.write(table, operations)
 
     def dead_letters(self, name: str) -> DataFrame:
         """Read the dead letters of a pipeline or stream; see `Stream.dead_letters`."""
-        return self._writing.dead_letters(name)
+        return self.writing.dead_letters(name)
 
     def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
         """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""

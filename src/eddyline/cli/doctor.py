@@ -29,6 +29,8 @@ EXTRAS = {
     "kafka": ("confluent_kafka",),
     "postgres": ("psycopg",),
     "ingest": ("starlette", "uvicorn"),
+    "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
+    "pipelines": ("yaml",),
 }
 """The modules of each extra of the package."""
 

@@ -7,9 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eddyline.cli.text import as_text, layout, shorten, size
+from eddyline.cli.text import as_text, layout, progress_line, shorten, size
+
+if TYPE_CHECKING:
+    from eddyline.answers.verify import Report
+    from eddyline.runtime.epoch import Progress
 
 TABLE, JSON = "table", "json"
 
@@ -56,6 +60,22 @@ def show_rows(
     print(layout(titles, cells, right=right))
 
 
+def show_progress(form: str, progress: Progress) -> None:
+    """Print the progress of an epoch."""
+    if form == JSON:
+        show_document(progress)
+    else:
+        print(progress_line(progress), flush=True)
+
+
+def show_report(form: str, report: Report) -> None:
+    """Print the result of a verification."""
+    if form == JSON:
+        show_document({"equal": report.equal, **asdict(report)})
+    else:
+        print(report)
+
+
 def show_document(document: object) -> None:
     """Print a JSON document on one line."""
     print(json.dumps(document, ensure_ascii=False, default=_plain), flush=True)
@@ -71,6 +91,8 @@ def _cell(name: str, value: Any) -> str:
             return size(value)
         case int() if name not in _IDENTIFIERS:
             return f"{value:,}"
+        case float() if name == "seconds":
+            return f"{value:.2f}"
         case float():  # a change
             return f"{value:+,.1f}"
         case datetime():

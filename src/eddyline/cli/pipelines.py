@@ -9,16 +9,20 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stdout, suppress
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
 from eddyline.cli.arguments import Commands
-from eddyline.cli.text import layout, progress_line
+from eddyline.cli.output import TABLE, add_format, show_progress, show_report, show_rows
 from eddyline.errors import EngineError
 
-if TYPE_CHECKING:
-    from eddyline.spark_pipelines.run import Line
-
-HEADS = ("dataset", "kind", "rows", "rows read", "changed rows", "seconds")
+HEADS = {
+    "dataset": "dataset",
+    "kind": "kind",
+    "rows": "rows",
+    "read": "rows read",
+    "changed": "changed rows",
+    "seconds": "seconds",
+}
 
 
 def add_to(commands: Commands) -> None:
@@ -46,6 +50,7 @@ def add_to(commands: Commands) -> None:
             "--spec", metavar="F",
             help="the spec file; without: spark-pipeline.yml here or in the nearest folder above",
         )  # fmt: skip
+        add_format(parser)
     run.add_argument("--continuous", action="store_true", help="go on until Ctrl-C or SIGTERM")
     run.add_argument(
         "--full-refresh", type=_names, action="extend", default=[], metavar="A,B",
@@ -86,7 +91,8 @@ def _dry_run(args: argparse.Namespace) -> int:
     spec = load_spec(find_spec(args.spec))
     with tempfile.TemporaryDirectory() as folder, open_project(spec, folder) as run:
         run.graph.define(sinks=False)
-        print(layout(HEADS[:2], list(run.graph.kinds.items())))
+        kinds = [{"dataset": name, "kind": kind} for name, kind in run.graph.kinds.items()]
+        show_rows(args.format, ("dataset", "kind"), kinds)
     return 0
 
 
@@ -105,24 +111,19 @@ def _run(args: argparse.Namespace) -> int:
         graph.refresh(list(graph.project.outputs) if args.full_refresh_all else args.full_refresh)
         graph.define()
         if args.continuous:
-            engine.on_progress(lambda progress: print(progress_line(progress), flush=True))
+            engine.on_progress(lambda progress: show_progress(args.format, progress))
             engine.start()
             with suppress(KeyboardInterrupt):
                 engine.await_termination()
         else:
             engine.advance()
         lines = run.lines()
-        print(layout(HEADS, list(map(_cells, lines)), right=(2, 3, 4, 5)))
-        print(f"{time.monotonic() - started:.1f} s in all", flush=True)
+        show_rows(args.format, HEADS, [asdict(line) for line in lines])
+        if args.format == TABLE:
+            print(f"{time.monotonic() - started:.1f} s in all", flush=True)
         failing = any(view["state"] == "failing" for view in engine.status()["views"])
         if not args.verify:
             return int(failing)
         report = engine.verify()
-        print(report)
+        show_report(args.format, report)
         return int(failing or not report)
-
-
-def _cells(line: Line) -> tuple[str, ...]:
-    counts = (line.rows, line.read, line.changed)
-    shown = ["" if count is None else f"{count:,}" for count in counts]
-    return line.dataset, line.kind, *shown, f"{line.seconds:.2f}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
-from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_rows
+from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_report, show_rows
 from eddyline.cli.text import FORMATTERS, spark_answer
 from eddyline.errors import ScriptError
 from eddyline.options import Options
@@ -173,8 +173,5 @@ def _stored_status(storage: str) -> dict[str, Any]:
 def _verify(args: argparse.Namespace) -> int:
     with open_engine(existing(args.storage), read_only=True) as engine:
         report = engine.verify(args.view)
-    if args.format == JSON:
-        show_document({"equal": report.equal, **asdict(report)})
-    else:
-        print(report)
+    show_report(args.format, report)
     return 0 if report.equal else 1

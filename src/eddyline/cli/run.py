@@ -8,15 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
-from eddyline.cli.output import JSON, add_format, show_document
-from eddyline.cli.text import FORMATTERS, progress_line, spark_answer
-
-if TYPE_CHECKING:
-    from eddyline.runtime.epoch import Progress
+from eddyline.cli.output import JSON, add_format, show_document, show_progress
+from eddyline.cli.text import FORMATTERS, spark_answer
 
 
 def add_to(commands: Commands) -> None:
@@ -43,10 +39,10 @@ def _run(args: argparse.Namespace) -> int:
     script = read_script(args.script)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _logging(args.verbose), open_engine(args.storage) as engine:
-        engine.on_progress(lambda progress: _show(args.format, progress))
+        engine.on_progress(lambda progress: show_progress(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         if args.console is not None:
-            print(f"console: {engine.serve(args.console)}", flush=True)
+            _show_address(args.format, engine.serve(args.console))
         answer = engine.execute(script)
         if answer is not None:
             print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
@@ -59,12 +55,11 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(form: str, progress: Progress) -> None:
-    """Print the progress of an epoch."""
+def _show_address(form: str, url: str) -> None:
     if form == JSON:
-        show_document(progress)
+        show_document({"console": url})
     else:
-        print(progress_line(progress), flush=True)
+        print(f"console: {url}", flush=True)
 
 
 @contextmanager

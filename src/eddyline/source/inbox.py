@@ -21,7 +21,8 @@ import pyarrow as pa
 from eddyline.changes import APPEND
 from eddyline.errors import EngineError, StorageError
 from eddyline.source.dead_letters import DeadLetters
-from eddyline.source.redo_log import RedoLog, as_operations, write_rows
+from eddyline.source.log_files import as_operations, write_rows
+from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
 from eddyline.storage.files import Files
 
