@@ -15,14 +15,15 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def soak(folder: Path, minutes: float, seed: int, *, say: bool = False) -> Outco
     """
     chance, outcome = random.Random(seed), Outcome()
     started = time.monotonic()
-    with World(folder) as world:
+    with World(folder) as world, _kept(world.disk / "storage"):
         while (spent := time.monotonic() - started) < minutes * 60:
             child = world.start(chance, "go")
             try:
@@ -186,6 +187,18 @@ def soak(folder: Path, minutes: float, seed: int, *, say: bool = False) -> Outco
             child.kill()
     outcome.minutes = (time.monotonic() - started) / 60
     return outcome
+
+
+@contextmanager
+def _kept(storage: Path) -> Iterator[None]:
+    """Keep a copy of the storage if something is wrong."""
+    try:
+        yield
+    except AssertionError:
+        copy = tempfile.mkdtemp(prefix="eddyline-soak-")
+        shutil.copytree(storage, copy, dirs_exist_ok=True)
+        print(f"a copy of the storage is in {copy}", flush=True)
+        raise
 
 
 def _stopped(child: Child) -> None:

@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.answers.failing import check_live
-from eddyline.catalog.entries import Catalog, Entry
+from eddyline.catalog.entries import Catalog
 from eddyline.changes import WEIGHT, Epoch
+from eddyline.operators.result import ROWS
 from eddyline.state.leases import pinned
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
@@ -109,8 +110,7 @@ def quick_answer(
 
 def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None) -> Answer:
     entry = catalog.find(_plain(asked["name"]))
-    result = _arrangement(entry)
-    if entry is None or not result:
+    if entry is None or not (entry.result or entry.arranged):
         raise _NeedsSpark
     epoch = asked["epoch"]
     if epoch and int(epoch) < entry.since:
@@ -118,7 +118,8 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int |
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     with pinned(files, Epoch(int(epoch)) if epoch else None) as manifest:
         check_live(entry, manifest)
-        rows = _content(files, entry.name, manifest.arrangements.get(result, {}).values(), names)
+        runs = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
+        rows = _content(files, entry.name, runs.values(), names)
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
     if asked["order"]:
@@ -126,14 +127,6 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int |
     rows = _selected(rows, names, asked)
     rows = rows.slice(0, int(asked["limit"])) if asked["limit"] else rows
     return replace(_answer(rows.slice(0, rows_max)), total=rows.num_rows)
-
-
-def _arrangement(entry: Entry | None) -> str:
-    """Return the name of the arrangement with an entry's rows; empty if only Spark can read them."""
-    if entry is None:
-        return ""
-    result = entry.result or ("op0/rows" if entry.arranged else "")
-    return f"{entry.id}/{result}" if result else ""
 
 
 def _selected(rows: pa.Table, names: Sequence[str], asked: re.Match[str]) -> pa.Table:

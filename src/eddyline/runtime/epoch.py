@@ -168,15 +168,17 @@ class EpochRunner:
             with timer.stage("commit"):
                 for plan in (plan for plan in plans if plan.id not in state.failing):
                     if plan.id in rebuilt:
-                        self._replace_delta(folder, plan, base.arrangements, plan.result, state)
+                        # another plan may have stored it under another operator's name
+                        before = base.result(plan.id, ROWS)
+                        self._replace_delta(folder, plan, base.arrangements, before, state)
                     elif replacement is not None and plan.id == replacement.view:
                         self._continue_changelog(folder, plan, base, replacement, state)
                 manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
                 if replacement is not None:
-                    before = replacement.predecessors
+                    chain = replacement.predecessors
                     if replacement.view in state.failing:
-                        before = (("", manifest.epoch),)  # its changelog begins with its first rows
-                    chains = {**base.replaced, replacement.view: before}
+                        chain = (("", manifest.epoch),)  # its changelog begins with its first rows
+                    chains = {**base.replaced, replacement.view: chain}
                     manifest = replace(manifest, replaced=chains)
                 self.files.sync_all(state.unflushed)
                 write_manifest(self.files, manifest)
