@@ -25,8 +25,9 @@ from eddyline.intake.formats import SparkFormat
 from eddyline.source.files import FileStream
 from eddyline.source.parquet import parquet_fault, read_parquet
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.segments import PARQUET
+from eddyline.source.segments import NDJSON, PARQUET
 from eddyline.source.spark import SparkStream
+from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 
 LINES = b'{"id":1,"v":0.5}\n{"id":"x","v":1.5}\n{"id":2\n\n{"id":3,"w":0}\n[{"id":4},{"id":5}]\n'
@@ -373,6 +374,21 @@ def test_faults_are_remembered_and_tried_again_when_the_file_changes(tmp_path: P
     first.pull()
     assert len(tried) == 2
     assert [segment.bytes for segment in first.log.segments(0, 1)] == [3]
+
+
+def test_a_file_that_vanishes_while_the_folder_is_read_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_bytes(LINES)
+
+    def fault(path: str) -> str:
+        (folder / "a").unlink(missing_ok=True)  # between the listing and the reading
+        return ""
+
+    log = RedoLog(Files(str(tmp_path / "storage")), "s1")
+    FileStream("s", NDJSON, str(folder), 10, log, fault=fault).pull()
+    assert [segment.file for segment in log.segments(0, log.end())] == [str(folder / "b")]
 
 
 @pytest.mark.parametrize(

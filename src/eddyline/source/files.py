@@ -131,8 +131,11 @@ class FileStream(PlannedSource):
         before = self._logged.get(path)
         if self.kind == PARQUET or is_compressed(path):
             return size if before is None else None
-        with open(path, "rb") as stream:
-            end = _last_line_end(stream, before or 0, size)
+        try:
+            with open(path, "rb") as stream:
+                end = _last_line_end(stream, before or 0, size)
+        except FileNotFoundError:  # it was moved away in this moment
+            return None
         if end < size:
             now = time.monotonic()
             seen, since = self._tails.get(path, (-1, now))
