@@ -259,6 +259,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
             "op": None, "primary_key": (), "watermark": None,
         },
         "pipeline": {"name": "q", "source": None, "lanes": 1, "tuple_rows": 1, "slow": 1.0, "acks": True, "ackers": 1},
+        "relation": {"name": "v"},
         "view": {"name": "new", "query": "SELECT 1 AS one", "replace": False},
         "drop": {"kind": "view", "name": "missing", "if_exists": True},
         "pause": {"name": "v"},
@@ -347,9 +348,9 @@ def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_dml_without_a_condition_or_an_assignment(engine: el.Engine) -> None:
     for call in (
-        lambda: engine._writing.delete_where("t", " "),
-        lambda: engine._writing.update_where("t", [("b", "'y'")], ""),
-        lambda: engine._writing.update_where("t", [], None),
+        lambda: engine.writing.delete_where("t", " "),
+        lambda: engine.writing.update_where("t", [("b", "'y'")], ""),
+        lambda: engine.writing.update_where("t", [], None),
         lambda: engine.remove_dead_letters("p", "", replay=False),
     ):
         with pytest.raises(EddylineError, match="BAD_OPTION"):

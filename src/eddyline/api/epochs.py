@@ -15,7 +15,7 @@ from eddyline.api.sinks import Sinks
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError, EngineError, QueryError
+from eddyline.errors import EddylineError, EngineError, QueryError, StateError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.watermarks import Watermarks
 from eddyline.runtime.compiler import CompiledPlan
@@ -370,7 +370,11 @@ class Epochs:
             if possible:
                 first = min((one for one in (held, leased) if one is not None), default=None)
                 retire(workspace.files, options.retain_epochs, first, options.held_bytes)
-        oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
+        try:
+            oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
+        except StateError as error:  # whoever needs that epoch is told
+            _LOG.error("the redo logs are not merged: %s", error)
+            return
         workspace.sources.merge(workspace.catalog, oldest, workspace.manifest.epoch)
 
     def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
