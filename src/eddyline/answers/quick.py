@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 from eddyline.answers.failing import check_live
 from eddyline.catalog.entries import Catalog
 from eddyline.changes import WEIGHT, Epoch
-from eddyline.operators.result import ROWS
 from eddyline.state.leases import pinned
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 _NAME = r"(?:\w*[^\W\d]\w*|`[^`]+`)"
+_ROWS = "rows"  # as in operators.result, whose import would take a second
 _QUERY = re.compile(
     rf"""\s* SELECT \s+ (?P<what> \* | count\(\s*\*\s*\) (?:\s+AS\s+(?P<alias>{_NAME}))?
              | {_NAME} (?:\s*,\s*{_NAME})* )
@@ -118,7 +118,7 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int |
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     with pinned(files, Epoch(int(epoch)) if epoch else None) as manifest:
         check_live(entry, manifest)
-        runs = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
+        runs = manifest.arrangements.get(manifest.result(entry.id, _ROWS), {})
         rows = _content(files, entry.name, runs.values(), names)
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
