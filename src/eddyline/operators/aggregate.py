@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
-from eddyline.operators import large
+from eddyline.operators import exact_sums
 from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
@@ -25,10 +25,8 @@ from eddyline.state.kernels import (
     comparable,
     comparable_frame,
     distinct_hashes,
-    finish,
     matched,
     measure_series,
-    two_product,
     with_measures,
 )
 
@@ -61,14 +59,13 @@ class Reduce:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Key and accumulators; large doubles; for each `x` the values, the one to emit first."""
+        """Key and accumulators; digits of doubles; for each `x` the values, the one to emit first."""
         keys = numbered("k", self.keys)
-        named = tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
-        layouts = {SLOT: Layout(keys, (*named, (WEIGHT, Measure.SUM)))}
+        layouts = {SLOT: Layout(keys, (*self._stored, (WEIGHT, Measure.SUM)))}
         for name, largest in zip(numbered("x", len(self.largest)), self.largest, strict=True):
             layouts[name] = Layout((*keys, name), order=(SortKey(name, largest, True),))
-        if Measure.EXACT in self.measures:
-            layouts[large.SLOT] = large.layout(self.keys)
+        if self._sums:
+            layouts[exact_sums.SLOT] = exact_sums.layout(self.keys)
         return layouts
 
     @property
@@ -76,14 +73,33 @@ class Reduce:
         """The columns of INTEGER sums."""
         return self._columns(Measure.INTEGER)
 
+    @property
+    def _sums(self) -> tuple[str, ...]:
+        """The columns of sums of doubles."""
+        return self._columns(Measure.EXACT)
+
+    @property
+    def _named(self) -> tuple[tuple[str, Measure], ...]:
+        return tuple(zip(numbered("m", len(self.measures)), self.measures, strict=True))
+
+    @property
+    def _stored(self) -> tuple[tuple[str, Measure], ...]:
+        """The measures in the form in which they are stored: a sum of doubles as its digits."""
+        plain = (pair for pair in self._named if pair[1] is not Measure.EXACT)
+        return (*plain, *((digit, Measure.SUM) for digit in self._digits))
+
+    @property
+    def _digits(self) -> list[str]:
+        """The columns that hold the digits of sums of doubles."""
+        return [column for name in self._sums for column in exact_sums.columns(name)]
+
     def _columns(self, wanted: Measure) -> tuple[str, ...]:
-        named = zip(numbered("m", len(self.measures)), self.measures, strict=True)
-        return tuple(name for name, measure in named if measure is wanted)
+        return tuple(name for name, measure in self._named if measure is wanted)
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
-        delta, beside = self._expanded(delta.select(layout.columns))
+        delta, beside = self._expanded(delta)
         hashes = distinct_hashes(delta)
         old = state[SLOT].lookup(hashes)
         held = 0 if old is None else old.num_rows
@@ -92,14 +108,13 @@ class Reduce:
         frame = comparable_frame(both, [HASH, *layout.identity]).with_row_index("row")
         frame = frame.hstack(measure_series(both, layout.measures))
         is_old = pl.col("row") < held
+        summed = [pair for pair in layout.measures if pair[0] not in self._digits]
         groups = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
             pl.col("row").last(),
             *combined(layout.measures, is_old, "old_"),
             *combined(layout.measures, ~is_old, "add_"),
-            *combined(layout.measures, None, "new_"),
+            *combined(summed, None, "new_"),
         )
-        for prefix in ("old_", "add_", "new_"):
-            groups = finish(groups, layout.measures, prefix)
         groups = groups.filter(pl.col("row") >= held)  # a colliding key that the delta lacks
         if (groups["new_" + WEIGHT] < 0).any():
             at = int(groups.filter(pl.col("new_" + WEIGHT) < 0)["row"][0])
@@ -108,25 +123,25 @@ class Reduce:
             for name in self.integers:
                 self._check_range(name, given, both, groups)
 
-        doubles = self._columns(Measure.EXACT)
-        held_beside = state[large.SLOT].lookup(hashes) if doubles else None
-        groups, touched = large.with_large(groups, held_beside, beside, doubles)
-        changed = groups.filter(
-            any_nonzero(layout.measures, "add_") | self._extreme_moved() | touched
+        rows, kept = _rows(both, groups, [HASH, *layout.identity]), {}
+        changed = any_nonzero(layout.measures, "add_") | self._extreme_moved()
+        if self._sums:
+            stored = state[exact_sums.SLOT].lookup(hashes)
+            sums = exact_sums.added(groups, rows, self._sums, stored, beside)
+            groups = groups.with_columns(sums.columns)
+            changed |= pl.lit(pl.Series(sums.changed))
+            if sums.beside is not None:
+                kept[exact_sums.SLOT] = sums.beside
+        moved = groups.select(changed=changed)["changed"]
+        groups, every = groups.filter(moved), groups
+        kept[SLOT] = with_measures(
+            rows.filter(moved.to_arrow()), groups, layout.measures, both.schema, "add_"
         )
-        appends = with_measures(
-            _rows(both, changed, [HASH, *layout.identity]),
-            changed,
-            layout.measures,
-            both.schema,
-            "add_",
-        )
-        kept = {SLOT: appends} if beside is None else {SLOT: appends, large.SLOT: beside}
         if not self.largest:
-            return Step([self._output(both, changed, [])], kept)
+            return Step([self._output(both, groups, [])], kept)
         # an extreme can move in a group whose accumulators didn't
-        values, more = self._values(given, _rows(both, groups, [HASH, *layout.identity]), state)
-        return Step([self._output(both, groups, values)], {**kept, **more})
+        values, more = self._values(given, rows, state)
+        return Step([self._output(both, every, values)], {**kept, **more})
 
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State
@@ -150,26 +165,13 @@ class Reduce:
     def _expanded(self, delta: pa.Table) -> tuple[pa.Table, pa.Table | None]:
         """Return a delta whose contributions have the form in which they are stored.
 
-        Large doubles are taken out of it: the second table has what to add to their own sums.
+        The second table has the digits of doubles that don't lie in their sum's window.
         """
-        beside = []
-        for name in self._columns(Measure.EXACT):
-            value, weight = _parts(delta[name])
-            is_large = large.is_large(value)
-            if is_large.any():
-                rows = delta.filter(pa.array(is_large))
-                beside.append(
-                    large.contributions(rows, self.keys, name, value[is_large], weight[is_large])
-                )
-                value = np.where(is_large, 0.0, value)
-            hi, lo = two_product(value, weight)
-            pair = pa.StructArray.from_arrays([pa.array(hi), pa.array(lo)], names=["hi", "lo"])
-            delta = delta.set_column(delta.column_names.index(name), name, pair)
+        delta, beside = exact_sums.expanded(delta, self.keys, self._sums)
         for name in self.integers:
             total = pa.array(from_words(*_parts(delta[name])))
             delta = delta.set_column(delta.column_names.index(name), name, total)
-        kept = large.layout(self.keys)
-        return delta, kept.consolidate(pa.concat_tables(beside)) if beside else None
+        return delta.select(self.layouts[SLOT].columns), beside
 
     def _check_range(
         self, name: str, given: pa.Table, both: pa.Table, groups: pl.DataFrame
@@ -219,7 +221,8 @@ class Reduce:
             rows = _rows(both, chosen, numbered("k", self.keys))
             for name in names:
                 column = chosen[prefix + name]
-                kind = both.schema.field(name).type
+                sums = name in self._sums
+                kind = exact_sums.PAIR if sums else both.schema.field(name).type
                 rows = rows.append_column(name, column.to_arrow().cast(kind))
             for number, extremes in enumerate(values):
                 rows = rows.append_column(f"x{number}", extremes[prefix].filter(pa.array(wanted)))

@@ -31,7 +31,7 @@ class Measure(StrEnum):
     XOR = "xor"
     MIN = "min"
     MAX = "max"
-    EXACT = "exact"  # sums of doubles as unevaluated pairs; see `add_exactly`
+    EXACT = "exact"  # sums of doubles, stored as digits; see `operators/exact_sums.py`
 
 
 def comparable(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -179,7 +179,6 @@ def consolidate(
     grouped = frame.group_by(columns, maintain_order=True).agg(
         pl.col("__row").first(), *combined(measures)
     )
-    grouped = finish(grouped, measures)
     kept = grouped.filter(any_nonzero(measures))
     rows = table.select(columns).take(pa.array(kept["__row"].to_numpy()))
     return with_measures(rows, kept, measures, table.schema)
@@ -249,7 +248,8 @@ def combined(
     """
     found = []
     for name, measure in measures:
-        column = pl.col(name) if where is None else pl.col(name).filter(where)
+        # nulls instead of a filter, which polars evaluates group by group
+        column = pl.col(name) if where is None else pl.when(where).then(pl.col(name))
         found.append(_COMBINE[measure](column).alias(prefix + name))
     return found
 
@@ -260,84 +260,7 @@ _COMBINE = {
     Measure.XOR: lambda column: column.bitwise_xor().fill_null(0),
     Measure.MIN: lambda column: column.min(),
     Measure.MAX: lambda column: column.max(),
-    Measure.EXACT: lambda column: column.implode(),
 }
-
-
-def finish(
-    grouped: pl.DataFrame, measures: Sequence[tuple[str, Measure]], prefix: str = ""
-) -> pl.DataFrame:
-    """Sum the lists that `combined` collects for EXACT measures."""
-    exact = [prefix + name for name, measure in measures if measure is Measure.EXACT]
-    return (
-        grouped.with_columns([add_exactly(grouped[name]) for name in exact]) if exact else grouped
-    )
-
-
-def add_exactly(lists: pl.Series) -> pl.Series:
-    """Sum each list of unevaluated pairs {hi, lo} to one pair, in rounds of pairwise addition.
-
-    Uses Knuth's error-free TwoSum and "accurate" double-double addition (Dekker 1971; Li et al.,
-    XBLAS 2002). The relative error is about 2^-104 of the largest partial sum, whatever was added
-    and subtracted in between.
-    """
-    name = lists.name
-    lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
-    flat = lists.explode(empty_as_null=False).struct.unnest() if lengths.sum() else None
-    hi = flat["hi"].to_numpy() if flat is not None else np.empty(0)
-    lo = flat["lo"].to_numpy() if flat is not None else np.empty(0)
-    group = np.repeat(np.arange(len(lengths)), lengths)
-    while len(group) and lengths.max() > 1:
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        index = np.arange(len(group)) - starts[group]
-        left = np.flatnonzero(index % 2 == 0)
-        paired = index[left] + 1 < lengths[group[left]]
-        new_hi, new_lo = hi[left], lo[left]
-        one = left[paired]
-        new_hi[paired], new_lo[paired] = add_pairs(hi[one], lo[one], hi[one + 1], lo[one + 1])
-        hi, lo, group = new_hi, new_lo, group[left]
-        lengths = (lengths + 1) // 2
-    total_hi, total_lo = np.zeros(len(lists)), np.zeros(len(lists))
-    total_hi[group], total_lo[group] = hi, lo
-    return pl.DataFrame({"hi": total_hi, "lo": total_lo}).to_struct(name)
-
-
-def add_pairs(
-    a: np.ndarray, a_low: np.ndarray, b: np.ndarray, b_low: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Add unevaluated pairs of doubles ("accurate" double-double addition)."""
-    high, error = two_sum(a, b)
-    low, low_error = two_sum(a_low, b_low)
-    high, error = _quick_two_sum(high, error + low)
-    return _quick_two_sum(high, error + low_error)
-
-
-def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a + b as the rounded sum and its exact error (Knuth)."""
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)
-
-
-def _quick_two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    total = a + b
-    return total, b - (total - a)
-
-
-def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a * b as the rounded product and its exact error (Dekker's splitting)."""
-    product = a * b
-    with np.errstate(over="ignore", invalid="ignore"):
-        a_high, a_low = _split(a)
-        b_high, b_low = _split(b)
-        error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return product, np.where(np.isfinite(error), error, 0.0)
-
-
-def _split(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    scaled = 134217729.0 * a  # 2^27 + 1
-    high = scaled - (scaled - a)
-    return high, a - high
 
 
 def any_nonzero(measures: Sequence[tuple[str, Measure]], prefix: str = "") -> pl.Expr:
@@ -345,9 +268,7 @@ def any_nonzero(measures: Sequence[tuple[str, Measure]], prefix: str = "") -> pl
     tests = []
     for name, measure in measures:
         column = pl.col(prefix + name)
-        if measure is Measure.EXACT:
-            tests.append(column.struct.field("hi") != 0)
-        elif measure in (Measure.SUM, Measure.INTEGER, Measure.XOR):
+        if measure in (Measure.SUM, Measure.INTEGER, Measure.XOR):
             tests.append(column != 0)
     return pl.any_horizontal(tests).fill_null(False)
 
