@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import eddyline as el
-from eddyline.source.inbox import FOLDER
+from eddyline.source.inbox import BATCH, FOLDER
 from processes import Child
 
 pytestmark = pytest.mark.spark
@@ -127,7 +127,8 @@ def test_what_is_refused(engine, storage, spark):
     broken = spark.sql("SELECT 'k' AS k, CAST(1 div (id - 9) AS INT) AS v FROM range(0, 10, 1, 4)")
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
         append(broken, storage, "t")
-    assert left(engine, "t") == []
+    # a task may end after its write has failed: its files belong to no batch, and are removed in time
+    assert not [name for name in left(engine, "t") if name.endswith(BATCH)]
     engine.advance()
     assert engine.sql("SELECT * FROM t").collect() == []
 
