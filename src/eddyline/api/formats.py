@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat
+from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat, TailFormat
 from eddyline.pipelines.documents import QueueFormat
 from eddyline.sink.base import SinkFormat
 from eddyline.sink.delta import DeltaFormat
@@ -17,6 +17,7 @@ FORMATS: dict[str, SourceFormat] = {
     "json": FileFormat("json", NDJSON),
     "parquet": FileFormat("parquet", PARQUET),
     "queue": QueueFormat(),
+    "tail": TailFormat(),
 }
 """Formats by the name after USING, in lower case; Spark's sources read every other format.
 

@@ -25,9 +25,11 @@ from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.lines import readable
 from eddyline.source.parquet import parquet_fault
 from eddyline.source.readers import Reader
+from eddyline.source.received import given_places
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON
 from eddyline.source.spark import FILE, RECORD, SparkStream
+from eddyline.source.tail import COLUMNS, TailStream
 from eddyline.spark.failures import message_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import ZONE, cloned
@@ -311,23 +313,7 @@ class GeneratorFormat:
 
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError for unknown columns, a key or operations, and wrong options."""
-        known = {f.name: f.dataType for f in self.columns(stream.name, stream.options, context)}
-        for column in stream.given_columns:
-            if known.get(column.name) != column.dataType:
-                shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-                raise DataError(
-                    f"{column.name} {column.dataType.simpleString()} is no column of this generator",
-                    condition="BAD_STREAM",
-                    stream=stream.name,
-                    hint=f"leave the columns out, or choose of: {shown}",
-                )
-        if stream.arranged:
-            raise DataError(
-                "a generator only appends: it has no operations and no key",
-                condition="BAD_STREAM",
-                stream=stream.name,
-                hint="leave OP and PRIMARY KEY out",
-            )
+        _check_given(stream, self.columns(stream.name, stream.options, context))
 
     def letters(self, stream: Entry) -> str:
         """Return no role: a generator has no bad records."""
@@ -336,6 +322,77 @@ class GeneratorFormat:
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the source that logs the generator's steps."""
         return GeneratedStream(stream.name, Generator.of(stream.options), context.log_of(stream))
+
+
+@dataclass(frozen=True, slots=True)
+class TailFormat:
+    """The lines of text files that grow and are rotated: `USING tail`."""
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """None: lines are copied into the redo log."""
+        return {}
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return the text of a line, its number, and the path of its file."""
+        return from_arrow_schema(COLUMNS)
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError for unknown columns and options, a key or operations, and a wrong path."""
+        _check_given(stream, self.columns(stream.name, stream.options, context))
+        path = stream.options.get(PATH, "")
+        if set(stream.options) != {PATH} or not path.strip():
+            given = ", ".join(stream.options) or "none"
+            raise DataError(
+                f"a stream of format tail has one option, {PATH}; given: {given}",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint=f"give OPTIONS ({PATH} '/var/log/app/access.log')",
+            )
+        folder = os.path.dirname(path) or "."
+        if os.path.isdir(path) or not (glob.has_magic(folder) or os.path.isdir(folder)):
+            raise DataError(
+                f"the path {path!r} of stream {stream.name} is no file in an existing folder",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint="give the path of a file, which may come later, or a glob such as logs/*.log",
+            )
+
+    def letters(self, stream: Entry) -> str:
+        """Return no role: any line is a row."""
+        return ""
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source that follows the files."""
+        names = stream.columns.names
+        return TailStream(
+            stream.name,
+            os.path.abspath(stream.options[PATH]),
+            [(place, names[place].lower()) for place in given_places(names)],
+            context.log_of(stream),
+            f"checkpoints/{stream.id}",
+        )
+
+
+def _check_given(stream: Entry, declared: StructType) -> None:
+    """Raise DataError unless a stream only appends, and its columns are among those of the source."""
+    known = {column.name: column.dataType for column in declared}
+    for column in stream.given_columns:
+        if known.get(column.name) != column.dataType:
+            shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            raise DataError(
+                f"{column.name} {column.dataType.simpleString()} is no column of this source",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint=f"leave the columns out, or choose of: {shown}",
+            )
+    if stream.arranged:
+        raise DataError(
+            "this source only appends: it has no operations and no key",
+            condition="BAD_STREAM",
+            stream=stream.name,
+            hint="leave OP and PRIMARY KEY out",
+        )
 
 
 def _check_path(stream: Entry) -> None:
