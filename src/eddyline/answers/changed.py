@@ -10,9 +10,9 @@ from eddyline.answers.reader import EpochChanges
 from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
-from eddyline.operators.result import ROWS
 from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from eddyline.state.manifest import (
+    ROWS,
     Manifest,
     committed_epochs,
     manifest_name,

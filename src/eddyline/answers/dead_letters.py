@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from eddyline.answers.status import stored_rows
+import pyarrow as pa
+
 from eddyline.catalog.entries import DEAD, REJECTS, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.errors import CatalogError
+from eddyline.operators.base import numbered
 from eddyline.source.dead_letters import no_replay
+from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.leases import pinned
+from eddyline.state.manifest import ROWS, Manifest
+from eddyline.storage.files import Files
 
 REQUESTS = {"replay": "replay", "drop": "discard"}
 """The engine's action for each of the user's; an engine's `drop` would drop a view."""
@@ -47,7 +52,7 @@ def list_letters(store: CatalogStore, source: str | None = None) -> list[DeadLet
     with pinned(store.files) as manifest:
         for entry in _entries(store, source):
             shown = entry.name.removesuffix(DEAD)
-            for rows in stored_rows(store.files, manifest, entry):
+            for rows in _stored_rows(store.files, manifest, entry):
                 letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
@@ -81,3 +86,12 @@ def _entries(store: CatalogStore, source: str | None) -> list[Entry]:
             hint=f"known: {names or 'none yet'}",
         )
     return [found]
+
+
+def _stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.Table]:
+    """Yield the rows of a table or view as of an epoch, as `c0..`, without Spark."""
+    columns = numbered("c", len(entry.columns))
+    for runs in manifest.arrangements.get(manifest.result(entry.id, ROWS), {}).values():
+        rows = Arrangement(files, Layout(columns), runs).scan()
+        if rows is not None:
+            yield rows.select(columns)

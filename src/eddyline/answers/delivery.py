@@ -14,7 +14,6 @@ from eddyline.answers.failing import view_failing
 from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE, OPERATION, WEIGHT, Epoch, ViewId
 from eddyline.operators.base import numbered
-from eddyline.operators.result import ROWS
 from eddyline.sink.base import Sink
 from eddyline.sink.cursors import Cursor
 from eddyline.sink.outbox import NO_VIEW, Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
@@ -22,6 +21,7 @@ from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.kernels import cast_to
 from eddyline.state.leases import Leases
 from eddyline.state.manifest import (
+    ROWS,
     Manifest,
     committed_epochs,
     last_committed,

@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.answers.failing import check_live
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.changes import WEIGHT, Epoch
 from eddyline.state.leases import pinned
+from eddyline.state.manifest import ROWS
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 _NAME = r"(?:\w*[^\W\d]\w*|`[^`]+`)"
-_ROWS = "rows"  # as in operators.result, whose import would take a second
 _QUERY = re.compile(
     rf"""\s* SELECT \s+ (?P<what> \* | count\(\s*\*\s*\) (?:\s+AS\s+(?P<alias>{_NAME}))?
              | {_NAME} (?:\s*,\s*{_NAME})* )
@@ -110,7 +110,10 @@ def quick_answer(
 
 def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None) -> Answer:
     entry = catalog.find(_plain(asked["name"]))
-    if entry is None or not (entry.result or entry.arranged):
+    if entry is None or not (entry.kind == VIEW or entry.arranged):
+        raise _NeedsSpark
+    sorts = entry.sorts
+    if sorts is None:
         raise _NeedsSpark
     epoch = asked["epoch"]
     if epoch and int(epoch) < entry.since:
@@ -118,12 +121,14 @@ def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int |
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     with pinned(files, Epoch(int(epoch)) if epoch else None) as manifest:
         check_live(entry, manifest)
-        runs = manifest.arrangements.get(manifest.result(entry.id, _ROWS), {})
-        rows = _content(files, entry.name, runs.values(), names)
+        runs = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
+        rows = _content(files, entry.name, runs.values(), len(names) + len(sorts))
+    keys = [_Key(f"c{place}", *how) for place, how in enumerate(sorts, len(names))]
+    rows = _sorted(rows, keys) if keys else rows
     for condition in _conditions(asked["where"]):
         rows = _restricted(rows, names, condition)
     if asked["order"]:
-        rows = _sorted(rows, names, asked["order"])
+        rows = _sorted(rows, _keys(names, asked["order"]))
     rows = _selected(rows, names, asked)
     rows = rows.slice(0, int(asked["limit"])) if asked["limit"] else rows
     return replace(_answer(rows.slice(0, rows_max)), total=rows.num_rows)
@@ -155,11 +160,9 @@ def _place(names: Sequence[str], name: str) -> int:
     return folded.index(name.lower())
 
 
-def _content(
-    files: Files, relation: str, buckets: Iterable[Sequence[Run]], names: Sequence[str]
-) -> pa.Table:
+def _content(files: Files, relation: str, buckets: Iterable[Sequence[Run]], width: int) -> pa.Table:
     """Return the rows of a table or view as `c0..`, repeated by weight."""
-    columns = [f"c{place}" for place in range(len(names))]
+    columns = [f"c{place}" for place in range(width)]
     tables = []
     for runs in buckets:
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
@@ -238,20 +241,49 @@ def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) 
     return rows.filter(pc.fill_null(_OPERATIONS[condition["op"]](column, value), False))
 
 
-def _sorted(rows: pa.Table, names: Sequence[str], order: str) -> pa.Table:
-    """Sort as Spark does: nulls come first in ascending order, last in descending order."""
-    keys, helpers = [], rows
-    for number, part in enumerate(order.split(",")):
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A column to sort by."""
+
+    column: str
+    descending: bool
+    nulls_last: bool
+
+
+def _keys(names: Sequence[str], order: str) -> list[_Key]:
+    """Return the keys of an ORDER BY; nulls come first in ascending order, last in descending order."""
+    keys = []
+    for part in order.split(","):
         words = part.split()
-        name = f"c{_place(names, _plain(words[0]))}"
-        kind = rows.schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
-            raise _NeedsSpark
         descending = len(words) > 1 and words[1].upper() == "DESC"
-        helpers = helpers.append_column(f"null{number}", pc.is_null(rows[name]).cast(pa.int8()))
-        keys += [(f"null{number}", "ascending" if descending else "descending")]
-        keys += [(name, "descending" if descending else "ascending")]
-    return rows.take(pc.sort_indices(helpers, sort_keys=keys))
+        keys.append(_Key(f"c{_place(names, _plain(words[0]))}", descending, descending))
+    return keys
+
+
+def _sorted(rows: pa.Table, keys: Sequence[_Key]) -> pa.Table:
+    """Sort rows as Spark does."""
+    sorts, helpers = [], rows
+    for number, key in enumerate(keys):
+        column = rows[key.column]
+        kind = column.type
+        if pa.types.is_floating(kind):
+            if pc.any(pc.is_nan(column)).as_py():
+                raise _NeedsSpark  # to Spark it is the largest number
+        elif not any(test(kind) for test in _SORTED):
+            raise _NeedsSpark
+        helpers = helpers.append_column(f"null{number}", pc.is_null(column).cast(pa.int8()))
+        sorts += [(f"null{number}", "ascending" if key.nulls_last else "descending")]
+        sorts += [(key.column, "descending" if key.descending else "ascending")]
+    return rows.take(pc.sort_indices(helpers, sort_keys=sorts))
+
+
+_SORTED = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_date,
+    pa.types.is_decimal,
+    pa.types.is_timestamp,
+)
 
 
 def _answer(rows: pa.Table) -> Answer:

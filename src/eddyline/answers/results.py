@@ -18,7 +18,6 @@ from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.changes import Epoch
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
-from eddyline.operators.result import ROWS
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.frames import UNDEFINED
@@ -26,7 +25,7 @@ from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.scan import bucket_segment
 from eddyline.source.segments import Segment, distribute
 from eddyline.sql.names import quoted
-from eddyline.state.manifest import Manifest
+from eddyline.state.manifest import ROWS, Manifest
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -119,7 +118,7 @@ class Results:
     def _stored_order(self, entry: Entry, manifest: Manifest) -> tuple[StructType, list[Column]]:
         """Return the stored columns of an entry, and by which of them its rows are sorted."""
         columns = entry.columns
-        if entry.kind != VIEW or entry.result:
+        if entry.kind != VIEW or entry.sorts == []:
             return columns, []
         try:
             compiled = self.plan_of(entry)

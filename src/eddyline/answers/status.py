@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.answers.readers import readers_status
@@ -15,12 +14,9 @@ from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
-from eddyline.operators.base import numbered
-from eddyline.operators.result import ROWS
-from eddyline.source.files import SET_ASIDE
+from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.redo_log import last_received
-from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest
 from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
 
@@ -32,15 +28,6 @@ def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
     """Return the rows and bytes on disk of a table or view: its result and its operators' state."""
     runs = [run for own in manifest.of(entry.id).values() for run in own]
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
-
-
-def stored_rows(files: Files, manifest: Manifest, entry: Entry) -> Iterator[pa.Table]:
-    """Yield the rows of a table or view as of an epoch, as `c0..`, without Spark."""
-    columns = numbered("c", len(entry.columns))
-    for runs in manifest.arrangements.get(manifest.result(entry.id, ROWS), {}).values():
-        rows = Arrangement(files, Layout(columns), runs).scan()
-        if rows is not None:
-            yield rows.select(columns)
 
 
 def row_count(files: Files, manifest: Manifest, relation: str) -> int:

@@ -23,10 +23,9 @@ from eddyline.catalog.entries import STREAM, TABLE, Catalog, Entry
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError, StateError
-from eddyline.operators.result import ROWS
 from eddyline.options import Options
 from eddyline.state.leases import hold_for
-from eddyline.state.manifest import Manifest, committed_epochs, last_committed, read_manifest
+from eddyline.state.manifest import ROWS, Manifest, committed_epochs, last_committed, read_manifest
 from eddyline.storage.files import Files, no_storage
 
 

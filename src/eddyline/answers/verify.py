@@ -16,7 +16,8 @@ from eddyline.catalog.altered import seen_by
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
-from eddyline.intake.watermarks import Watermarks, rows_below
+from eddyline.intake.event_time import rows_below
+from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account

@@ -101,7 +101,7 @@ class Definitions:
         entry = dataclasses.replace(
             draft,
             schema=compiled.compiled.schema.json(),
-            result="" if compiled.order else compiled.plan.result.partition("/")[2],
+            result=" ".join([compiled.plan.result.partition("/")[2], *map(str, compiled.order)]),
         )
         catalog = catalog.add(entry)
         self._fill(catalog, catalog.get(name), compiled, present)

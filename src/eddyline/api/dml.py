@@ -15,7 +15,7 @@ from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.errors import DataError
-from eddyline.operators.result import ROWS, Apply
+from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
@@ -24,6 +24,7 @@ from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import repeat
+from eddyline.state.manifest import ROWS
 from eddyline.storage.files import Files
 
 Operations = list[tuple[str, DataFrame | pa.Table]]

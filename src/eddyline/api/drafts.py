@@ -24,7 +24,7 @@ from eddyline.catalog.entries import (
 )
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
-from eddyline.intake.watermarks import declared_watermark, with_watermark
+from eddyline.intake.event_time import declared_watermark, with_watermark
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES

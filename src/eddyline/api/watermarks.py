@@ -7,7 +7,7 @@ from datetime import datetime
 
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import Entry
-from eddyline.intake.watermarks import DEFAULT_MAX_AHEAD, latest_time, parsed_time, refused
+from eddyline.intake.event_time import DEFAULT_MAX_AHEAD, latest_time, parsed_time, refused
 from eddyline.state.manifest import Clock
 
 

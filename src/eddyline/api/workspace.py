@@ -22,8 +22,8 @@ from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
+from eddyline.intake.event_time import with_default_limit
 from eddyline.intake.sources import Sources
-from eddyline.intake.watermarks import with_default_limit
 from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines

@@ -49,7 +49,9 @@ class Entry:
         event_time: the column from which a stream's watermark is computed; empty without one.
         delay: how many microseconds the watermark lags behind the latest event time.
         late_of: the id of the stream whose late rows these are; empty for other relations.
-        result: the arrangement that holds a view's rows; empty if they have an order.
+        result: the arrangement that holds a view's rows; behind it, for a view with ORDER BY, `asc` or
+            `desc` and `first` or `last`, the place of nulls, for each sort key. Empty for views with ORDER BY
+            of older versions.
         final: whether a view has EMIT FINAL.
         since: the epoch that computed a view's first rows, or computed them again after a pause.
         paused: the epoch whose result a paused view keeps; 0 for one that is not paused. 1 for a
@@ -115,6 +117,18 @@ class Entry:
         """After how many microseconds without rows the stream is idle; None if it never is."""
         given = self.options.get(IDLE_TIMEOUT) if self.event_time else None
         return None if given is None else int(given)
+
+    @property
+    def sorts(self) -> list[tuple[bool, bool]] | None:
+        """Whether each sort key of a view is descending, and nulls are last; None if that isn't known.
+
+        The keys are stored in the columns behind the view's own.
+        """
+        if self.kind == VIEW and not self.result:
+            return None
+        words = self.result.split()[1:]
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return [(direction == "desc", nulls == "last") for direction, nulls in pairs]
 
     @property
     def gives_reasons(self) -> bool:

@@ -201,7 +201,7 @@ class Observer:
             kinds = arrow_schema(plain_schema(entry.columns), now.zone or "UTC")
             batches = [b for part in snapshot.parts() for b in part.batches(kinds)]
         table = pa.Table.from_batches(batches, kinds).rename_columns(entry.columns.names)
-        ordered = entry.kind == "view" and not entry.result
+        ordered = entry.sorts != []
         found = Rows(entry.name, then.epoch, table, ordered)
         if table.nbytes <= CACHED_BYTES and not failing:
             with self._lock:

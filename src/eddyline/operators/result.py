@@ -13,8 +13,7 @@ from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import cast_to, comparable_frame, distinct_hashes, with_weights
-
-ROWS = "rows"
+from eddyline.state.manifest import ROWS
 
 
 @dataclass(frozen=True, slots=True)

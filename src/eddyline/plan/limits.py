@@ -31,6 +31,10 @@ class Order:
     descending: bool
     nulls_last: bool
 
+    def __str__(self) -> str:
+        """Return it as the catalog stores it; see `Entry.sorts`."""
+        return f"{'desc' if self.descending else 'asc'} {'last' if self.nulls_last else 'first'}"
+
 
 def direction(order: Expression) -> Order:
     """Return how a SortOrder expression sorts."""

@@ -16,7 +16,6 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
-from eddyline.operators.result import ROWS
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
 from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
@@ -28,6 +27,7 @@ from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import (
+    ROWS,
     Buckets,
     Failure,
     Manifest,

@@ -14,11 +14,10 @@ from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.errors import EddylineError, StateError
 from eddyline.intake.sources import Sources
 from eddyline.operators.base import STATE_VERSION
-from eddyline.operators.result import ROWS
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext, arrangement_name
 from eddyline.source.segments import Segment
-from eddyline.state.manifest import Manifest
+from eddyline.state.manifest import ROWS, Manifest
 
 Reports = Mapping[str, Sequence[dict[str, Any]]]
 """What the tasks of a plan have done, by the name of the leaf or operator."""

@@ -22,15 +22,13 @@ import pyarrow as pa
 from eddyline.source.base import PlannedSource
 from eddyline.source.compression import is_compressed
 from eddyline.source.lines import read_json
+from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.parquet import read_parquet
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, Wanted
 from eddyline.storage.files import Files, damaged
 
 PART_BYTES = 32 << 20
-SET_ASIDE = "set-aside.json"
-"""File in the folder of the log: by path, the size, modification time and fault of unreadable files."""
-
 SETTLE_S = 0.2
 """For so long a file must not grow before its last line is taken without a line end."""
 

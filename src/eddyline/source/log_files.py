@@ -14,6 +14,9 @@ from eddyline.changes import OPERATION
 from eddyline.source.segments import LOG, Segment, read_arrow
 from eddyline.storage.files import Files, Summing
 
+SET_ASIDE = "set-aside.json"
+"""By path, the size, modification time and fault of files that a source can't read."""
+
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 BAD = ["payload", "error"]  # columns of records that become dead letters
 LOGGED = "file string, rows long, crc long, dead boolean"

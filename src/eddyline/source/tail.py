@@ -25,8 +25,7 @@ import pyarrow as pa
 from eddyline.errors import DataError, StateError
 from eddyline.source.compression import is_compressed, open_file
 from eddyline.source.dead_letters import DeadLetters
-from eddyline.source.files import SET_ASIDE
-from eddyline.source.log_files import new_file, write_rows
+from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.redo_log import RedoLog
 
 VALUE, LINE, FILE = "value", "line", "file"

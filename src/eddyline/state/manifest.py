@@ -13,6 +13,8 @@ from eddyline.storage.files import Files
 
 FORMAT_VERSION = 1
 FOLDER = "manifests"
+ROWS = "rows"
+"""The arrangement in which the last operator of a table or view keeps its rows."""
 
 Buckets = dict[BucketId, tuple[Run, ...]]
 Predecessors = tuple[tuple[str, Epoch], ...]
