@@ -91,8 +91,8 @@ class Definitions:
         else:
             frames.read(name, plan, catalog)  # not the view that it replaces
             frames.keep(draft.id, plan)
-        _check_running(name, catalog, draft.upstream)
         compiled = workspace.compiler.view(draft, catalog, workspace.plan, draft.upstream)
+        _check_running(name, catalog, compiled.upstream)
         if present is not None:
             self._epochs.sinks.check_replaced(draft, compiled)
         if growth := compiled.compiled.build.growth_warning:
@@ -101,6 +101,7 @@ class Definitions:
         entry = dataclasses.replace(
             draft,
             schema=compiled.compiled.schema.json(),
+            upstream=compiled.upstream,
             result=" ".join([compiled.plan.result.partition("/")[2], *map(str, compiled.order)]),
         )
         catalog = catalog.add(entry)

@@ -23,6 +23,7 @@ from eddyline.options import Options
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import stream_bound
+from eddyline.plan.frames import leaves
 from eddyline.plan.lanes import ShortLane, WideLane
 from eddyline.plan.limits import Order
 from eddyline.plan.logical import Plan
@@ -54,11 +55,17 @@ HASH_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A compiled entry: the plan that epochs run, and the properties of its result."""
+    """A compiled entry: the plan that epochs run, and the properties of its result.
+
+    Attributes:
+        stored_schema: the view's columns, then its sort keys.
+        upstream: names of the relations that the resolved query reads, upstream first.
+    """
 
     plan: EpochPlan
     compiled: Compiled
     stored_schema: StructType
+    upstream: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[Order, ...]:
@@ -118,7 +125,7 @@ class Compiler:
 
         Args:
             plan_of: returns the compiled form of another view.
-            upstream: names that the query may read.
+            upstream: names that the query may read, or words that are names of something else.
 
         Raises:
             QueryError: the query is wrong, or no live view can keep it; or that of a view that it reads.
@@ -167,7 +174,10 @@ class Compiler:
         build.relations.update(relations)
         with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
             beside = pool.submit(self._short, entry, build, relations, by_name)
-            compiled = compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
+            analyzed = self._analyzed(entry, catalyst)
+            compiled = compile_view(build, analyzed, final=entry.final)
+            read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
+        upstream = [name for name in upstream if name in read]
         return self._planned(entry, catalog, compiled, upstream, self._same(beside.result(), build))
 
     def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:
@@ -382,7 +392,7 @@ class Compiler:
         if isinstance(operator, Materialize):
             for i, kind in enumerate(compiled.order_types):
                 stored.add(StructField(_unused(f"order_{i}", stored.names), kind))
-        return CompiledPlan(plan, compiled, stored)
+        return CompiledPlan(plan, compiled, stored, tuple(upstream))
 
 
 def _form(build: Build) -> tuple[object, ...]:
