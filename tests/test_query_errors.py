@@ -38,6 +38,42 @@ def logged() -> Iterator[io.StringIO]:
         logging.getLogger(name).removeHandler(handler)
 
 
+STATEMENTS = [
+    "CREATE TABLE u (a INT)",
+    "create stream s USING rate",
+    "INSERT INTO t VALUES (1)",
+    "UPDATE t SET a = 1",
+    "DROP TABLE t",
+    "SHOW VIEWS",
+    "SET spark.sql.ansi.enabled = false",
+    "CACHE TABLE t",
+    "CREATE TEMP VIEW u AS SELECT 1",
+]
+QUERIES = [
+    "FROM t SELECT a",
+    "(SELECT a FROM t) UNION ALL SELECT 2",
+    "VALUES (1)",
+    "TABLE t",
+    "FROM t |> SELECT a",
+    "DESCRIBE t",
+    "EXPLAIN SELECT a FROM t",
+]
+
+
+@pytest.mark.spark
+def test_statements_are_no_queries(engine: Engine) -> None:
+    """Spark would run them in its own catalog."""
+    for text in STATEMENTS:
+        for call in (engine.sql, engine.explain, lambda text: engine.view("v", text)):
+            with pytest.raises(QueryError, match=r"NOT_A_QUERY.*engine\.execute"):
+                call(text)
+    assert engine.spark.sql("SHOW TABLES").collect() == []
+    for text in QUERIES:
+        engine.sql(text).collect()
+    with pytest.raises(QueryError, match="PARSE_SYNTAX_ERROR"):
+        engine.sql("SELEC 1")
+
+
 @pytest.mark.spark
 def test_refusals_are_not_logged_by_pyspark(
     engine: Engine, logged: io.StringIO, caplog: pytest.LogCaptureFixture

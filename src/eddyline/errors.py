@@ -36,6 +36,7 @@ CONDITIONS: dict[str, Condition] = {
     "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
     "NEEDS_SPARK": Condition(USER, False, "The console answers plain queries on one table or view, from their files. Ask others with `eddyline sql` or `engine.sql`."),
+    "NOT_A_QUERY": Condition(USER, False, "`engine.sql`, `engine.view` and `engine.explain` take queries. Statements (CREATE, INSERT, DROP, SHOW, ...) go to `engine.execute` or into a script of `eddyline run`."),
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),
     "NO_WATERMARK": Condition(USER, False, "EMIT FINAL needs a column that follows a watermark. Declare one on the stream and select its column."),

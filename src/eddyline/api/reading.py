@@ -19,7 +19,7 @@ from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
 from eddyline.plan.explain import explain_text
-from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.compiler import CompiledPlan, check_query
 from eddyline.sink.cursors import Cursor
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
@@ -58,6 +58,7 @@ class Reading:
                 names.append(name)
             try:
                 with query_errors(query):
+                    check_query(workspace.compiler.catalyst, query)
                     return session.sql(query)
             except QueryError as error:
                 if failing is None:

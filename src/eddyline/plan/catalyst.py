@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import pyspark
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,14 @@ from eddyline.spark.session import active
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_STATEMENTS = ("Command", "ParsedStatement")
+_ASKING = (
+    "DescribeColumn",
+    "DescribeFunction",
+    "DescribeQueryCommand",
+    "DescribeRelation",
+    "ExplainCommand",
+)
 _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
@@ -59,6 +68,13 @@ class Catalyst:
     def analyzed(self, query: str) -> Plan:
         """Parse and resolve a query."""
         return self.plan(self.session.sql(query))
+
+    def is_query(self, text: str) -> bool:
+        """Return whether a text asks for rows, and changes nothing; DESCRIBE and EXPLAIN ask, too."""
+        plan = self.parsed(text)
+        gateway = self.session.sparkContext._gateway
+        changes = any(is_instance_of(gateway, plan, f"{_LOGICAL}.{name}") for name in _STATEMENTS)
+        return not changes or kind(plan) in _ASKING
 
     def parsed(self, statement: str) -> Plan:
         """Parse a statement; names stay unresolved."""

@@ -182,7 +182,10 @@ class Compiler:
 
     def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:
         """Return the resolved query of a view: SQL in the given session, or that of its DataFrame."""
-        return self.frames.plan(entry) if entry.of_frame else catalyst.analyzed(entry.query)
+        if entry.of_frame:
+            return self.frames.plan(entry)
+        check_query(catalyst, entry.query)
+        return catalyst.analyzed(entry.query)
 
     def _short(
         self,
@@ -393,6 +396,23 @@ class Compiler:
             for i, kind in enumerate(compiled.order_types):
                 stored.add(StructField(_unused(f"order_{i}", stored.names), kind))
         return CompiledPlan(plan, compiled, stored, tuple(upstream))
+
+
+def check_query(catalyst: Catalyst, text: str) -> None:
+    """Raise QueryError if a text is a statement, which Spark would run in its own catalog."""
+    try:
+        is_query = catalyst.is_query(text)
+    except PySparkException:  # Spark can't read it; CREATE STREAM and SINK are Eddyline's own
+        if not re.match(r"\s*create\b", text, re.IGNORECASE):
+            raise
+        is_query = False
+    if not is_query:
+        raise QueryError(
+            "this is a statement, and a query is wanted",
+            condition="NOT_A_QUERY",
+            hint="give it to engine.execute, or put it into a script for `eddyline run`",
+            fragment=" ".join(text.split())[:200],
+        )
 
 
 def _form(build: Build) -> tuple[object, ...]:
