@@ -1,0 +1,80 @@
+"""The tables that the guard writes, and on which the views of `guard.sql` are built."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from eddyline.api.engine import Engine
+    from eddyline.api.handles import Table, View
+
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "log_lines": ("file STRING, end_at BIGINT, value STRING, read_at TIMESTAMP", ()),
+    "clock": ("id INT, now TIMESTAMP", ("id",)),
+    "settings": ("name STRING, value DOUBLE", ("name",)),
+    "rules": (
+        "rule STRING, subject STRING, metric STRING, window_s INT, share DOUBLE, times DOUBLE, "
+        "quantile DOUBLE, at_least DOUBLE, at_most DOUBLE, addresses INT, block_s INT",
+        ("rule",),
+    ),
+    "allowed": ("network STRING, first_key STRING, last_key STRING", ("network",)),
+    "admissions": (
+        "target STRING, rule STRING, evidence STRING, since TIMESTAMP",
+        ("target",),
+    ),
+}
+"""Name -> columns and primary key; the head of `guard.sql` says what they hold."""
+
+LINES = pa.schema(
+    [
+        ("file", pa.string()),
+        ("end_at", pa.int64()),
+        ("value", pa.string()),
+        ("read_at", pa.timestamp("us", "UTC")),
+    ]
+)
+"""The columns of `log_lines` in Arrow."""
+
+Network = IPv4Network | IPv6Network
+
+
+def create(engine: Engine, queries: Mapping[str, str]) -> tuple[dict[str, Table], dict[str, View]]:
+    """Create the tables, and the views by name -> query, or return those of the storage."""
+    tables = {name: engine.table(name, *definition) for name, definition in TABLES.items()}
+    return tables, {name: engine.view(name, query) for name, query in queries.items()}
+
+
+def allowed_row(network: Network) -> tuple[str, str, str]:
+    """Return the row of `allowed` for a network.
+
+    Example:
+        >>> allowed_row(ip_network("192.0.2.0/30"))[1:]
+        ('00000000000000000000ffffc0000200', '00000000000000000000ffffc0000203')
+    """
+    return (str(network), _key(network.network_address), _key(network.broadcast_address))
+
+
+def _key(address: IPv4Address | IPv6Address) -> str:
+    """Return an address as 32 hexadecimal digits, IPv4 as ::ffff:a.b.c.d."""
+    mapped = 0xFFFF << 32 if address.version == 4 else 0
+    return f"{int(address) | mapped:032x}"
+
+
+def parse_target(text: str) -> Network | None:
+    """Return the address or network that a row of a view names; None if it names none.
+
+    Logs hold what clients send. What this function has not understood goes into no file of a server.
+
+    Example:
+        >>> parse_target("2001:db8:0::/48"), parse_target("192.0.2.1; include x")
+        (IPv6Network('2001:db8::/48'), None)
+    """
+    try:
+        return ip_network(text)
+    except ValueError:
+        return None

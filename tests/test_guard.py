@@ -1,0 +1,178 @@
+"""The views of the guard: rates, limits, offenders and the block list, live and equal to offline."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+
+import pyarrow as pa
+import pytest
+
+from eddyline_apps import views
+from eddyline_apps.guard import script
+from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target
+
+START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+RULES = [
+    # rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s
+    ("flood", "address", "requests", 10, 0.2, None, None, 40.0, 1e15, 1, 30),
+    ("network flood", "network", "requests", 10, 0.3, None, None, 50.0, 1e15, 10, 30),
+    ("scraper", "visitor", "pages", 300, None, 5.0, 0.9, 20.0, 1e15, 1, 30),
+    ("guessing", "address", "logins", 60, None, None, None, 8.0, 1e15, 1, 30),
+]
+
+
+def line(address, second, path="/", method="GET", status=200, agent="Browser", took=" 0.250"):
+    moment = START + timedelta(seconds=second)
+    return (
+        f'{address} - - [{moment:%d/%b/%Y:%H:%M:%S +0000}] "{method} {path} HTTP/1.1" {status} 12 '
+        f'"-" "{agent}"{took}'
+    )
+
+
+def normal(count, second, seconds):
+    """Each of `count` visitors gets three pages with two images each, over some seconds."""
+    return [
+        line(f"198.51.{visitor}.7", second + seconds * n // 9, f"/p{n}{'.png' * (n % 3 > 0)}")
+        for visitor in range(count)
+        for n in range(9)
+    ]
+
+
+class Guarded:
+    """An engine with the tables and views of the guard, and a clock that the test sets."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.tables, self.views = create(engine, views(script()))
+
+    def read(self, lines, second):
+        now = START + timedelta(seconds=second)
+        size = len(lines)
+        rows = [["a"] * size, list(range(size)), lines, [now] * size]
+        self.tables["log_lines"].insert(pa.table(rows, schema=LINES))
+        self.at(second)
+
+    def at(self, second):
+        self.tables["clock"].upsert([(1, START + timedelta(seconds=second))])
+        self.engine.advance()
+
+    def rows(self, query):
+        return [tuple(row) for row in self.engine.sql(query).collect()]
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    from eddyline.api.engine import Engine
+
+    with Engine(tempfile.mkdtemp()) as engine:
+        yield Guarded(engine)
+
+
+# --- without a JVM ---
+
+
+def test_targets_are_addresses_or_nothing():
+    assert str(parse_target("192.0.2.7")) == "192.0.2.7/32"
+    assert str(parse_target("2001:db8:1::/48")) == "2001:db8:1::/48"
+    for hostile in ("192.0.2.1; load_module x", "a.example", "", "999.1.1.1", "192.0.2.1/24"):
+        assert parse_target(hostile) is None
+
+
+def test_keys_of_the_allow_list():
+    assert allowed_row(ip_network("192.0.2.9"))[1:] == ("0" * 20 + "ffffc0000209",) * 2
+    _, first, last = allowed_row(ip_network("2001:db8:7::/48"))
+    assert (first, last) == ("20010db80007" + "0" * 20, "20010db80007" + "f" * 20)
+
+
+# --- live ---
+
+
+@pytest.mark.spark
+def test_who_is_over_a_limit_is_an_offender(guarded):
+    guarded.tables["rules"].insert(RULES)
+    guarded.tables["allowed"].insert([allowed_row(ip_network("203.0.113.64/26"))])
+    guarded.read(normal(60, 0, 9), 10)
+    assert guarded.rows("SELECT count(*) FROM offenders") == [(0,)]
+    limits = dict(guarded.rows("SELECT rule, bound FROM limits"))
+    # 540 answered in 10 s; nine of ten have at most three pages
+    assert limits == {"flood": 110, "network flood": 170, "scraper": 20, "guessing": 8}
+
+    attack = [
+        *(line("203.0.113.5", 11, "/x.png") for _ in range(300)),
+        *(line("203.0.113.70", 11, "/x.png") for _ in range(300)),  # on the allow-list
+        *(line(f"192.0.2.{n % 200}", 12, "/", status=403) for n in range(600)),
+        *(line("198.51.3.7", 12 + n, f"/deep/{n}", agent="Scraper") for n in range(30)),
+        *(line("2001:DB8::5", 12, "/wp-login.php", "POST", 401) for _ in range(9)),
+        *(line("192.0.2.999", 12) for _ in range(300)),  # no address
+        *("no log line", "", 'x" - - ['),
+    ]
+    guarded.read(attack, 14)
+    found = guarded.rows("SELECT target, rule, until FROM offenders ORDER BY target")
+    assert [row[:2] for row in found] == [
+        ("192.0.2.0/24", "network flood"),
+        ("198.51.3.7", "scraper"),
+        ("2001:db8::5", "guessing"),
+        ("203.0.113.5", "flood"),
+    ]
+    assert found[0][2] == (START + timedelta(seconds=12 + 30)).replace(tzinfo=None)
+    ((evidence,),) = guarded.rows("SELECT evidence FROM offenders WHERE target = '192.0.2.0/24'")
+    assert evidence.startswith("600 requests in 10 s from 2026-03-02T12:00:10 by 200 addresses")
+    waiting = guarded.rows("SELECT target FROM waiting")
+    assert len(waiting) == 4
+    assert guarded.rows("SELECT count(*) FROM block_list") == [(0,)]
+
+
+@pytest.mark.spark
+def test_rates_of_a_window_add_up(guarded):
+    columns = "requests, visitors, addresses, networks, pages_per_visitor, mean_request_s"
+    first = f"timestamp_seconds({int(START.timestamp())})"
+    where = f"window_s = 10 AND window_start = {first}"
+    ((requests, visitors, addresses, networks, pages, mean),) = guarded.rows(
+        f"SELECT {columns} FROM server_rates WHERE {where}"
+    )
+    assert (requests, visitors, addresses, networks, pages, mean) == (540, 60, 60, 60, 3.0, 0.25)
+    ((logins,),) = guarded.rows(
+        "SELECT DISTINCT logins FROM network_rates WHERE network = '2001:db8:0::/48'"
+    )
+    assert logins == 9
+    top = guarded.rows(
+        f"SELECT subject, name, requests FROM top WHERE {where.replace('10', '300', 1)} "
+        "AND rank = 1 ORDER BY subject"
+    )
+    assert top == [
+        ("address", "203.0.113.5", 300),
+        ("agent", "Browser", 540 + 300 + 300 + 600 + 9),
+        ("network", "192.0.2.0/24", 600),
+        ("url", "/", 600),
+        ("visitor", "203.0.113.5", 300),
+    ]
+
+
+@pytest.mark.spark
+def test_the_list_holds_who_was_admitted_until_the_time_is_over(guarded):
+    since = START + timedelta(seconds=14)
+    targets = ["203.0.113.5", "192.0.2.0/24", "198.51.7.7"]
+    guarded.tables["admissions"].insert([(target, "r", "e", since) for target in targets])
+    guarded.at(15)
+    listed = "SELECT target FROM block_list ORDER BY target"
+    assert guarded.rows(listed) == [("192.0.2.0/24",), ("203.0.113.5",)]  # the third did nothing
+    assert len(guarded.rows("SELECT * FROM waiting")) == 2
+    guarded.at(41.5)
+    assert guarded.rows(listed) == [("192.0.2.0/24",)]  # its last request was a second later
+    guarded.at(42)
+    assert guarded.rows(listed) == []
+
+
+@pytest.mark.spark
+def test_all_views_equal_offline_spark(guarded):
+    assert guarded.engine.verify()
+
+
+@pytest.mark.spark
+def test_old_lines_take_their_rows_with_them(guarded):
+    guarded.engine.execute("DELETE FROM log_lines WHERE read_at < TIMESTAMP '2026-03-02 12:01:00'")
+    guarded.at(43)
+    for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
+        assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view
