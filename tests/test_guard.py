@@ -9,8 +9,11 @@ from ipaddress import ip_network
 import pyarrow as pa
 import pytest
 
+from eddyline.errors import ScriptError
 from eddyline_apps import views
 from eddyline_apps.guard import script
+from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.service import Guard
 from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target
 
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -40,6 +43,23 @@ def normal(count, second, seconds):
     ]
 
 
+CONFIG = """
+rules:
+  flood: {by: address, metric: requests, window: 10 s, share: 0.2, at_least: 40, block: 30 s}
+  network flood: {by: network, metric: requests, window: 10 s, share: 0.3, at_least: 50, block: 30 s}
+  scraper:
+    {by: visitor, metric: pages, window: 5 min, times: 5, quantile: 0.9, at_least: 20, block: 30 s}
+  guessing: {by: address, metric: logins, window: 1 min, at_least: 8, block: 30 s}
+allow: [203.0.113.64/26]
+"""
+
+
+def configured(tmp_path, more=""):
+    path = tmp_path / "guard.yml"
+    path.write_text(CONFIG + more)
+    return load_config(path)
+
+
 class Guarded:
     """An engine with the tables and views of the guard, and a clock that the test sets."""
 
@@ -57,6 +77,16 @@ class Guarded:
     def at(self, second):
         self.tables["clock"].upsert([(1, START + timedelta(seconds=second))])
         self.engine.advance()
+
+    def settle(self, guard, second):
+        """One look of the guard at the log, without new lines."""
+        now = START + timedelta(seconds=second)
+        guard.tick(now)
+        self.engine.advance()
+        freed = guard.release(now)
+        admitted = [one.target for one in guard.admit(now)]
+        self.engine.advance()
+        return admitted, freed
 
     def rows(self, query):
         return [tuple(row) for row in self.engine.sql(query).collect()]
@@ -86,6 +116,50 @@ def test_keys_of_the_allow_list():
     assert (first, last) == ("20010db80007" + "0" * 20, "20010db80007" + "f" * 20)
 
 
+def test_configuration_gives_the_rows_of_the_rules(tmp_path):
+    config = configured(tmp_path)
+    assert [rule.row for rule in config.rules] == RULES
+    assert [str(one) for one in config.allow] == ["203.0.113.64/26"]
+    assert config.keep_s == 300 + 30 + 60
+    assert (config.capacity, config.new_blocks_per_minute, config.dry_run) == (None, 30, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ("capasity: 3", "capasity: there is no such setting"),
+        ("capacity: many", "capacity: 'many' isn't allowed"),
+        ("capacity: -1", "capacity: -1 isn't allowed"),
+        ("dry_run: perhaps", "dry_run: 'perhaps' isn't allowed"),
+        ("rules: {}", "rules.rules: there are no rules"),
+        ("rules: [a]", "rules: it isn't a mapping"),
+        ("rules: {a: {by: host}}", "rules.a.by: 'host' isn't allowed"),
+        ("rules: {a: {by: address, metric: pages, window: 7 s}}", "rules.a.window: there are no"),
+        ("rules: {a: {by: address, metric: pages, window: soon}}", "rules.a.window: 'soon' isn't"),
+        (
+            "rules: {a: {by: address, metric: pages, window: 1 s, at_least: 2}}",
+            "rules.a.at_least: 2 isn't allowed",
+        ),
+        (
+            "rules: {a: {by: network, metric: pages, window: 1 s, times: 2, at_least: 9}}",
+            "rules.a.times: there are no quantiles of pages by network",
+        ),
+        ("allow: [192.0.2.1/24]", "allow: 192.0.2.1/24 has host bits set"),
+        ("notify: [{to: pigeon}]", "notify[0].to: 'pigeon' isn't allowed"),
+        ("notify: [{to: nginx}]", "notify[0].file: it is missing"),
+        ("notify: [{to: nginx, file: f, url: u}]", "notify[0].url: there is no such setting"),
+        ("notify: [{to: nginx, file: f, signal: KILL}]", "notify[0].signal: 'KILL' isn't allowed"),
+        ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: it isn't a name"),
+        ("rules: {", "can't be read"),
+    ],
+)
+def test_wrong_configuration_is_named(tmp_path, more, place):
+    with pytest.raises(ScriptError, match="BAD_CONFIG") as caught:
+        configured(tmp_path, more)
+    assert place in str(caught.value)
+    assert str(tmp_path / "guard.yml") in str(caught.value)
+
+
 # --- live ---
 
 
@@ -106,7 +180,7 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
         *(line("198.51.3.7", 12 + n, f"/deep/{n}", agent="Scraper") for n in range(30)),
         *(line("2001:DB8::5", 12, "/wp-login.php", "POST", 401) for _ in range(9)),
         *(line("192.0.2.999", 12) for _ in range(300)),  # no address
-        *("no log line", "", 'x" - - ['),
+        *('x" - - [', "", "no log line"),  # the last one has the position
     ]
     guarded.read(attack, 14)
     found = guarded.rows("SELECT target, rule, until FROM offenders ORDER BY target")
@@ -151,18 +225,29 @@ def test_rates_of_a_window_add_up(guarded):
 
 
 @pytest.mark.spark
-def test_the_list_holds_who_was_admitted_until_the_time_is_over(guarded):
-    since = START + timedelta(seconds=14)
-    targets = ["203.0.113.5", "192.0.2.0/24", "198.51.7.7"]
-    guarded.tables["admissions"].insert([(target, "r", "e", since) for target in targets])
-    guarded.at(15)
-    listed = "SELECT target FROM block_list ORDER BY target"
-    assert guarded.rows(listed) == [("192.0.2.0/24",), ("203.0.113.5",)]  # the third did nothing
-    assert len(guarded.rows("SELECT * FROM waiting")) == 2
-    guarded.at(41.5)
-    assert guarded.rows(listed) == [("192.0.2.0/24",)]  # its last request was a second later
-    guarded.at(42)
-    assert guarded.rows(listed) == []
+def test_new_blocks_are_limited_and_end_by_themselves(guarded, tmp_path):
+    config = configured(tmp_path, "new_blocks_per_minute: 2")
+    guard = Guard(guarded.engine, config)
+    assert guarded.settle(guard, 15) == (["192.0.2.0/24", "203.0.113.5"], [])  # the gravest
+    assert sorted(guard.targets) == ["192.0.2.0/24", "203.0.113.5"]
+    assert guarded.settle(guard, 16) == ([], [])
+    ((evidence, since, until),) = guarded.rows(
+        "SELECT evidence, since, until FROM block_list WHERE target = '192.0.2.0/24'"
+    )
+    assert evidence.startswith("600 requests in 10 s")
+    assert (since, until) == tuple(
+        (START + timedelta(seconds=second)).replace(tzinfo=None) for second in (15, 42)
+    )
+    guard = Guard(guarded.engine, config)  # as after a crash: all that matters is stored
+    assert guarded.settle(guard, 17) == ([], [])
+    assert guarded.settle(guard, 41.5) == ([], ["203.0.113.5"])  # 30 s after its last request
+    assert guard.targets == ["192.0.2.0/24"]
+    assert guarded.settle(guard, 42) == ([], ["192.0.2.0/24"])
+    assert guard.targets == []
+    assert guarded.rows("SELECT * FROM admissions") == []
+    assert not guard.active
+    # the scraper and the guesser never had a place; their time is over as well
+    assert guarded.settle(guard, 76) == ([], [])
 
 
 @pytest.mark.spark
@@ -171,8 +256,13 @@ def test_all_views_equal_offline_spark(guarded):
 
 
 @pytest.mark.spark
-def test_old_lines_take_their_rows_with_them(guarded):
-    guarded.engine.execute("DELETE FROM log_lines WHERE read_at < TIMESTAMP '2026-03-02 12:01:00'")
-    guarded.at(43)
+def test_old_lines_take_their_rows_with_them(guarded, tmp_path):
+    guard = Guard(guarded.engine, configured(tmp_path))
+    last = START + timedelta(seconds=500)
+    position = guard.positions()
+    guard.forget(last)
+    guarded.at(500)
+    assert guard.positions() == position  # the last line stays
+    assert len(guarded.rows("SELECT * FROM log_lines")) == 1
     for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
         assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view

@@ -1,0 +1,275 @@
+"""The configuration of the guard: a YAML file, checked as a whole before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+from eddyline.errors import ScriptError, missing_package
+from eddyline_apps.guard.tables import Network
+
+WINDOWS_S = (1, 10, 60, 300)
+"""The windows of `guard.sql`."""
+
+SUBJECTS = ("address", "visitor", "network")
+METRICS = ("requests", "pages", "logins", "errors")
+QUANTILES = (0.5, 0.9, 0.99)
+LEAST = 5
+"""No limit may be below this: `guard.sql` doesn't look at windows of fewer requests."""
+
+NO_LIMIT = 1e15
+SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
+FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
+"""The kinds of notification that write a file; the others are sinks of the engine."""
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, as a row of the table `rules`; see `docs/guard.md`."""
+
+    name: str
+    subject: str
+    metric: str
+    window_s: int
+    share: float | None
+    times: float | None
+    quantile: float | None
+    at_least: float
+    at_most: float
+    addresses: int
+    block_s: int
+
+    @property
+    def row(self) -> tuple[object, ...]:
+        """The values in the order of the table's columns."""
+        return (
+            self.name, self.subject, self.metric, self.window_s, self.share, self.times,
+            self.quantile, self.at_least, self.at_most, self.addresses, self.block_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """Where the block list goes to.
+
+    Attributes:
+        to: one of FILES, `webhook` or `kafka`.
+        options: `file`, `pid`, `signal`, `table` and `set` of a file; else options of the sink.
+    """
+
+    to: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the file says.
+
+    Attributes:
+        capacity: requests a second that the server can answer; None: as measured.
+        sql: a file of views in the place of `guard.sql`.
+    """
+
+    rules: tuple[Rule, ...]
+    allow: tuple[Network, ...] = ()
+    notify: tuple[Notification, ...] = ()
+    capacity: float | None = None
+    new_blocks_per_minute: int = 30
+    dry_run: bool = False
+    sql: Path | None = None
+
+    @property
+    def keep_s(self) -> int:
+        """How long lines are kept: as long as a block can depend on them, and a minute."""
+        return max(rule.window_s + rule.block_s for rule in self.rules) + 60
+
+
+def load_config(path: Path) -> Config:
+    """Read a configuration.
+
+    Raises:
+        ScriptError: BAD_CONFIG, naming the file, the place and what is allowed there.
+    """
+    try:
+        yaml = importlib.import_module("yaml")  # without stubs
+    except ImportError as error:
+        raise missing_package("the configuration of the guard", "pyyaml", "pipelines") from error
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
+    top = _Section(path, "", document)
+    top.known(
+        "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql",
+    )  # fmt: skip
+    sql = top.text("sql")
+    return Config(
+        rules=_rules(top.section("rules"), any_window=sql is not None),
+        allow=tuple(top.networks("allow")),
+        notify=tuple(_notification(one) for one in top.sections("notify")),
+        capacity=top.number("capacity", least=1),
+        new_blocks_per_minute=int(top.number("new_blocks_per_minute", least=1) or 30),
+        dry_run=top.flag("dry_run"),
+        sql=None if sql is None else path.parent / sql,
+    )
+
+
+def _rules(section: _Section, *, any_window: bool) -> tuple[Rule, ...]:
+    rules = tuple(
+        _rule(name, section.section(name), any_window=any_window) for name in section.values
+    )
+    if not rules:
+        raise section.wrong("rules", "there are no rules", "give one at least")
+    return rules
+
+
+def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
+    section.known(
+        "by", "metric", "window", "share", "times", "quantile", "at_least", "at_most", "addresses",
+        "block",
+    )  # fmt: skip
+    subject, metric = section.choice("by", SUBJECTS), section.choice("metric", METRICS)
+    window_s = section.seconds("window")
+    if window_s not in WINDOWS_S and not any_window:
+        raise section.wrong("window", f"there are no windows of {window_s} s", "give 1 s, 10 s, 1 min or 5 min, or views of your own with `sql`")  # fmt: skip
+    share = section.number("share", least=0.0001, most=1)
+    times = section.number("times", least=1)
+    quantile = section.number("quantile", least=0)
+    if share is not None and times is not None:
+        raise section.wrong("times", "it has a share as well", "give one of share and times")
+    if quantile is not None and (times is None or quantile not in QUANTILES):
+        raise section.wrong("quantile", "it can't be used so", f"give one of {QUANTILES} together with times")  # fmt: skip
+    if times is not None and (subject == "network" or metric not in METRICS[:2]):
+        raise section.wrong("times", f"there are no quantiles of {metric} by {subject}", "use it with requests or pages by address or visitor, or give a share")  # fmt: skip
+    at_least = section.number("at_least", least=LEAST)
+    if at_least is None:
+        raise section.wrong("at_least", "it is missing", "give the least that is ever blocked")
+    at_most = section.number("at_most", least=at_least) or NO_LIMIT
+    addresses = section.number("addresses", least=1) or (10 if subject == "network" else 1)
+    return Rule(
+        name, subject, metric, window_s, share, times,
+        None if times is None else quantile or 0.99,
+        at_least, at_most, int(addresses), section.seconds("block"),
+    )  # fmt: skip
+
+
+def _notification(section: _Section) -> Notification:
+    to = section.choice("to", (*FILES, "webhook", "kafka"))
+    allowed = {
+        "nftables": ("file", "table", "set"),
+        "webhook": ("url", "secret", "timeout"),
+        "kafka": (
+            "bootstrap_servers", "topic", "envelope", "security_protocol", "sasl_mechanism",
+            "sasl_username", "sasl_password", "ssl_ca",
+        ),
+    }.get(to, ("file", "pid", "signal"))  # fmt: skip
+    section.known("to", *allowed)
+    required = {"webhook": ("url",), "kafka": ("bootstrap_servers", "topic")}.get(to, ("file",))
+    options = {name: section.text(name) for name in allowed}
+    for name in required:
+        if options[name] is None:
+            raise section.wrong(name, "it is missing", f"a notification to {to} needs it")
+    if options.get("signal") is not None:
+        section.choice("signal", tuple(SIGNALS))
+    for name in ("table", "set"):
+        value = options.get(name)
+        if value is not None and not re.fullmatch(r"[A-Za-z_][\w ]*", value, re.ASCII):
+            raise section.wrong(name, "it isn't a name of nftables", "write it like `inet filter`")
+    return Notification(to, {name: value for name, value in options.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A mapping of the file. Its methods raise ScriptError that names the file and the place."""
+
+    path: Path
+    place: str
+    values: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, dict) or not all(isinstance(k, str) for k in self.values):
+            raise self.wrong("", "it isn't a mapping of names to values", "see docs/guard.md")
+
+    def wrong(self, name: str, what: str, way_out: str) -> ScriptError:
+        where = ".".join(part for part in (self.place, name) if part) or "the file"
+        return ScriptError(f"{self.path}: {where}: {what}", condition="BAD_CONFIG", hint=way_out)
+
+    def known(self, *names: str) -> None:
+        for name in self.values:
+            if name not in names:
+                raise self.wrong(name, "there is no such setting", f"known are {', '.join(names)}")
+
+    def section(self, name: str) -> _Section:
+        where = f"{self.place}.{name}" if self.place else name
+        return _Section(self.path, where, self.values.get(name, {}))
+
+    def sections(self, name: str) -> list[_Section]:
+        return [
+            _Section(self.path, f"{name}[{place}]", one)
+            for place, one in enumerate(self._list(name))
+        ]
+
+    def networks(self, name: str) -> list[Network]:
+        return [self._network(name, one) for one in self._list(name)]
+
+    def _network(self, name: str, value: object) -> Network:
+        try:
+            return ip_network(str(value))
+        except ValueError as error:
+            raise self.wrong(name, str(error), "write it like 192.0.2.0/24") from None
+
+    def _list(self, name: str) -> Sequence[object]:
+        found = self.values.get(name) or []
+        if not isinstance(found, list):
+            raise self.wrong(name, "it isn't a list", "write one entry a line, after a dash")
+        return found
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str:
+        value = self.values.get(name)
+        if value not in allowed:
+            raise self.wrong(name, f"{value!r} isn't allowed", f"give one of {', '.join(allowed)}")
+        return str(value)
+
+    def text(self, name: str) -> str | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, (list, dict)) or not str(value) or "\n" in str(value):
+            raise self.wrong(name, "it isn't a line of text", "give one value")
+        return str(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"{value!r} isn't allowed", "give true or false")
+        return value
+
+    def number(self, name: str, *, least: float, most: float = NO_LIMIT) -> float | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not least <= value <= most
+        ):
+            upper = f" to {most:g}" if most < NO_LIMIT else ""
+            raise self.wrong(
+                name, f"{value!r} isn't allowed", f"give a number from {least:g}{upper}"
+            )
+        return float(value)
+
+    def seconds(self, name: str) -> int:
+        text = str(self.values.get(name))
+        found = re.fullmatch(r"(\d{1,6}) ?(s|min|h|day)s?", text, re.ASCII)
+        if found is None or not 1 <= int(found[1]) * _UNITS[found[2]] <= 7 * 86_400:
+            raise self.wrong(name, f"{text!r} isn't a time", "write it like 10 s, 5 min, 2 h or 1 day; 7 days at most")  # fmt: skip
+        return int(found[1]) * _UNITS[found[2]]

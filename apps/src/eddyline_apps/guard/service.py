@@ -1,0 +1,172 @@
+"""The guard at work: puts lines into the engine, admits to the block list, and frees from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from eddyline.answers.quick import quick_answer
+from eddyline_apps import views
+from eddyline_apps.guard import script
+from eddyline_apps.guard.config import Config
+from eddyline_apps.guard.tables import LINES, allowed_row, create
+
+if TYPE_CHECKING:
+    from eddyline.api.engine import Engine
+    from eddyline_apps.guard.following import Line
+
+SETTLE_S = 60
+"""An admission that the list doesn't show after so long has no evidence any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An address or network that is put on the list.
+
+    Attributes:
+        evidence: the gravest window over a limit, as text.
+    """
+
+    target: str
+    rule: str
+    evidence: str
+
+
+class Guard:
+    """Keeps the block list of an engine. Everything that matters is in the engine's tables.
+
+    All times come from the caller, with a time zone.
+
+    Args:
+        config: its rules, settings and allow-list replace those of the storage.
+
+    Attributes:
+        views: by name.
+
+    Raises:
+        CatalogError: the storage has other views than the configuration.
+    """
+
+    def __init__(self, engine: Engine, config: Config) -> None:
+        self._engine = engine
+        self._config = config
+        text = script() if config.sql is None else config.sql.read_text(encoding="utf-8")
+        self._tables, self.views = create(engine, views(text))
+        self._configure()
+        engine.advance()  # what was written before a crash counts
+        rows = engine.sql("SELECT target, since FROM admissions ORDER BY since").collect()
+        self._admitted: dict[str, datetime] = {
+            row["target"]: row["since"].astimezone(UTC) for row in rows
+        }
+        self._admissions = deque(self._admitted.values())  # times, for the limit of a minute
+        self._listed: set[str] = set()
+
+    def _configure(self) -> None:
+        """Make the tables of rules, settings and allowed networks those of the configuration."""
+        config = self._config
+        capacity = [] if config.capacity is None else [("capacity", config.capacity)]
+        self._replace("rules", [rule.row for rule in config.rules])
+        self._replace("settings", capacity)
+        self._replace("allowed", [allowed_row(one) for one in config.allow])
+
+    def _replace(self, name: str, rows: Sequence[tuple[object, ...]]) -> None:
+        known = {tuple(row) for row in self._engine.sql(f"SELECT * FROM {name}").collect()}
+        keys = {row[0] for row in rows}
+        if gone := [row for row in known if row[0] not in keys]:
+            self._tables[name].delete(gone)
+        if new := [row for row in rows if row not in known]:
+            self._tables[name].upsert(new)
+
+    # --- input ---
+
+    def positions(self) -> dict[str, int]:
+        """Return how far each file was read, when the guard was opened or later."""
+        found = self._engine.sql("SELECT file, max(end_at) FROM log_lines GROUP BY file")
+        return {row[0]: row[1] for row in found.collect()}
+
+    def insert(self, lines: Sequence[Line], now: datetime) -> None:
+        """Put lines into the log, all or none; their positions are part of them."""
+        columns = [
+            [line.file for line in lines],
+            [line.end_at for line in lines],
+            [line.value for line in lines],
+            [now] * len(lines),
+        ]
+        self._tables["log_lines"].insert(pa.table(columns, schema=LINES))
+
+    def tick(self, now: datetime) -> None:
+        """Set the clock of the views."""
+        self._tables["clock"].upsert([(1, now)])
+
+    def forget(self, now: datetime) -> None:
+        """Delete the lines that are too old to matter, except the last of each file: its position."""
+        before = f"TIMESTAMP '{now - timedelta(seconds=self._config.keep_s):%Y-%m-%d %H:%M:%S} UTC'"
+        self._engine.execute(
+            f"DELETE FROM log_lines WHERE read_at < {before} AND (file, end_at) NOT IN "
+            "(SELECT file, max(end_at) FROM log_lines GROUP BY file)"
+        )
+
+    # --- the list ---
+
+    def admit(self, now: datetime) -> list[Admission]:
+        """Put who is waiting on the list, the gravest first, as many as a minute allows.
+
+        Networks come before addresses. An address of a network that is on the list isn't admitted.
+        """
+        while self._admissions and now - self._admissions[0] >= timedelta(minutes=1):
+            self._admissions.popleft()
+        budget = self._config.new_blocks_per_minute - len(self._admissions)
+        if budget <= 0:
+            return []
+        waiting = self._rows("waiting", "target", "network", "rule", "severity", "evidence")
+        waiting.sort(key=lambda row: (row[0] != row[1], -int(row[3]), row[0]))
+        chosen: dict[str, Admission] = {}
+        for target, network, rule, _, evidence in waiting:
+            known = target in self._admitted or network in self._admitted or network in chosen
+            if not known and len(chosen) < budget:
+                chosen[target] = Admission(target, rule, evidence)
+        if chosen:
+            rows = [(one.target, one.rule, one.evidence, now) for one in chosen.values()]
+            self._tables["admissions"].upsert(rows)
+            self._admitted |= dict.fromkeys(chosen, now)
+            self._admissions += [now] * len(chosen)
+        return list(chosen.values())
+
+    def release(self, now: datetime) -> list[str]:
+        """Remove the admissions of those who are no longer on the list; return them."""
+        listed = {row[0] for row in self._rows("block_list", "target")}
+        old = now - timedelta(seconds=SETTLE_S)
+        gone = [
+            target
+            for target, since in self._admitted.items()
+            if target not in listed and (target in self._listed or since < old)
+        ]
+        self._listed = listed
+        if gone:
+            self._tables["admissions"].delete([(target, None, None, None) for target in gone])
+            for target in gone:
+                del self._admitted[target]
+        return gone
+
+    @property
+    def active(self) -> bool:
+        """Whether someone is on the list, so that the clock has to go on."""
+        return bool(self._admitted)
+
+    @property
+    def targets(self) -> list[str]:
+        """The addresses and networks on the list, as of the last committed epoch."""
+        return [row[0] for row in self._rows("blocked", "target")]
+
+    def _rows(self, view: str, *columns: str) -> list[tuple[str, ...]]:
+        """Return columns of text and whole numbers as text; without Spark where there are rows."""
+        query = f"SELECT {', '.join(columns)} FROM {view}"
+        answer = quick_answer(self._engine.files, self._engine.catalog, query)
+        if answer is not None:
+            return [tuple(map(str, row)) for row in answer.texts()]
+        return [tuple(map(str, row)) for row in self._engine.sql(query).collect()]
