@@ -11,10 +11,9 @@ import pytest
 
 from eddyline.errors import ScriptError
 from eddyline_apps import views
-from eddyline_apps.guard import script
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.service import Guard
-from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target
+from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target, script
 
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 RULES = [

@@ -44,6 +44,7 @@ MODULES = (
 APPS = {
     "demo": "live web statistics over an access log, checked offline",
     "etl": "log lines through a flaky service into PostgreSQL, with live views",
+    "guard": "a block list for web servers, from live request rates of their access logs",
     "bench": "benchmarks, each against an alternative in the same run",
 }
 """Commands of the package eddyline-apps, which may be missing."""

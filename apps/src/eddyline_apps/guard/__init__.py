@@ -1,18 +1,74 @@
-"""The guard of a web server: live request rates from its access log, and a list of whom to block.
+"""`eddyline guard`: live request rates from a web server's access log, and a list of whom to block.
 
 `guard.sql` holds the views; it is plain Spark SQL that users can read and change.
 """
 
-from importlib import resources
+from __future__ import annotations
 
-__all__ = ["script"]
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eddyline.errors import DataError
+from eddyline_apps.guard.config import load_config
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
 
 
-def script() -> str:
-    """Return the text of the views.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `eddyline guard`."""
+    parser.add_argument(
+        "--log",
+        metavar="PATH",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="access logs (common, combined or vhost_combined, and a request time at the end)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, required=True, help="the rules, as YAML"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="read on as the logs grow and are rotated, until Ctrl-C or SIGTERM; without: read "
+        "what is there, by the times of the log, and notify nobody",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="DIR",
+        type=Path,
+        help="keep the engine here, and go on from it; without: removed at the end",
+    )
 
-    Example:
-        >>> "CREATE VIEW block_list" in script()
-        True
-    """
-    return resources.files(__name__).joinpath("guard.sql").read_text(encoding="utf-8")
+
+def run(args: argparse.Namespace) -> int:
+    """Run the guard and return the exit code."""
+    config = load_config(args.config)
+    for path in args.log:
+        if not args.follow and not path.is_file():
+            raise DataError(
+                f"the log can't be read: {path} is not a file",
+                condition="LOG_NOT_READABLE",
+                hint="give the path of an access log",
+            )
+    # imported late: it takes a second, and a wrong configuration should not wait for it
+    from eddyline.api.engine import Engine
+    from eddyline_apps.guard.running import follow, replay
+    from eddyline_apps.guard.service import Guard
+
+    with ExitStack() as stack:
+        storage = args.storage
+        if storage is None:
+            storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-guard-"))
+        engine = stack.enter_context(Engine(str(storage)))
+        guard = Guard(engine, config)
+        if args.follow:
+            follow(engine, guard, config, args.log)
+        else:
+            replay(engine, guard, config, args.log)
+    return 0

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from eddyline.answers.quick import quick_answer
 from eddyline_apps import views
-from eddyline_apps.guard import script
 from eddyline_apps.guard.config import Config
-from eddyline_apps.guard.tables import LINES, allowed_row, create
+from eddyline_apps.guard.tables import LINES, allowed_row, create, script
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -47,6 +46,7 @@ class Guard:
 
     Attributes:
         views: by name.
+        crowded: whether someone waits for a place on the list.
 
     Raises:
         CatalogError: the storage has other views than the configuration.
@@ -65,6 +65,7 @@ class Guard:
         }
         self._admissions = deque(self._admitted.values())  # times, for the limit of a minute
         self._listed: set[str] = set()
+        self.crowded = True
 
     def _configure(self) -> None:
         """Make the tables of rules, settings and allowed networks those of the configuration."""
@@ -126,10 +127,12 @@ class Guard:
         waiting = self._rows("waiting", "target", "network", "rule", "severity", "evidence")
         waiting.sort(key=lambda row: (row[0] != row[1], -int(row[3]), row[0]))
         chosen: dict[str, Admission] = {}
+        self.crowded = False
         for target, network, rule, _, evidence in waiting:
             known = target in self._admitted or network in self._admitted or network in chosen
             if not known and len(chosen) < budget:
                 chosen[target] = Admission(target, rule, evidence)
+            self.crowded |= not known and target not in chosen
         if chosen:
             rows = [(one.target, one.rule, one.evidence, now) for one in chosen.values()]
             self._tables["admissions"].upsert(rows)

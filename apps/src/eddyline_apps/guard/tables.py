@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,16 @@ LINES = pa.schema(
 """The columns of `log_lines` in Arrow."""
 
 Network = IPv4Network | IPv6Network
+
+
+def script() -> str:
+    """Return the text of the views.
+
+    Example:
+        >>> "CREATE VIEW block_list" in script()
+        True
+    """
+    return resources.files(__package__).joinpath("guard.sql").read_text(encoding="utf-8")
 
 
 def create(engine: Engine, queries: Mapping[str, str]) -> tuple[dict[str, Table], dict[str, View]]:

@@ -1,0 +1,185 @@
+"""Run the guard: follow logs by the machine's clock, or replay them by their own times."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eddyline_apps.guard.following import Follower, Line
+from eddyline_apps.guard.notifying import notify
+
+if TYPE_CHECKING:
+    from eddyline.api.engine import Engine
+    from eddyline.runtime.epoch import Progress
+    from eddyline_apps.guard.config import Config
+    from eddyline_apps.guard.service import Admission, Guard
+
+LOOK_S = 0.2
+"""Between two looks at the logs."""
+
+EPOCHS_S = 0.05
+"""Between two looks of the engine for new input."""
+
+WAIT_S = 10.0
+"""How long a look waits for the epoch of its lines, so that they don't come faster than epochs."""
+
+CLOCK_S = 1.0
+"""Between two times of the clock while someone is on the list and the logs are quiet."""
+
+FORGET_S = 60.0
+"""Between two deletions of old lines."""
+
+LINES_MAX = 20_000
+REPLAY_LINES = 5_000
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII)
+
+
+def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -> None:
+    """Read on as the logs grow, until SIGINT or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    notify(engine, guard, config)
+    watch = _Watch(dry_run=config.dry_run)
+    engine.on_progress(watch.observe)
+    engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
+    follower = Follower(list(logs), guard.positions(), tail=True)
+    engine.start(EPOCHS_S)  # which doesn't wait for notifications
+    print(f"following {', '.join(map(str, logs))}", flush=True)
+    ticked = forgot = time.monotonic()
+    try:
+        while True:
+            started = time.monotonic()
+            now = datetime.now(UTC)
+            lines = follower.read(LINES_MAX)
+            if lines:
+                guard.insert(lines, now)
+            if lines or (guard.active and started - ticked >= CLOCK_S):
+                watch.committed.clear()
+                guard.tick(now)
+                ticked = started
+                watch.committed.wait(WAIT_S)
+            freed = guard.release(now) if watch.take_changed("block_list") else []
+            watch.freed(now, freed)
+            if watch.take_changed("waiting") or freed or guard.crowded:
+                watch.admitted(now, guard.admit(now))
+            if started - forgot >= FORGET_S:
+                guard.forget(now)
+                forgot = started
+            if not engine.await_termination(max(0.01, LOOK_S + started - time.monotonic())):
+                continue
+            return
+    except KeyboardInterrupt:
+        print("stopped; the list stays as it is", flush=True)
+
+
+def replay(
+    engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]
+) -> dict[str, Admission]:
+    """Read the logs as they are, by their own times; return who would have been blocked, by target."""
+    blocked: dict[str, Admission] = {}
+    watch = _Watch(dry_run=True)
+    engine.on_progress(watch.observe)
+    follower = Follower(list(logs), guard.positions(), tail=False)
+    step_s = min(rule.block_s for rule in config.rules) / 2
+    forgot = None
+    while lines := follower.read(REPLAY_LINES):
+        for part, now in parts_by_time(lines, step_s):
+            guard.insert(part, now)
+            guard.tick(now)
+            engine.advance()
+            watch.freed(now, guard.release(now))
+            while admitted := guard.admit(now):
+                watch.admitted(now, admitted)
+                blocked |= {one.target: one for one in admitted}
+                engine.advance()
+            if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
+                guard.forget(now)
+                forgot = now
+    print(f"{len(blocked)} addresses and networks would have been blocked")
+    return blocked
+
+
+def parts_by_time(
+    lines: Sequence[Line], step_s: float
+) -> Iterator[tuple[Sequence[Line], datetime]]:
+    """Cut lines where their times are `step_s` apart; yield each part with its last time.
+
+    Otherwise a block could begin and end within a part, and nobody would see it.
+    """
+    begin, first, now, stamp = 0, None, _LONG_AGO, ""
+    for place, line in enumerate(lines):
+        found = _STAMP.search(line.value)
+        if found is None or found[1] == stamp:
+            continue
+        stamp = found[1]
+        time = _time(stamp)
+        if time is None:
+            continue
+        if first is not None and (time - first).total_seconds() >= step_s:
+            yield lines[begin:place], now
+            begin, first = place, None
+        first, now = first or time, time
+    yield lines[begin:], now
+
+
+def _time(stamp: str) -> datetime | None:
+    try:
+        return datetime.strptime(stamp, "%d/%b/%Y:%H:%M:%S %z").astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+class _Watch:
+    """What the epochs have changed, and messages about it.
+
+    Attributes:
+        committed: set after each epoch.
+    """
+
+    def __init__(self, *, dry_run: bool) -> None:
+        self.committed = threading.Event()
+        self._changed = {"waiting", "block_list"}
+        self._lock = threading.Lock()
+        self._verb = "would block" if dry_run else "blocked"
+        self._warned = False
+
+    def observe(self, progress: Progress) -> None:
+        """Note what an epoch has changed; warn if the views fail or no line is understood."""
+        with self._lock:
+            self._changed |= {name for name, rows in progress.rows_out.items() if rows}
+        for name, error in progress.failing.items():
+            print(f"view {name} is set aside: {error}", file=sys.stderr, flush=True)
+        lines = progress.rows_in.get("log_lines", 0)
+        if lines >= 10 and not progress.rows_out.get("requests") and not self._warned:
+            self._warned = True
+            print(
+                f"none of {lines} lines is a request of the common or combined format with an IP "
+                "address: see docs/guard.md on the format of the log",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.committed.set()
+
+    def take_changed(self, view: str) -> bool:
+        """Return whether a view has changed since the last call."""
+        with self._lock:
+            found = view in self._changed
+            self._changed.discard(view)
+        return found
+
+    def admitted(self, now: datetime, admissions: Sequence[Admission]) -> None:
+        """Print who is put on the list."""
+        for one in admissions:
+            print(f"{now:%FT%TZ} {self._verb} {one.target} {one.rule}: {one.evidence}", flush=True)
+
+    def freed(self, now: datetime, targets: Sequence[str]) -> None:
+        """Print who has left the list."""
+        for target in targets:
+            print(f"{now:%FT%TZ} freed {target}", flush=True)

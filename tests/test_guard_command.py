@@ -1,0 +1,83 @@
+"""`eddyline guard` over a log at rest."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from eddyline.errors import DataError
+from eddyline_apps import guard
+from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.following import Line
+from eddyline_apps.guard.running import parts_by_time
+from test_guard import CONFIG, START, line, normal
+
+PAGE = (Path(__file__).parents[1] / "docs/guard.md").read_text()
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    guard.add_arguments(parser)
+    return parser.parse_args(list(map(str, words)))
+
+
+def test_the_example_of_the_page_is_a_configuration(tmp_path):
+    (text,) = re.findall(r"^```text\n(rules:\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "guard.yml").write_text(text)
+    config = load_config(tmp_path / "guard.yml")
+    assert [rule.name for rule in config.rules] == [
+        "flood",
+        "network flood",
+        "scraper",
+        "login guessing",
+    ]
+    assert [one.to for one in config.notify] == ["nginx", "webhook"]
+
+
+def test_lines_are_cut_by_their_times():
+    lines = [Line("a", 0, text) for text in (line("a", 0), "?", line("a", 9), line("a", 10), "!")]
+    first, second = parts_by_time(lines, 10)
+    assert first == (lines[:3], START + timedelta(seconds=9))
+    assert second == (lines[3:], START + timedelta(seconds=10))
+    ((all_lines, now),) = parts_by_time(lines[1:2], 10)
+    assert (all_lines, now.year) == (lines[1:2], 1970)
+
+
+def test_a_missing_log_is_named(tmp_path):
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    with pytest.raises(DataError, match="LOG_NOT_READABLE"):
+        guard.run(arguments("--log", tmp_path / "none", "--config", tmp_path / "guard.yml"))
+
+
+@pytest.mark.spark
+def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
+    notified = tmp_path / "blocked.conf"
+    more = f"notify: [{{to: nginx, file: {notified}}}]\nnew_blocks_per_minute: 1\n"
+    (tmp_path / "guard.yml").write_text(CONFIG + more)
+    lines = [
+        *normal(40, 0, 9),
+        *(line("192.0.2.9", 12, "/x.png") for _ in range(200)),
+        *(line("203.0.113.70", 12, "/x.png") for _ in range(200)),  # on the allow-list
+        *(line("192.0.2.200", 13, "/login", "POST") for _ in range(9)),
+        *normal(40, 75, 9),
+        *(line("192.0.2.77", 80, "/x.png") for _ in range(200)),
+    ]
+    log = tmp_path / "access.log"
+    log.write_text("".join(f"{text}\n" for text in lines[:-560]))
+    storage = tmp_path / "storage"
+    words = ("--log", log, "--config", tmp_path / "guard.yml", "--storage", storage)
+    assert guard.run(arguments(*words)) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"would block (\S+) (\S+):", shown) == [("192.0.2.9", "flood")]
+    assert shown.endswith("\n1 addresses and networks would have been blocked\n")
+
+    log.write_text("".join(f"{text}\n" for text in lines))
+    assert guard.run(arguments(*words)) == 0  # only what is new is read
+    shown = capsys.readouterr().out
+    assert re.findall(r"would block (\S+)", shown) == ["192.0.2.77"]
+    assert "freed 192.0.2.9\n" in shown
+    assert not notified.exists()
