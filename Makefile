@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus clean
+.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,7 +53,7 @@ console-pictures: setup ## run the console's browser tests, and copy their scree
 	for name in overview graph view-dark narrow; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
-setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus
+setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus nginx
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:
@@ -72,6 +72,15 @@ prometheus: .prometheus/usr/bin/prometheus
 	@rm -rf .prometheus && mkdir .prometheus
 	@cd .prometheus && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb \
 	    || echo "Prometheus can't be fetched from apt: its test skips."
+
+# A web server that the guard's test floods; unpacked, for the same reason.
+nginx:
+	@command -v nginx >/dev/null || $(MAKE) --no-print-directory .nginx/usr/sbin/nginx
+
+.nginx/usr/sbin/nginx:
+	@rm -rf .nginx && mkdir .nginx
+	@cd .nginx && apt-get download -qq nginx && dpkg-deb -x nginx_*.deb . && rm nginx_*.deb \
+	    || echo "nginx can't be fetched from apt: its test skips."
 
 # A broker for the tests of queues on Kafka, which skip without one.
 kafka: .kafka/.fetched

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
 """Read at once; a longer line is cut here."""
 
 FIRST_BYTES = 16 << 20

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +37,9 @@ CLOCK_S = 1.0
 FORGET_S = 60.0
 """Between two deletions of old lines."""
 
-LINES_MAX = 20_000
-REPLAY_LINES = 5_000
+LINES_MAX = 5_000
+"""Lines an epoch: with more of them its views would run as Spark jobs, which is slower at first."""
+
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII)
 
@@ -58,17 +60,25 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
             started = time.monotonic()
             now = datetime.now(UTC)
             lines = follower.read(LINES_MAX)
+            watch.committed.clear()
             if lines:
                 guard.insert(lines, now)
-            if lines or (guard.active and started - ticked >= CLOCK_S):
-                watch.committed.clear()
+            # While lines of the past are read, the clock waits for them: nobody is freed whose last
+            # requests are still to come.
+            quiet = guard.active and started - ticked >= CLOCK_S
+            if len(lines) < LINES_MAX and (lines or quiet):
                 guard.tick(now)
                 ticked = started
+            if lines or ticked == started:
                 watch.committed.wait(WAIT_S)
             freed = guard.release(now) if watch.take_changed("block_list") else []
             watch.freed(now, freed)
             if watch.take_changed("waiting") or freed or guard.crowded:
-                watch.admitted(now, guard.admit(now))
+                watch.committed.clear()
+                admissions = guard.admit(now)
+                watch.admitted(now, admissions)
+                if admissions:  # in a small epoch of their own, before the next lines
+                    watch.committed.wait(WAIT_S)
             if started - forgot >= FORGET_S:
                 guard.forget(now)
                 forgot = started
@@ -79,17 +89,29 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
         print("stopped; the list stays as it is", flush=True)
 
 
-def replay(
-    engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]
-) -> dict[str, Admission]:
-    """Read the logs as they are, by their own times; return who would have been blocked, by target."""
-    blocked: dict[str, Admission] = {}
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay has shown.
+
+    Attributes:
+        blocked: who would have been blocked, by target.
+        seen: words of the log's lines that can be addresses.
+    """
+
+    blocked: dict[str, Admission]
+    seen: set[str]
+
+
+def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -> Replay:
+    """Read the logs as they are, by their own times, and notify nobody."""
+    found = Replay({}, set())
     watch = _Watch(dry_run=True)
     engine.on_progress(watch.observe)
     follower = Follower(list(logs), guard.positions(), tail=False)
     step_s = min(rule.block_s for rule in config.rules) / 2
     forgot = None
-    while lines := follower.read(REPLAY_LINES):
+    while lines := follower.read(LINES_MAX):
+        found.seen.update(word for line in lines for word in line.value.split(" ", 2)[:2])
         for part, now in parts_by_time(lines, step_s):
             guard.insert(part, now)
             guard.tick(now)
@@ -97,13 +119,13 @@ def replay(
             watch.freed(now, guard.release(now))
             while admitted := guard.admit(now):
                 watch.admitted(now, admitted)
-                blocked |= {one.target: one for one in admitted}
+                found.blocked.update({one.target: one for one in admitted})
                 engine.advance()
             if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
                 guard.forget(now)
                 forgot = now
-    print(f"{len(blocked)} addresses and networks would have been blocked")
-    return blocked
+    print(f"{len(found.blocked)} addresses and networks would have been blocked")
+    return found
 
 
 def parts_by_time(
