@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, EngineError
 from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.evaluation import evaluate, read_labels, report
 
 if TYPE_CHECKING:
     import argparse
@@ -21,6 +22,18 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `eddyline guard`."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("evaluate",),
+        help="evaluate: replay the logs, and compare who would have been blocked with --labels",
+    )
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        type=Path,
+        help="a line for each address: the address, a comma, and attack or normal",
+    )
     parser.add_argument(
         "--log",
         metavar="PATH",
@@ -49,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the guard and return the exit code."""
     config = load_config(args.config)
+    if (args.action is None) != (args.labels is None) or (args.labels and args.follow):
+        raise EngineError(
+            "evaluate and --labels belong together, and not to --follow",
+            condition="BAD_OPTION",
+            hint="eddyline guard evaluate --labels FILE --log PATH --config FILE",
+        )
+    labels = None if args.labels is None else read_labels(args.labels)
     for path in args.log:
         if not args.follow and not path.is_file():
             raise DataError(
@@ -70,5 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if args.follow:
             follow(engine, guard, config, args.log)
         else:
-            replay(engine, guard, config, args.log)
+            found = replay(engine, guard, config, args.log)
+            if labels is not None:
+                print(report(evaluate(labels, found.seen, found.blocked)))
     return 0
