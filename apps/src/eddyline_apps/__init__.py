@@ -7,6 +7,7 @@ plain Spark SQL, views on views; the same text runs live in an engine and offlin
 from importlib import resources
 
 from eddyline.api.script import CreateView, parse_script
+from eddyline_apps.webstats.log_formats import COMBINED
 
 __all__ = ["script", "views"]
 
@@ -21,7 +22,8 @@ def script(name: str) -> str:
     Raises:
         FileNotFoundError: there is no application of that name.
     """
-    return resources.files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    text = resources.files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    return text.replace("{parsed_lines}", COMBINED.query("log_lines"))
 
 
 def views(text: str) -> dict[str, str]:

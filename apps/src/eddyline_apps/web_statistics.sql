@@ -14,61 +14,33 @@
 --
 -- Lines that can't be parsed are kept in malformed_lines. No line, whatever it holds, makes a view fail.
 
--- Every line, parsed once. A malformed line, or one with an impossible date, has ts = NULL. The first
--- branch of the expression splits a well-formed line, the second matches any other line as a whole, so
--- that there are always ten fields. The quantifiers inside quotes are possessive: a line of any length
--- is matched in linear time and constant stack.
+-- Every line, parsed once: the columns of webstats/log_formats.py. A malformed line, or one with an
+-- impossible date, has ts = NULL.
 CREATE VIEW parsed_lines AS
-SELECT
-  seq,
-  line,
-  f[0] AS site,
-  f[1] AS host,
-  nullif(f[3], '-') AS login,
-  f[4] AS stamp,
-  try_to_timestamp(f[4], 'dd/MMM/yyyy:HH:mm:ss Z') AS ts,
-  f[5] AS request,
-  try_cast(f[6] AS INT) AS status,
-  coalesce(try_cast(f[7] AS BIGINT), 0) AS bytes,
-  f[8] AS referer,
-  f[9] AS agent
-FROM (
-  SELECT seq, line, split(regexp_replace(
-    line,
-    r'^(?:(\S+):\d+ )?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "((?:[^"\\\n]|\\.)*+)" (\d{3}) (\d{1,12}|-)(?: "((?:[^"\\\n]|\\.)*+)" "((?:[^"\\\n]|\\.)*+)")?\r?\z|(?s)^.*\z',
-    '$1\n$2\n$3\n$4\n$5\n$6\n$7\n$8\n$9\n$10'
-  ), '\n') AS f
-  FROM log_lines
-);
+{parsed_lines};
 
 -- The well-formed requests. A page is a successful request of a visitor, without the images, styles and
 -- downloads that belong to it.
 CREATE VIEW requests AS
 SELECT
   seq,
-  CASE WHEN site = '' THEN '-' ELSE site END AS site,
-  try_to_date(substr(stamp, 1, 11), 'dd/MMM/yyyy') AS day,
+  site,
+  CAST(convert_timezone('UTC', zone, timestampadd(MICROSECOND, unix_micros(ts), TIMESTAMP_NTZ '1970-01-01')) AS DATE) AS day,
   ts,
   host,
-  login,
+  user AS login,
   method,
   path,
   status,
   bytes,
-  referer,
-  agent,
+  coalesce(referer, '') AS referer,
+  coalesce(agent, '') AS agent,
   method IN ('GET', 'POST')
     AND status < 400
     AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|css|js|map|ttf|woff2?|eot|swf|mpe?g|mp[34]|avi|wav|pdf|zip|t?gz)(\?|$)')
     AS is_page
-FROM (
-  SELECT
-    *,
-    split_part(request, ' ', 1) AS method,
-    regexp_extract(request, r'^\S+ (.*?)(?: HTTP/\S+)?$', 1) AS path
-  FROM parsed_lines
-  WHERE ts IS NOT NULL
-);
+FROM parsed_lines
+WHERE ts IS NOT NULL;
 
 -- The malformed lines, unmodified.
 CREATE VIEW malformed_lines AS
