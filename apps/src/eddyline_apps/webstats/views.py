@@ -1,0 +1,142 @@
+"""The views of the web statistics over a log: their SQL, the keys that hide visitors, and the engine with them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eddyline.api.script import CreateView, parse_script
+from eddyline.errors import DataError
+from eddyline_apps.webstats.log_formats import LogFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INPUT = "log_lines"
+SCHEMA = "line STRING, seq BIGINT, file STRING"
+"""The lines: `seq` is the place in the log, which orders requests of one second; `file` where it is from."""
+
+KEY_FILE = "webstats-secret"
+HOST, FILE = "host", "file"
+SITE = "{site}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a log is read.
+
+    Attributes:
+        log_format: the format of its lines.
+        site_from: `host`: the virtual host that a line names; `file`: the name of the file without
+            `.log`, `access` and what rotation appends; else a path with `{site}` in the place of the site.
+        zones: time zones of sites, such as `Europe/Berlin`; that of the key `""` is for all others.
+            Without one a day is that of the log's clock.
+    """
+
+    log_format: LogFormat
+    site_from: str = HOST
+    zones: Mapping[str, str] = field(default_factory=dict)
+
+
+def template() -> str:
+    """Return the text of `views.sql`, in which `{parsed_lines}` stands for the SELECT that parses lines."""
+    return resources.files(__package__).joinpath("views.sql").read_text(encoding="utf-8")
+
+
+def script(settings: Settings, text: str | None = None) -> str:
+    """Return the SQL script of the views over the table `INPUT`.
+
+    Args:
+        text: what to use in place of `template()`.
+    """
+    return (text or template()).replace("{parsed_lines}", _parsed(settings))
+
+
+def queries(text: str) -> dict[str, str]:
+    """Return the views of a script as name -> query, in order."""
+    return {item.name: item.query for item in parse_script(text) if isinstance(item, CreateView)}
+
+
+def _parsed(settings: Settings) -> str:
+    parsed = settings.log_format.query(INPUT, keep=("seq", "file"))
+    zone = "zone"
+    if settings.zones:
+        own = [name for name in settings.zones if name]
+        other = _literal(settings.zones[""]) if "" in settings.zones else "zone"
+        cases = "".join(
+            f" WHEN {_literal(name)} THEN {_literal(settings.zones[name])}" for name in own
+        )
+        zone = f"CASE site{cases} ELSE {other} END" if own else other
+    return (
+        f"SELECT * EXCEPT (zone), {zone} AS zone\n"
+        f"FROM (SELECT * EXCEPT (site), {_site(settings.site_from)} AS site FROM (\n{parsed}\n))"
+    )
+
+
+def _site(site_from: str) -> str:
+    if site_from == HOST:
+        return "site"
+    if site_from == FILE:
+        name = r"regexp_extract(lower(file), r'([^/]*)$', 1)"
+        plain = rf"regexp_replace({name}, r'(?:\.log|[-.]\d+|\.gz)+$', '')"
+        site = rf"regexp_replace({plain}, r'^access[-_.]|[-_.]access$', '')"
+    else:
+        before, found, after = site_from.partition(SITE)
+        if not found or SITE in after:
+            raise DataError(
+                f"--site-from {site_from} doesn't say where the site is",
+                condition="LOG_FORMAT_UNKNOWN",
+                hint="give host, file, or a path with {site} in it, such as /var/log/{site}/access.log",
+            )
+        rotated = r"(?:[-.]\d+)?(?:\.gz)?$"
+        pattern = f"{_regex(before)}([^/]+?){_regex(after)}{rotated}"
+        site = f"regexp_extract(file, r'{pattern}', 1)"
+    return f"coalesce(nullif({site}, ''), '-')"
+
+
+def _regex(text: str) -> str:
+    """Return the regular expression of a path in which `*` stands for anything but `/`."""
+    letters = {"*": "[^/]*", "/": "/"}
+    return "".join(letters.get(c, c if c.isalnum() else rf"\x{{{ord(c):x}}}") for c in text)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# --- the secret ---
+
+
+def secret_of(storage: Path) -> str:
+    """Return the secret of a storage; make one if it has none.
+
+    Whoever has it can test whether a visitor of a day is a certain address and user agent. Nobody else can.
+    """
+    path = storage / KEY_FILE
+    try:
+        found = path.read_text().strip()
+    except FileNotFoundError:
+        found = secrets.token_hex(16)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(found + "\n")
+    if not re.fullmatch(r"[0-9a-f]{32}", found):
+        raise DataError(
+            f"{path} doesn't hold a secret",
+            condition="OTHER_RUN",
+            hint="restore it from a copy; with another one all visitors would be others",
+        )
+    return found
+
+
+def define_key(spark: SparkSession, secret: str) -> None:
+    """Define the function `webstats_key(salt, value)` in a session: 16 hexadecimal digits."""
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY FUNCTION webstats_key(salt STRING, value STRING) RETURNS STRING "
+        f"RETURN substr(sha2(concat_ws('\\n', '{secret}', salt, value), 256), 1, 16)"
+    )

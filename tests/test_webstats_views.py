@@ -1,0 +1,296 @@
+"""The views of the web statistics: the known figures of real logs, visits over midnight, and nothing personal."""
+
+import re
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eddyline.errors import DataError
+from eddyline_apps import demo
+from eddyline_apps.traffic import Traffic
+from eddyline_apps.webstats.log_formats import COMBINED
+from eddyline_apps.webstats.views import (
+    INPUT,
+    KEY_FILE,
+    SCHEMA,
+    Settings,
+    define_key,
+    queries,
+    script,
+    secret_of,
+)
+from test_web_statistics import DATA, LOGS, line, truth
+
+SECRET = "0123456789abcdef" * 2
+BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
+PHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 19_2 like Mac OS X) Version/19.2 Mobile/1 Safari/604.1"
+EVIL = "<script>window.pwned = 1</script>'"
+
+
+def end(agent, referer="-"):
+    return f' "{referer}" "{agent}"'
+
+
+@pytest.fixture(scope="module")
+def session(spark):
+    from eddyline.spark.session import ZONE, cloned
+
+    return cloned(spark, **{ZONE: "Asia/Kathmandu"})  # no day may depend on it
+
+
+@pytest.fixture
+def offline(session, tmp_path):
+    """Lines -> the rows of a query over the views."""
+
+    def run(lines, query, settings=None, files=None):
+        lines = list(lines)
+        path = tmp_path / "lines.parquet"
+        files = pa.array(files or ["x"] * len(lines), pa.string())
+        table = pa.table(
+            {"line": pa.array(lines, pa.string()), "seq": range(len(lines)), "file": files}
+        )
+        pq.write_table(table, path)
+        define_key(session, SECRET)
+        session.read.parquet(str(path)).createOrReplaceTempView(INPUT)
+        for name, text in queries(script(settings or Settings(COMBINED))).items():
+            session.sql(text).createOrReplaceTempView(name)
+        return [tuple(row) for row in session.sql(query).collect()]
+
+    return run
+
+
+# --- without a JVM ---
+
+
+def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
+    first = secret_of(tmp_path / "storage")
+    assert secret_of(tmp_path / "storage") == first
+    path = tmp_path / "storage" / KEY_FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("'; DROP")
+    with pytest.raises(DataError, match="OTHER_RUN"):
+        secret_of(tmp_path / "storage")
+
+
+def test_a_pattern_without_its_site_is_refused():
+    with pytest.raises(DataError, match=re.escape("{site}")):
+        script(Settings(COMBINED, "/var/log/access.log"))
+
+
+# --- real logs ---
+
+
+DAILY = """
+SELECT CAST(day AS STRING), sum(pv), sum(page_pv), sum(uv), sum(bytes), sum(visits), sum(bounces),
+  sum(visit_seconds), sum(new_visitors) FROM daily_statistics GROUP BY day
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("log", LOGS)
+def test_real_logs_give_their_known_figures(log, offline):
+    known = truth(log)
+    # the known figures take each host for a visitor: so do lines without user agents
+    lines = [
+        re.sub(r'( (?:\d+|-)) "[^"]*" "[^"]*"$', r"\1", one)
+        for one in demo.read_log(DATA / LOGS[log])
+    ]
+    found = {day: figures for day, *figures in offline(lines, DAILY)}
+    assert found.keys() == known["per_day"].keys()
+    names = (
+        "requests",
+        "page_requests",
+        "uv_host",
+        "bytes",
+        "visits",
+        "bounces",
+        "visit_seconds_total",
+    )
+    for day, figures in known["per_day"].items():
+        assert found[day][:7] == [figures[name] for name in names]
+    assert sum(figures[7] for figures in found.values()) == known["total"]["uv_host"]
+
+
+@pytest.mark.spark
+def test_a_host_with_two_user_agents_is_two_visitors(offline):
+    known = truth("elastic_apache")
+    lines = list(demo.read_log(DATA / LOGS["elastic_apache"]))
+    found = {day: figures for day, *figures in offline(lines, DAILY)}
+    for day, figures in known["per_day"].items():
+        assert found[day][0] == figures["requests"]
+        assert found[day][2] == figures["uv_host_ua"]
+        assert found[day][3] == figures["bytes"]
+
+
+@pytest.mark.spark
+def test_hours_and_top_pages_of_a_real_log(offline):
+    known = truth("nasa_19950801_fullday")
+    lines = list(demo.read_log(DATA / LOGS["nasa_19950801_fullday"]))
+    begin = 807249600  # midnight of that day at -0400
+    hours = offline(lines, "SELECT hour, pv, uv FROM hourly_statistics")
+    assert {str(begin + 3600 * hour): (pv, uv) for hour, pv, uv in hours} == {
+        hour: (figures["requests"], figures["uv_host"])
+        for hour, figures in known["per_hour_epoch"].items()
+    }
+    found = offline(lines, """
+        SELECT value, sum(requests) AS n FROM day_values WHERE kind IN ('page', 'file')
+        GROUP BY value ORDER BY n DESC LIMIT 10
+    """)  # fmt: skip
+    assert sorted(found) == sorted(map(tuple, known["total"]["top_paths"]))
+
+
+# --- what the numbers mean ---
+
+
+def at(day, time, host="192.0.2.1", agent=BROWSER, path="/", **parts):
+    return line(
+        host=host, day=day, time=time, request=f"GET {path} HTTP/1.1", end=end(agent), **parts
+    )
+
+
+@pytest.mark.spark
+def test_a_visit_over_midnight_belongs_to_the_day_of_its_start(offline):
+    lines = [
+        at("01/Aug/1995", "12:00:00", path="/first"),
+        at("01/Aug/1995", "23:20:00", path="/late"),
+        at("01/Aug/1995", "23:50:00"),
+        at("02/Aug/1995", "00:10:00"),
+        at("02/Aug/1995", "00:40:00", path="/last"),
+        at("02/Aug/1995", "01:10:01", path="/next"),
+        at("02/Aug/1995", "00:10:00", host="192.0.2.2", path="/other"),
+    ]
+    visits = offline(lines, """
+        SELECT CAST(day AS STRING), hour, duration_s, pv, entry_page, exit_page FROM visits ORDER BY first_s
+    """)  # fmt: skip
+    assert visits == [
+        ("1995-08-01", 12, 0, 1, "/first", "/first"),
+        ("1995-08-01", 23, 4800, 4, "/late", "/last"),
+        ("1995-08-02", 0, 0, 1, "/other", "/other"),
+        ("1995-08-02", 1, 0, 1, "/next", "/next"),
+    ]
+    daily = offline(lines, """
+        SELECT CAST(day AS STRING), pv, uv, ips, visits, bounces, returning_visitors, new_visitors,
+          visit_seconds, average_depth, bounce_rate
+        FROM daily_statistics ORDER BY day
+    """)  # fmt: skip
+    assert daily == [
+        ("1995-08-01", 3, 1, 1, 2, 1, 1, 1, 4800, 1.5, 0.5),
+        ("1995-08-02", 4, 2, 2, 2, 2, 0, 1, 0, 2.0, 1.0),
+    ]
+
+
+@pytest.mark.spark
+def test_visitors_and_addresses_are_two_things(offline):
+    lines = [
+        at("01/Aug/1995", "10:00:00"),
+        at("01/Aug/1995", "10:00:01", agent=PHONE),  # another visitor of the same address
+        at("01/Aug/1995", "10:00:02", host="192.0.2.9"),
+        at(
+            "02/Aug/1995", "10:00:00", agent="Mozilla/5.0 Firefox/1.0 (x)"
+        ),  # a visitor of a known address
+        at("02/Aug/1995", "10:00:00", host="192.0.2.10"),
+    ]
+    found = offline(lines, "SELECT uv, ips, new_visitors FROM daily_statistics ORDER BY day")
+    assert found == [(3, 2, 3), (2, 2, 1)]
+    ids = offline(lines, "SELECT DISTINCT visitor FROM visitor_days")
+    assert len(ids) == 5  # the same browser has another id on another day
+
+
+@pytest.mark.spark
+def test_programs_are_apart_and_clients_are_described(offline):
+    google = "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"
+    search = "https://www.google.co.uk/search?q=x"
+    lines = [
+        line(end=end(BROWSER, search)),
+        line(end=end(PHONE, "https://user:p@evil.example/")),
+        line(end=end("-"), host="192.0.2.3"),
+        line(end=end(google)),
+        line(end=end("curl/8.5.0")),
+        line(end=end(EVIL, EVIL), request=f"GET /{EVIL} HTTP/1.1"),
+    ]
+    found = offline(
+        lines, "SELECT is_bot, browser, device, search_engine, referrer FROM requests ORDER BY seq"
+    )
+    assert found == [
+        (False, "Firefox", "computer", "Google", "www.google.co.uk"),
+        (False, "Safari", "phone", None, "evil.example"),
+        (False, "unknown", "unknown", None, None),
+        (True, "other", "other", None, None),
+        (True, "other", "other", None, None),
+        (False, "other", "other", None, None),
+    ]
+    assert offline(lines, "SELECT is_bot, pv FROM daily_statistics ORDER BY is_bot") == [
+        (False, 4),
+        (True, 2),
+    ]
+
+
+@pytest.mark.spark
+def test_days_are_those_of_the_site(offline):
+    lines = [
+        at("01/Aug/1995", "20:30:00", site=f"{site}:80 ")
+        for site in ("a.example", "b.example", "c.example")
+    ]
+    query = "SELECT site, CAST(day AS STRING), hour FROM requests ORDER BY site"
+    zones = {"a.example": "Europe/Berlin", "b.example": "Asia/Kathmandu"}
+    assert offline(lines, query, Settings(COMBINED, zones=zones)) == [
+        ("a.example", "1995-08-02", 2),
+        ("b.example", "1995-08-02", 6),
+        ("c.example", "1995-08-01", 20),  # that of the log's clock
+    ]
+    found = offline(lines, query, Settings(COMBINED, zones={"": "UTC"}))
+    assert {row[1:] for row in found} == {("1995-08-02", 0)}
+
+
+@pytest.mark.spark
+def test_the_site_comes_from_the_file(offline):
+    files = [
+        "/var/log/www.example-access.log.2.gz",
+        "/x/access.log-20260301",
+        "/x/b.example.log",
+        "",
+        "/l/a.example/access.log.1",
+    ]
+    lines = [line()] * len(files)
+    query = "SELECT site FROM requests ORDER BY seq"
+    found = offline(lines, query, Settings(COMBINED, "file"), files)
+    assert [site for (site,) in found] == ["www.example", "access", "b.example", "-", "access"]
+    found = offline(lines, query, Settings(COMBINED, "/l*/{site}/access.log"), files)
+    assert [site for (site,) in found] == ["-", "-", "-", "-", "a.example"]
+
+
+# --- live ---
+
+
+@pytest.mark.spark
+def test_live_statistics_equal_offline_ones_and_hold_nothing_personal(tmp_path):
+    from eddyline.api.engine import Engine
+
+    log = [one for batch in Traffic(lines=900, days=2, seed=4).batches(300) for one in batch]
+    storage = tmp_path / "storage"
+    for part in (0, 1, 2):
+        with Engine(str(storage)) as engine:
+            define_key(engine.spark, secret_of(storage))
+            if part == 0:
+                engine.table(INPUT, SCHEMA)
+                for name, text in queries(script(Settings(COMBINED))).items():
+                    engine.view(name, text)
+            rows = [(text, seq, "x.log") for seq, text in enumerate(log) if seq % 3 == part]
+            engine.table(INPUT, SCHEMA).insert(rows)
+            engine.advance()
+            if part < 2:
+                continue
+            assert engine.verify()
+            personal = re.compile(
+                r"dsl-\d+|198\.51\.100|81\.\d+\.\d+|Mozilla|python-requests|Gecko"
+            )
+            for view in engine.status()["views"]:
+                assert view["state"] == "live"
+                if view["name"] != "malformed_lines":
+                    held = engine.sql(f"SELECT * FROM {view['name']}").toPandas().to_csv()
+                    assert not personal.search(held), view["name"]
+                assert secret_of(storage) not in engine.explain(view["name"])
+            (days,) = engine.sql("SELECT collect_set(day) FROM daily_statistics").first()
+            assert date(2026, 3, 3) in days
