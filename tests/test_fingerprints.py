@@ -224,3 +224,17 @@ def test_a_plan_has_the_same_fingerprint_in_every_process(every: int) -> None:
     assert len(outputs[0]) > 150 // every
     differing = [name for name, found in outputs[0].items() if outputs[1][name] != found]
     assert differing == []
+
+
+def test_common_expressions_that_spark_numbers_do_not_change_a_plan(spark, tmp_path):
+    query = "SELECT nullif(concat(a, v), '-') AS x, nullif(concat(v, a), '') AS y FROM t"
+    with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
+        engine.table("t", "a STRING, v STRING").insert([("a", "-"), ("", "-")])
+        engine.view("trimmed", query)
+        epoch = engine.advance()
+    for _ in range(2):
+        with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
+            assert engine.advance() == epoch, "nothing has to be computed again"
+            workspace = engine._workspace
+            plan = workspace.plan(workspace.catalog.get("trimmed"))
+            assert "_common_expr_" in str(plan.compiled.frame._jdf.queryExecution().toString())

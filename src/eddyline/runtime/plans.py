@@ -25,6 +25,7 @@ Reports = Mapping[str, Sequence[dict[str, Any]]]
 # what differs between two compilations of one plan: ids, numbers of stages and tasks
 _VOLATILE = re.compile(r"#\d+L?|\*\(\d+\) |\[plan_id=\d+\]|Range \(.*?\)")
 _LAMBDA = re.compile(r"lambda (\w+?)_\d+(?=#)")  # PySpark numbers the variables of its lambdas
+_COMMON = re.compile(r"_common_expr_\d+")  # Spark numbers them through all plans of a JVM
 
 
 def fingerprint(
@@ -40,6 +41,8 @@ def fingerprint(
     """
     layouts = [(part.name, part.operator, part.buckets, part.operator.layouts) for part in parts]
     stable = _VOLATILE.sub("", _LAMBDA.sub(r"lambda \1", physical))
+    numbers = {name: place for place, name in enumerate(dict.fromkeys(_COMMON.findall(stable)))}
+    stable = _COMMON.sub(lambda name: f"_common_expr_{numbers[name[0]]}", stable)
     lines = [_canonical(line) for line in stable.splitlines()]
     expiry = [part.expiry for part in parts]
     form = repr((STATE_VERSION, hash_bits, layouts, expiry, list(leaves), lines))
