@@ -153,13 +153,14 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_CONFIG": Condition(USER, False, "The configuration of `eddyline guard` can't be read, or has a setting that isn't known or allowed. The message names the file and the place."),
     "BAD_LABELS": Condition(USER, False, "The labels of `eddyline guard evaluate` can't be read, or a line is none. Write an address, and after a comma `attack` or `normal`."),
     "LOG_FORMAT_UNKNOWN": Condition(USER, False, "The format of an access log can't be told from its lines, or the one after --format can't be used. Give a name, or the format string of the server's configuration."),
+    "LOG_FORMAT_UNKNOWN": Condition(USER, False, "The format of an access log can't be told from its lines, or the one after --log-format can't be used. Give a name, or the format string of the server's configuration."),
     "LOG_NOT_READABLE": Condition(USER, False, "The access log can't be opened. Check the path after --log."),
     "NO_CLUSTER": Condition(ENVIRONMENT, False, "The Spark cluster of a benchmark doesn't start. It needs Java, memory and the address 127.0.0.1."),
     "NO_POSTGRESQL": Condition(ENVIRONMENT, False, "PostgreSQL is not installed on this machine. Install it, or give the URL of a database."),
     "OTHER_RUN": Condition(USER, False, "The storage belongs to a run with other arguments. Give those, or a new folder."),
     "POSTGRESQL_FAILED": Condition(ENVIRONMENT, False, "A PostgreSQL server that the application starts has failed. Mend the cause, or give the URL of a database."),
     "RUN_TOO_SHORT": Condition(USER, False, "A benchmark ended before its fault came. Give it more records."),
-    "STORAGE_NOT_EMPTY": Condition(USER, False, "The demo starts from nothing. Give an empty or a new folder."),
+    "STORAGE_NOT_EMPTY": Condition(USER, False, "The folder holds something else. The demo starts from nothing; other commands go on with a folder of their own. Give an empty or a new folder."),
 }  # fmt: skip
 """All conditions of Eddyline and its applications; `docs/errors.md` is made of them."""
 

@@ -58,7 +58,7 @@ class LogFormat:
     """One format of lines.
 
     Attributes:
-        name: what users call it.
+        name: what `named` takes for it.
         fields: SQL expression over `line` for what `columns` read as `f`.
         columns: for names of `COLUMNS` SQL expressions over `f`, each a STRING, but `ts` a TIMESTAMP. `-`
             and empty strings count as missing.
@@ -339,19 +339,24 @@ def from_header(header: str) -> LogFormat:
     end = r"regexp_replace(line, r'\r$', '')"
     split = f"split({end}, '{separator}', {len(names) + 1})"
     fields = f"CASE WHEN size({split}) = {len(names)} THEN {split} END"
-    return LogFormat(
-        "cloudfront" if cloudfront else "w3c",
-        fields,
-        columns,
-        "coalesce(startswith(line, '#'), false)",
-    )
+    return LogFormat(header, fields, columns, "coalesce(startswith(line, '#'), false)")
+
+
+TABS_HEADER = "host\tlogname\ttime\tmethod\turl\tresponse\tbytes"
+_TABS_PARTS = ("host", "user", "epoch_s", "method", "path", "status", "bytes", "referer", "agent")
+TABS = LogFormat(
+    "tabs",
+    "split(line, '\\t', 12)",
+    _columns({part: f"get(f, {place})" for place, part in enumerate(_TABS_PARTS)}),
+    f"coalesce(startswith(line, '{TABS_HEADER}'), false)",
+)
+"""Columns separated by tabs, with times in seconds since 1970, under `TABS_HEADER`."""
 
 
 # --- which one it is ---
 
 NAMED = {"common": COMBINED, "combined": COMBINED, "vhost_combined": COMBINED}
-NAMED |= {"caddy": CADDY, "traefik": TRAEFIK}
-DETECTED = "auto"
+NAMED |= {"caddy": CADDY, "traefik": TRAEFIK, "tabs": TABS}
 
 
 def detect(lines: Iterable[str]) -> LogFormat:
@@ -369,6 +374,8 @@ def detect(lines: Iterable[str]) -> LogFormat:
     for _, line in zip(range(SAMPLE_LINES), lines, strict=False):
         if line.startswith(HEADER):
             return from_header(line.strip())
+        if line.startswith(TABS_HEADER):
+            return TABS
         if combined.fullmatch(line):
             return COMBINED
         if line.startswith("{") and (found := _json_format(line)):
@@ -379,7 +386,7 @@ def detect(lines: Iterable[str]) -> LogFormat:
         if seen
         else "the log has no line yet, so its format can't be told",
         condition="LOG_FORMAT_UNKNOWN",
-        hint="give it with --format: a name, or the format string of the server's configuration",
+        hint="give it with --log-format: a name, or the format string of the server's configuration",
     )
 
 

@@ -36,11 +36,13 @@ class Settings:
             `.log`, `access` and what rotation appends; else a path with `{site}` in the place of the site.
         zones: time zones of sites, such as `Europe/Berlin`; that of the key `""` is for all others.
             Without one a day is that of the log's clock.
+        relation: what holds the lines, with the columns of `SCHEMA`: a name, or a SELECT in parentheses.
     """
 
     log_format: LogFormat
     site_from: str = HOST
     zones: Mapping[str, str] = field(default_factory=dict)
+    relation: str = INPUT
 
 
 def template() -> str:
@@ -63,7 +65,7 @@ def queries(text: str) -> dict[str, str]:
 
 
 def _parsed(settings: Settings) -> str:
-    parsed = settings.log_format.query(INPUT, keep=("seq", "file"))
+    parsed = settings.log_format.query(settings.relation, keep=("seq", "file"))
     zone = "zone"
     if settings.zones:
         own = [name for name in settings.zones if name]

@@ -1,0 +1,307 @@
+"""`eddyline webstats`: live statistics of web sites from their access logs, with a dashboard.
+
+The logs are followed by `USING tail`: each line counts once, however files are rotated, and also over
+restarts and crashes of this command.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import signal
+import sys
+import tempfile
+import zoneinfo
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eddyline.cli.text import layout
+from eddyline.errors import DataError, StorageError
+from eddyline.source.compression import open_file
+from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect, named
+from eddyline_apps.webstats.views import (
+    HOST,
+    Settings,
+    define_key,
+    queries,
+    script,
+    secret_of,
+    template,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+    from eddyline.api.engine import Engine
+    from eddyline.runtime.epoch import Progress
+
+RUN_FILE = "webstats.json"
+STREAM = "log_{}"
+COLUMNS = "value STRING, line BIGINT, file STRING"
+PORT = 8421
+INTERVAL_S = 0.5
+DAYS_SHOWN_MAX = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `eddyline webstats`."""
+    parser.add_argument(
+        "--log",
+        metavar="PATH",
+        nargs="+",
+        help="access logs: files, plain or compressed, or globs that cover the names of rotated ones",
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="go on with what is written, until Ctrl-C"
+    )
+    parser.add_argument(
+        "--log-format",
+        metavar="FORMAT",
+        help="a name, or the format string of nginx or Apache (default: told from the first lines)",
+    )
+    parser.add_argument(
+        "--site-from",
+        metavar="host|file|PATTERN",
+        default=HOST,
+        help="where the site of a line is: its virtual host, its file, or {site} in a pattern of the path",
+    )
+    parser.add_argument(
+        "--zone",
+        metavar="ZONE",
+        action="append",
+        default=[],
+        help="time zone such as Europe/Berlin, of one site as SITE=ZONE (default: that of the log's clock)",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="DIR",
+        type=Path,
+        help="keep the statistics here, and go on from there; without: removed at the end",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="N",
+        help=f"serve the dashboard on this port of 127.0.0.1, 0 for any (with --follow: {PORT}), until Ctrl-C",
+    )
+    parser.add_argument("--views", metavar="FILE", type=Path, help="a changed copy of the views")
+    parser.add_argument("--show-views", action="store_true", help="print the views, and end")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare all views with offline Spark; exit code 1: they differ",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
+    if args.show_views:
+        print(template(), end="")
+        return 0
+    from eddyline.api.engine import Engine  # imported late: it takes a second
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        storage = args.storage or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-webstats-"))
+        )
+        asked = _asked(args, storage)
+        text = args.views.read_text(encoding="utf-8") if args.views else None
+        views = queries(script(asked.settings(), text))
+        secret = secret_of(storage)
+        engine = stack.enter_context(Engine(str(storage)))
+        define_key(engine.spark, secret)
+        create(engine, asked, views)
+        port = PORT if args.port is None and args.follow else args.port
+        if port is not None:
+            print(f"dashboard: {engine.serve(port)}/", flush=True)
+        with suppress(KeyboardInterrupt):
+            return _work(engine, args, wait=port is not None)
+    return 0
+
+
+def _work(engine: Engine, args: argparse.Namespace, *, wait: bool) -> int:
+    engine.on_progress(_print_progress)
+    if args.follow:
+        engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
+        engine.start(INTERVAL_S)
+        engine.await_termination()
+        return 0
+    engine.advance()
+    _print_days(engine)
+    code = 0
+    if args.verify:
+        report = engine.verify()
+        print(report)
+        code = 0 if report else 1
+    if wait:
+        engine.start(INTERVAL_S)  # what is written meanwhile counts, too
+        engine.await_termination()
+    return code
+
+
+# --- what a storage was made for ---
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the logs of a storage are, and how they are read. It stays the same as long as the storage does.
+
+    Attributes:
+        logs: absolute paths or globs.
+        log_format: what `named` takes.
+        site_from: see `Settings`.
+        zones: pairs of a site and its zone, see `Settings`.
+    """
+
+    logs: tuple[str, ...]
+    log_format: str
+    site_from: str
+    zones: tuple[tuple[str, str], ...]
+
+    def settings(self) -> Settings:
+        """Return how lines are parsed."""
+        count = len(self.logs)
+        parts = " UNION ALL ".join(
+            f"SELECT value AS line, line * {count} + {place} AS seq, file FROM {STREAM.format(place + 1)}"
+            for place in range(count)
+        )
+        return Settings(named(self.log_format), self.site_from, dict(self.zones), f"({parts})")
+
+
+def _asked(args: argparse.Namespace, storage: Path) -> Run:
+    """Return the run of a storage, which must be what the arguments ask for; write it if there is none."""
+    path = storage / RUN_FILE
+    known = None
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = Run(
+            tuple(found["logs"]),
+            found["log_format"],
+            found["site_from"],
+            tuple(map(tuple, found["zones"])),
+        )
+    elif storage.is_dir() and any(storage.iterdir()):
+        raise StorageError(
+            "the folder holds something else",
+            condition="STORAGE_NOT_EMPTY",
+            hint="give an empty or a new folder, or one of this command",
+            storage=storage,
+        )
+    if not args.log:
+        if known:
+            return known
+        raise DataError(
+            "no log is given", condition="LOG_NOT_READABLE", hint="give files or globs after --log"
+        )
+    logs = tuple(dict.fromkeys(str(Path(log).absolute()) for log in args.log))
+    log_format = args.log_format or (known.log_format if known else _detected(logs))
+    run = Run(logs, log_format, args.site_from, tuple(sorted(map(_zone, args.zone))))
+    if known is None:
+        run.settings()  # refuses what can't be used, before anything is written
+        storage.mkdir(parents=True, exist_ok=True)
+        document = {
+            "logs": run.logs,
+            "log_format": run.log_format,
+            "site_from": run.site_from,
+            "zones": run.zones,
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    elif known != run:
+        raise StorageError(
+            f"the storage was made for other arguments, which {path} lists",
+            condition="OTHER_RUN",
+            hint="give those, or none but --storage; or a new folder",
+            storage=storage,
+        )
+    return run
+
+
+def _zone(text: str) -> tuple[str, str]:
+    site, equals, zone = text.rpartition("=")
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
+        raise DataError(
+            f"there is no time zone {zone!r}",
+            condition="BAD_OPTION",
+            hint="give a name such as Europe/Berlin, or SITE=Europe/Berlin",
+        ) from error
+    return (site.lower() if equals else "", zone)
+
+
+def _detected(logs: Sequence[str]) -> str:
+    return detect(chain.from_iterable(map(_first_lines, logs))).name
+
+
+def _first_lines(log: str) -> list[str]:
+    """Return the first lines of the files of a log, `SAMPLE_LINES` at most."""
+    lines: list[str] = []
+    for file in sorted(glob.glob(log)) or ([] if glob.has_magic(log) else [log]):
+        try:
+            with open_file(file) as stream:
+                lines += [
+                    text.decode(errors="replace").rstrip("\r\n")
+                    for text in islice(stream, SAMPLE_LINES - len(lines))
+                ]
+        except OSError as error:
+            raise DataError(
+                f"the log can't be read: {error}", condition="LOG_NOT_READABLE", log=file
+            ) from error
+    return lines
+
+
+def create(engine: Engine, asked: Run, views: dict[str, str]) -> None:
+    """Create the streams and the views that the storage doesn't have yet."""
+    have = {view["name"] for view in engine.status()["views"]}
+    sources = {source["name"] for source in engine.status()["sources"]}
+    for place, log in enumerate(asked.logs, start=1):
+        if STREAM.format(place) not in sources:
+            engine.create_stream(STREAM.format(place), COLUMNS, "tail", {"path": log})
+    for name, query in views.items():
+        if name not in have:
+            engine.view(name, query)
+
+
+# --- text ---
+
+
+def _print_progress(progress: Progress) -> None:
+    lines = sum(rows for name, rows in progress.rows_in.items() if name == "requests")
+    if lines:
+        seconds = sum(progress.seconds.values())
+        print(f"epoch {progress.epoch}: {lines:,} lines in {seconds:.2f} s", flush=True)
+
+
+def _print_days(engine: Engine) -> None:
+    names = [
+        "pv",
+        "uv",
+        "ips",
+        "visits",
+        "new_visitors",
+        "returning_visitors",
+        "average_duration_s",
+        "bounce_rate",
+    ]
+    rows = engine.sql(
+        f"SELECT site, day, {', '.join(names)} FROM daily_statistics WHERE NOT is_bot "
+        f"ORDER BY day DESC, site LIMIT {DAYS_SHOWN_MAX}"
+    ).collect()
+    shown = [
+        (
+            row[0],
+            str(row[1]),
+            *(f"{n:,}" for n in row[2:8]),
+            *("" if n is None else f"{n:,.2f}" for n in row[8:]),
+        )
+        for row in reversed(rows)
+    ]
+    heads = ("site", "day", "pv", "uv", "ips", "visits", "new", "returning", "seconds", "bounces")
+    print(layout(heads, shown, right=range(2, 10)))
+    (malformed,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
+    print(f"{malformed:,} malformed lines, kept in malformed_lines")

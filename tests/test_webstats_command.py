@@ -1,0 +1,175 @@
+"""`eddyline webstats` over real logs, and following a log that is rotated while the command is killed."""
+
+import argparse
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eddyline.errors import EddylineError
+from eddyline_apps.traffic import Traffic
+from eddyline_apps.webstats import command
+from test_web_statistics import DATA, LOGS, truth
+
+CHILD = """
+import argparse, sys
+from eddyline_apps.webstats import command
+parser = argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args(sys.argv[1:])))
+"""
+WAIT_S = 240
+
+
+def webstats(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        return command.run(parser.parse_args([str(one) for one in arguments]))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+# --- without a JVM ---
+
+
+def test_the_views_are_shown(capsys):
+    assert webstats("--show-views") == 0
+    assert "CREATE VIEW daily_statistics AS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "condition"),
+    [
+        ([], "LOG_NOT_READABLE"),
+        (["--log", "missing.log"], "LOG_NOT_READABLE"),
+        (["--log", "*.log"], "LOG_FORMAT_UNKNOWN"),
+        (["--log", "odd"], "LOG_FORMAT_UNKNOWN"),
+        (["--log", "odd", "--log-format", "combined", "--zone", "Mars/Olympus"], "BAD_OPTION"),
+        (["--log", "odd", "--log-format", "combined", "--site-from", "/x"], "LOG_FORMAT_UNKNOWN"),
+        (["--log", "odd", "--log-format", "combined", "--storage", "."], "STORAGE_NOT_EMPTY"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(
+    arguments, condition, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd").write_text("<script>no log</script>\n" * 3)
+    with pytest.raises(EddylineError) as caught:
+        webstats(*arguments)
+    assert caught.value.condition == condition
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+def test_the_site_of_a_zone_may_hold_anything():
+    assert command._zone("WWW.example=Europe/Berlin") == ("www.example", "Europe/Berlin")
+    assert command._zone("a=b=UTC") == ("a=b", "UTC")
+    assert command._zone("UTC") == ("", "UTC")
+
+
+# --- real logs ---
+
+
+@pytest.mark.spark
+def test_a_real_log_gives_its_known_figures_and_the_storage_is_opened_again(tmp_path, capsys):
+    known = truth("nasa_19950801_tsv")["total"]
+    log = DATA / LOGS["nasa_19950801_tsv"]
+    storage = tmp_path / "storage"
+    assert (
+        webstats("--log", log, "--storage", storage, "--zone", "America/New_York", "--verify") == 0
+    )
+    shown = capsys.readouterr().out
+    for name in ("requests", "uv_host", "visits"):
+        assert f"{known[name]:,}" in shown
+    assert re.search(r"daily_statistics +1 +1 +yes", shown)
+    assert webstats("--storage", storage) == 0  # nothing is read twice
+    again = capsys.readouterr().out
+    assert f"{known['requests']:,}" in again
+    assert " lines in " not in again
+    with pytest.raises(EddylineError, match="OTHER_RUN"):
+        webstats("--log", log, "--storage", storage, "--zone", "UTC")
+
+
+# --- following ---
+
+
+class Follower:
+    """The command in a process of its own."""
+
+    def __init__(self, *arguments):
+        here = Path(__file__).parents[1]
+        environment = {**os.environ, "PYTHONPATH": f"{here / 'src'}:{here / 'apps' / 'src'}"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.shown = []
+
+    def until(self, pattern):
+        """Wait for a line of output; return it."""
+        limit = time.monotonic() + WAIT_S
+        for text in self.process.stdout:
+            self.shown.append(text)
+            if found := re.search(pattern, text):
+                return found
+            assert time.monotonic() < limit
+        raise AssertionError(f"it has ended: {self.shown}")
+
+    def end(self, how):
+        self.process.send_signal(how)
+        self.process.wait(WAIT_S)
+        self.process.stdout.close()
+        return self.process.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_each_line_counts_once_over_rotation_and_kills(tmp_path, capsys):
+    lines = [one for batch in Traffic(lines=1200, days=1, seed=9).batches(200) for one in batch]
+    log = tmp_path / "access.log"
+    storage = tmp_path / "storage"
+    arguments = ("--log", f"{log}*", "--storage", storage, "--follow", "--port", 0)
+
+    def write(begin, end):
+        with log.open("a") as file:
+            file.writelines(f"{text}\n" for text in lines[begin:end])
+
+    write(0, 300)
+    first = Follower(*arguments)
+    try:
+        first.until(r"epoch \d+: 300 lines")
+        write(300, 500)
+        first.until(r"epoch")
+        log.rename(tmp_path / "access.log.1")
+        write(500, 700)
+    finally:
+        first.end(signal.SIGKILL)
+    data = (tmp_path / "access.log.1").read_bytes()
+    (tmp_path / "access.log.2.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "access.log.1").unlink()
+    write(700, 1200)
+    second = Follower(*arguments)
+    try:
+        second.until(r"epoch \d+:")
+        assert second.end(signal.SIGTERM) == 0
+    finally:
+        second.process.kill()
+    assert webstats("--storage", storage, "--verify") == 0
+    capsys.readouterr()
+    from eddyline.api.engine import Engine
+
+    with Engine(str(storage)) as engine:
+        (pv,) = engine.sql("SELECT sum(pv) FROM daily_statistics").first()
+        (malformed,) = engine.sql("SELECT malformed FROM malformed_count").first()
+        assert pv + malformed == len(lines)
+        (distinct,) = engine.sql("SELECT count(DISTINCT seq) FROM requests").first()
+        assert distinct == pv
