@@ -414,3 +414,20 @@ def test_agents_of_cloudfront_that_are_no_urls_stay_as_they_are(parsed):
     row = request(Random(3)) | {"agent": "x"}
     line = written(CLOUDFRONT, row)[0].replace("\tx\t", "\tMozilla%2\t", 1)
     assert unquote("Mozilla%2") == parsed(CLOUDFRONT, [line])[0].agent
+
+
+@pytest.mark.spark
+def test_columns_under_their_header_are_read(parsed):
+    lines = [
+        "host\tlogname\ttime\tmethod\turl\tresponse\tbytes\treferer\tuseragent",
+        "a.example\t-\t807256800\tGET\t/x\t200\t1713\t\tReader",
+        "a.example\t-\tsoon\tGET\t/\t200\t1\t\t",
+    ]
+    assert detect(lines).name == "tabs"
+    rows = parsed("tabs", lines)
+    assert found(rows[1])[:9] == [
+        807_256_800_000_000, "+00:00", "-", "a.example", None, None, "GET", "/x", 200
+    ]  # fmt: skip
+    assert found(rows[1])[9:] == [1713, None, "Reader", None]
+    assert found(rows[2]) == NOTHING
+    assert 0 not in rows

@@ -79,8 +79,8 @@ def test_the_site_of_a_zone_may_hold_anything():
 
 @pytest.mark.spark
 def test_a_real_log_gives_its_known_figures_and_the_storage_is_opened_again(tmp_path, capsys):
-    known = truth("nasa_19950801_tsv")["total"]
-    log = DATA / LOGS["nasa_19950801_tsv"]
+    known = truth("nasa_aug95_head_broken_lines")["total"]
+    log = DATA / LOGS["nasa_aug95_head_broken_lines"]
     storage = tmp_path / "storage"
     assert (
         webstats("--log", log, "--storage", storage, "--zone", "America/New_York", "--verify") == 0
@@ -88,6 +88,7 @@ def test_a_real_log_gives_its_known_figures_and_the_storage_is_opened_again(tmp_
     shown = capsys.readouterr().out
     for name in ("requests", "uv_host", "visits"):
         assert f"{known[name]:,}" in shown
+    assert "89 malformed lines" in shown
     assert re.search(r"daily_statistics +1 +1 +yes", shown)
     assert webstats("--storage", storage) == 0  # nothing is read twice
     again = capsys.readouterr().out

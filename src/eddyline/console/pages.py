@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -30,6 +31,7 @@ from eddyline.console.api import (
 )
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
 from eddyline.console.guard import internal
+from eddyline.console.observer import Observer
 from eddyline.console.values import as_texts, numeric
 from eddyline.errors import EddylineError
 
@@ -48,7 +50,26 @@ STATIC = Path(__file__).with_name("static")
 PAYLOAD_LENGTH = 300
 """The characters of a dead letter's payload and error in the list."""
 
-Page = Callable[[Request], tuple[str, dict[str, Any]]]
+Answered: TypeAlias = tuple[str, dict[str, Any]] | Response
+"""A template and its values, or a response of another kind."""
+Page = Callable[[Request], Answered]
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Pages that an application adds to the console, behind the same guard and in the same layout.
+
+    Attributes:
+        name: of the application: its files are below `/static/NAME/`.
+        package: has the folders `templates` and `static`. Templates may extend those of the console.
+        links: paths and titles for the navigation.
+        pages: by path what answers it; called in a thread.
+    """
+
+    name: str
+    package: str
+    links: Sequence[tuple[str, str]]
+    pages: Mapping[str, Callable[[Observer, Request], Answered]]
 
 
 class Pages:
@@ -57,14 +78,18 @@ class Pages:
     Args:
         api: the JSON interface, which reads the same.
         name: the name of the storage, for titles.
+        additions: pages of applications.
     """
 
-    def __init__(self, api: Api, name: str) -> None:
+    def __init__(self, api: Api, name: str, additions: Sequence[Addition] = ()) -> None:
         self._api = api
         self._observer = api.observer
         self._name = name
+        self._additions = additions
+        self._links = (*PAGES, *(link for addition in additions for link in addition.links))
+        packages = ("eddyline.console", *(addition.package for addition in additions))
         self._templates = Environment(
-            loader=PackageLoader("eddyline.console"),
+            loader=ChoiceLoader([PackageLoader(package) for package in packages]),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -84,31 +109,38 @@ class Pages:
             "/deadletters": self.deadletters,
             "/tasks": self.tasks,
         }
+        files = []
+        for addition in self._additions:
+            added = addition.pages.items()
+            pages |= {path: partial(page, self._observer) for path, page in added}
+            static = StaticFiles(packages=[(addition.package, "static")])
+            files.append(Mount(f"/static/{addition.name}", static))
         routes = [Route(path, self._served(page), methods=["GET"]) for path, page in pages.items()]
-        static = Mount("/static", StaticFiles(directory=STATIC))
-        return [*routes, Route("/login", self.login, methods=["GET"]), static]
+        files.append(Mount("/static", StaticFiles(directory=STATIC)))
+        return [*routes, Route("/login", self.login, methods=["GET"]), *files]
 
     def _served(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a page; an error of Eddyline's has a page of its own."""
 
-        @wraps(page)
+        def answer(request: Request) -> Response:
+            found = page(request)
+            if isinstance(found, Response):
+                return found
+            return HTMLResponse(self._rendered(request, *found))
+
         async def endpoint(request: Request) -> Response:
             try:
-                html, status = (
-                    await self._api.run(lambda: self._rendered(request, *page(request))),
-                    200,
-                )
+                return await self._api.run(lambda: answer(request))
             except EddylineError as error:
-                status = status_of(error)
                 html = self._problem(request, error.condition, error.message, error.hint)
-            return HTMLResponse(html, status)
+                return HTMLResponse(html, status_of(error))
 
         return endpoint
 
     def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> str:
         query = f"?{request.url.query}" if request.url.query else ""
         common = {
-            "pages": PAGES,
+            "pages": self._links,
             "here": request.url.path,
             "self_url": request.url.path + query,
             "storage": self._name,
@@ -122,7 +154,7 @@ class Pages:
         return page.render(
             {
                 **values,
-                "pages": PAGES,
+                "pages": self._links,
                 "here": request.url.path,
                 "storage": self._name,
                 "title": "Error",

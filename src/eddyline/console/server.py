@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -23,7 +23,7 @@ try:
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
-    from eddyline.console.pages import Pages
+    from eddyline.console.pages import Addition, Pages
     from eddyline.console.tally import Tally
     from eddyline.serving import LOOPBACK, AppServer
 except ImportError as error:
@@ -45,6 +45,7 @@ class Console:
             other than loopback can't do without.
         explain: in the process of the storage's engine, which also calls `observe`: returns the plan of a
             view as text, None if that isn't compiled.
+        additions: pages of applications.
 
     Attributes:
         url: its address.
@@ -64,6 +65,7 @@ class Console:
         port: int = 0,
         token: str = "",
         explain: Explain | None = None,
+        additions: Sequence[Addition] = (),
     ) -> None:
         secret = _token(token)
         check_token(host, secret)
@@ -76,7 +78,7 @@ class Console:
             registry = registry_of(observer, self._tally)
             api = Api(observer, self._tally, self._hub, registry, limiter, explain)
             name = os.path.basename(files.root.rstrip("/"))
-            pages = Pages(api, name)
+            pages = Pages(api, name, additions)
             routes = [*api.routes(), *pages.routes()]
             handlers: dict[Any, Any] = {HTTPException: pages.missing, Exception: pages.crashed}
             app = Guard(Starlette(routes=routes, exception_handlers=handlers), host, secret)

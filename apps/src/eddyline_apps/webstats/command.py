@@ -19,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eddyline.arguments import check_number
 from eddyline.cli.text import layout
 from eddyline.errors import DataError, StorageError
 from eddyline.source.compression import open_file
@@ -118,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         create(engine, asked, views)
         port = PORT if args.port is None and args.follow else args.port
         if port is not None:
-            print(f"dashboard: {engine.serve(port)}/", flush=True)
+            print(f"dashboard: {serve(engine, stack, port)}", flush=True)
         with suppress(KeyboardInterrupt):
             return _work(engine, args, wait=port is not None)
     return 0
@@ -265,6 +266,20 @@ def create(engine: Engine, asked: Run, views: dict[str, str]) -> None:
     for name, query in views.items():
         if name not in have:
             engine.view(name, query)
+
+
+def serve(engine: Engine, stack: ExitStack, port: int) -> str:
+    """Serve the console with the dashboard until the stack is closed; return the address of that."""
+    # importing it needs packages that may be missing
+    from eddyline.console.server import Console
+    from eddyline.options import Options
+    from eddyline_apps.webstats.dashboard import DASHBOARD, PATH
+
+    check_number("port", port, 0, 65_535)
+    console = Console(engine.files, Options.from_environment(), port=port, additions=(DASHBOARD,))
+    stack.enter_context(console)
+    engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
+    return console.url + PATH
 
 
 # --- text ---
