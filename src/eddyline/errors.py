@@ -152,7 +152,6 @@ CONDITIONS: dict[str, Condition] = {
     "DATABASE_UNAVAILABLE": Condition(ENVIRONMENT, True, "The database of the log ETL can't be used. Mend the cause; with --storage the same command goes on."),
     "BAD_CONFIG": Condition(USER, False, "The configuration of `eddyline guard` can't be read, or has a setting that isn't known or allowed. The message names the file and the place."),
     "BAD_LABELS": Condition(USER, False, "The labels of `eddyline guard evaluate` can't be read, or a line is none. Write an address, and after a comma `attack` or `normal`."),
-    "LOG_FORMAT_UNKNOWN": Condition(USER, False, "The format of an access log can't be told from its lines, or the one after --format can't be used. Give a name, or the format string of the server's configuration."),
     "LOG_FORMAT_UNKNOWN": Condition(USER, False, "The format of an access log can't be told from its lines, or the one after --log-format can't be used. Give a name, or the format string of the server's configuration."),
     "LOG_NOT_READABLE": Condition(USER, False, "The access log can't be opened. Check the path after --log."),
     "NO_CLUSTER": Condition(ENVIRONMENT, False, "The Spark cluster of a benchmark doesn't start. It needs Java, memory and the address 127.0.0.1."),
