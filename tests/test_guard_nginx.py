@@ -213,6 +213,7 @@ def test_attackers_are_refused_and_visitors_are_not(port, tmp_path):
 
     child, said = guard()
     with running(visitors):
+        until(lambda: len(visitors.answers) > 600, REACTION_S, child)  # the guard is at work
         with running(*attackers):
             until(lambda: all(one.refused_at for one in attackers), REACTION_S, child)
             for one in attackers:

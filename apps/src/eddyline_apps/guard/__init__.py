@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import argparse
 
 __all__ = ["add_arguments", "run"]
+
+SHORT_LANE_ROWS = 200_000
+"""Up to this many rows a view's epoch runs in the driver: a line makes seven rows, one a window."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             )
     # imported late: it takes a second, and a wrong configuration should not wait for it
     from eddyline.api.engine import Engine
+    from eddyline.options import Options
     from eddyline_apps.guard.running import follow, replay
     from eddyline_apps.guard.service import Guard
 
@@ -85,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
         storage = args.storage
         if storage is None:
             storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-guard-"))
-        engine = stack.enter_context(Engine(str(storage)))
+        options = Options.from_environment()
+        options = replace(options, short_lane_rows=max(options.short_lane_rows, SHORT_LANE_ROWS))
+        engine = stack.enter_context(Engine(str(storage), options=options))
         guard = Guard(engine, config)
         if args.follow:
             follow(engine, guard, config, args.log)

@@ -71,7 +71,8 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
                 ticked = started
             if lines or ticked == started:
                 watch.committed.wait(WAIT_S)
-            freed = guard.release(now) if watch.take_changed("block_list") else []
+            old = started - forgot >= FORGET_S
+            freed = guard.release(now) if watch.take_changed("block_list") or old else []
             watch.freed(now, freed)
             if watch.take_changed("waiting") or freed or guard.crowded:
                 watch.committed.clear()
@@ -79,7 +80,7 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
                 watch.admitted(now, admissions)
                 if admissions:  # in a small epoch of their own, before the next lines
                     watch.committed.wait(WAIT_S)
-            if started - forgot >= FORGET_S:
+            if old:
                 guard.forget(now)
                 forgot = started
             if not engine.await_termination(max(0.01, LOOK_S + started - time.monotonic())):
