@@ -143,6 +143,19 @@ def test_compressed_files_are_read_once_and_a_damaged_one_is_set_aside(tmp_path,
     assert stream.log.files.read_json(f"{stream.log.folder}/set-aside.json") == {}
 
 
+def test_a_file_that_is_being_compressed_is_read_once(tmp_path, logs):
+    """The archive lies beside its original for a moment; another file may lie beside an archive for ever."""
+    add(logs / "a.log.1", "one\n")
+    add(logs / "b.log", "new\n")
+    for name, text in (("a.log.1.gz", "one\n"), ("b.log.gz", "old\n")):
+        with gzip.open(logs / name, "wt") as packed:
+            packed.write(text)
+    stream = stream_of(tmp_path, str(logs / "*"))
+    assert sorted(lines(stream)) == ["new", "old", "one"]
+    (logs / "a.log.1").unlink()
+    assert sorted(lines(stream)) == ["new", "old", "one"]
+
+
 def test_following_takes_a_long_file_in_pieces(tmp_path, logs, monkeypatch):
     monkeypatch.setattr(tail, "PIECE_BYTES", 100)
     monkeypatch.setattr(tail, "ENTRY_BYTES", 500)

@@ -263,6 +263,8 @@ class TailStream:
         for path, status in unknown.items():
             look = (path, status.st_ino, status.st_size, status.st_mtime_ns)
             at = None if look in self._unlike else _original(known, paths, path)
+            if at is None and path in named and _is_being_compressed(path):
+                continue  # its original is there, and is read
             if at is None and path in named:
                 paths[len(known)] = path
                 known.append(Known(path, status.st_dev, status.st_ino))
@@ -343,6 +345,15 @@ def _original(known: Sequence[Known], paths: Mapping[int, str], path: str) -> in
         if digests[one.length] == one.beginning:
             return at
     return None
+
+
+def _is_being_compressed(path: str) -> bool:
+    """Return whether a compressed file lies beside a file of its name that begins as it does."""
+    if not is_compressed(path):
+        return False
+    original = _beginning(os.path.splitext(path)[0])
+    copy = _beginning(path)[: len(original)]
+    return bool(copy) and original.startswith(copy)
 
 
 def _beginning(path: str) -> bytes:
