@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import tempfile
+import warnings
 import zoneinfo
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.arguments import check_number
 from eddyline.cli.text import layout
-from eddyline.errors import DataError, StorageError
+from eddyline.errors import DataError, StateGrowthWarning, StorageError
 from eddyline.source.compression import open_file
 from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect, named
 from eddyline_apps.webstats.views import (
@@ -263,9 +264,11 @@ def create(engine: Engine, asked: Run, views: dict[str, str]) -> None:
     for place, log in enumerate(asked.logs, start=1):
         if STREAM.format(place) not in sources:
             engine.create_stream(STREAM.format(place), COLUMNS, "tail", {"path": log})
-    for name, query in views.items():
-        if name not in have:
-            engine.view(name, query)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StateGrowthWarning)  # docs/webstats.md tells what grows
+        for name, query in views.items():
+            if name not in have:
+                engine.view(name, query)
 
 
 def serve(engine: Engine, stack: ExitStack, port: int) -> str:
