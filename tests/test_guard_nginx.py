@@ -176,6 +176,7 @@ def port(tmp_path):
         server.wait(30)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_attackers_are_refused_and_visitors_are_not(port, tmp_path):

@@ -131,6 +131,7 @@ def test_compressed_files_are_read_once_and_a_damaged_one_is_set_aside(tmp_path,
     with gzip.open(logs / "a.log.gz", "wt") as packed:
         packed.write("\n".join(wanted))  # without a last line end
     (logs / "b.log.gz").write_bytes(b"no gzip")
+    os.utime(logs / "b.log.gz", (time.time() - tail.SETTLE_S - 1,) * 2)  # nobody is writing it
     stream = stream_of(tmp_path, str(logs / "*.gz"))
     stream.follow(1.0)
     assert stream.log.end() > 4  # it is read to its end

@@ -262,8 +262,11 @@ class TailStream:
                 unknown[path] = status
         for path, status in unknown.items():
             look = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-            at = None if look in self._unlike else _original(known, paths, path)
-            if at is None and path in named and _is_being_compressed(path):
+            beginning = _beginning(path)
+            if is_compressed(path) and not beginning and time.time() - status.st_mtime < SETTLE_S:
+                continue  # it is being written: what it is a copy of shows later
+            at = None if look in self._unlike else _original(known, paths, path, beginning)
+            if at is None and path in named and _is_being_compressed(path, beginning):
                 continue  # its original is there, and is read
             if at is None and path in named:
                 paths[len(known)] = path
@@ -326,13 +329,14 @@ def _is_same(one: Known, path: str, status: os.stat_result) -> bool:
     return _digest(_beginning(path)[: one.length]) == one.beginning
 
 
-def _original(known: Sequence[Known], paths: Mapping[int, str], path: str) -> int | None:
+def _original(
+    known: Sequence[Known], paths: Mapping[int, str], path: str, beginning: bytes
+) -> int | None:
     """Return the index of the known file that a file is a copy of; None if it is a new one.
 
     A copy begins as its original. If that isn't a whole kilobyte, its name must also begin
     as that of the original, since files may begin with the same few lines.
     """
-    beginning = _beginning(path)
     digests: dict[int, str] = {}
     for at in reversed(range(len(known))):
         one = known[at]
@@ -347,12 +351,12 @@ def _original(known: Sequence[Known], paths: Mapping[int, str], path: str) -> in
     return None
 
 
-def _is_being_compressed(path: str) -> bool:
+def _is_being_compressed(path: str, beginning: bytes) -> bool:
     """Return whether a compressed file lies beside a file of its name that begins as it does."""
     if not is_compressed(path):
         return False
     original = _beginning(os.path.splitext(path)[0])
-    copy = _beginning(path)[: len(original)]
+    copy = beginning[: len(original)]
     return bool(copy) and original.startswith(copy)
 
 
