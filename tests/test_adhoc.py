@@ -12,6 +12,7 @@ import pytest
 
 import eddyline as el
 from eddyline import cli
+from eddyline.answers import quick
 from eddyline.answers.quick import quick_answer
 from eddyline.cli import text
 from eddyline.errors import StateError
@@ -118,6 +119,17 @@ def test_answers_are_those_of_spark(engine: el.Engine, query: str) -> None:
 @pytest.mark.parametrize("query", FOR_SPARK)
 def test_other_questions_are_for_spark(engine: el.Engine, query: str) -> None:
     assert answer(engine, query) is None
+
+
+def test_a_bucket_may_have_no_runs(engine: el.Engine) -> None:
+    """Compaction removes those of a bucket of which nothing is left."""
+    manifest = engine._workspace.manifest
+    entry = engine.catalog.get("by_team")
+    runs = manifest.arrangements[manifest.result(entry.id, "rows")]
+    found = quick._content(engine.files, "by_team", [(), *runs.values(), ()], 2)
+    assert found.num_rows == 3
+    with pytest.raises(quick._NeedsSpark):
+        quick._content(engine.files, "by_team", [()], 2)
 
 
 def test_an_epoch_that_is_not_retained_is_told(engine: el.Engine) -> None:

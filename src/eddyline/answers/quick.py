@@ -165,6 +165,8 @@ def _content(files: Files, relation: str, buckets: Iterable[Sequence[Run]], widt
     columns = [f"c{place}" for place in range(width)]
     tables = []
     for runs in buckets:
+        if not runs:  # compaction has found nothing left in the bucket
+            continue
         parts = [read_run(files, run).select([*columns, WEIGHT]) for run in runs]
         rows = _consolidated(pa.concat_tables(parts), columns)
         check_held("a result", rows, view=relation)
