@@ -19,6 +19,7 @@ from eddyline.errors import QueryError
 from eddyline.intake.event_time import rows_below
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.clock import at_moment
 from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
 from eddyline.runtime.frames import Frames
@@ -174,6 +175,7 @@ def _load_offline(
             content = _offline(entry, catalog, relations, session, aside, frames)
             if content is None:
                 continue
+            content = _at_moment(content, manifest.moment, session)
             if "session_window" in entry.query.lower():
                 # or Spark filters by a session's end before it has merged the sessions
                 content = content.limit(ALL_ROWS)
@@ -216,6 +218,14 @@ def _offline(
     finally:
         for relation, content in plain.items():
             content.createOrReplaceTempView(quoted(relation))
+
+
+def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFrame:
+    """Return a query's rows at the time (microseconds since 1970) that now() has in an epoch."""
+    catalyst = Catalyst(session)
+    plan = catalyst.plan(content)
+    fixed = at_moment(catalyst, plan, moment)
+    return content if fixed is plan else catalyst.frame(fixed)
 
 
 def _variants_as_text(frame: DataFrame) -> DataFrame:

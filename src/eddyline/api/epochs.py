@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError, StateError
 from eddyline.intake.backoff import back_off
-from eddyline.intake.watermarks import Watermarks
+from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled
@@ -99,7 +99,9 @@ class Epochs:
         base, catalog = workspace.manifest, workspace.catalog
         positions = workspace.sources.waiting(catalog, base)
         watermarks = Watermarks.of_next_epoch(base, catalog, workspace.clock())
-        if not positions and not aside and not self._rows_are_final(watermarks, plans):
+        parts = [plan.parts for plan in plans.values()]
+        watermarks.advance(parts, rows=bool(positions))
+        if not (positions or aside or any(map(watermarks.have_advanced, parts))):
             return False
         for stream in watermarks.streams:
             if stream.id in positions:
@@ -148,6 +150,8 @@ class Epochs:
             for compiled in plans
         ]
         watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
+        if not self._others_ask_for_clock(filled):  # else it would have to advance for those, too
+            watermarks.advance([compiled.plan.parts for compiled in plans], rows=True)
         replacement = None
         if replaced is not None:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
@@ -390,13 +394,13 @@ class Epochs:
             before = (*kept, (replaced.id, epoch))
         return Replacement(ViewId(entry.id), len(columns), before)
 
-    def _rows_are_final(self, watermarks: Watermarks, plans: Mapping[str, EpochPlan]) -> bool:
-        """Whether rows that EMIT FINAL holds back can be final now."""
-        return any(
-            watermarks.have_advanced(plan.parts)
-            for name, plan in plans.items()
-            if self._workspace.catalog.get(name).final
-        )
+    def _others_ask_for_clock(self, names: Collection[str]) -> bool:
+        """Return whether rows of other live views than these change as now() advances."""
+        workspace = self._workspace
+        others = [e for e in workspace.catalog.entries if self._is_live(e) and e.name not in names]
+        with suppress(QueryError):  # the next epoch sets that view aside
+            return any(asks_for_clock(workspace.plan(entry).plan.parts) for entry in others)
+        return True
 
     def _run(
         self,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from eddyline.catalog.entries import Catalog, Entry
-from eddyline.state.manifest import Clock, Manifest
+from eddyline.state.manifest import CLOCK, Clock, Manifest
 
 if TYPE_CHECKING:
     from eddyline.plan.nodes import StatefulPart
+
+
+CLOCK_STEP = 1_000_000
+"""Microseconds by which now() advances at least in an epoch without new rows."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class Watermarks:
         clocks: by stream id, the event time as of the committed epoch.
         joined: by stream id, the streams that views read together with it.
         now: when the epoch begins, microseconds since 1970; None where no epoch runs.
+        before, moment: what now() is in the committed epoch and in this one, microseconds since
+            1970; 0 where no view asks.
         reported: by stream name, what the running epoch has observed.
     """
 
@@ -45,6 +51,8 @@ class Watermarks:
     clocks: Mapping[str, Clock]
     joined: Mapping[str, Collection[str]] = field(default_factory=dict)
     now: int | None = None
+    before: int = 0
+    moment: int = 0
     reported: dict[str, Observed] = field(default_factory=dict)
 
     @classmethod
@@ -53,33 +61,48 @@ class Watermarks:
     ) -> Watermarks:
         """Return the watermarks for the epoch after a committed one."""
         streams = tuple(e for e in catalog.entries if e.event_time and not e.late_of)
-        return cls(streams, manifest.clocks, catalog.joined(), now)
+        moment = manifest.moment
+        return cls(streams, manifest.clocks, catalog.joined(), now, moment, moment)
+
+    def advance(self, plans: Iterable[Sequence[StatefulPart]], *, rows: bool) -> None:
+        """Advance what now() is, if a view asks for it.
+
+        Args:
+            plans: the stateful operators of each view that the epoch can run.
+            rows: whether the epoch has new rows; otherwise the clock moves in steps.
+        """
+        if self.now is None or not any(map(asks_for_clock, plans)):
+            return
+        if rows or not self.moment or self.now - self.moment >= CLOCK_STEP:
+            self.moment = max(self.moment, self.now)  # clocks may be set back
 
     @property
     def values(self) -> dict[str, int]:
-        """Watermarks in microseconds since 1970 by stream name, for streams that have had an event time."""
+        """Watermarks by stream name, for streams that have had an event time, and the clock."""
         known = [(e, self.clocks[e.id].latest) for e in self.streams if e.id in self.clocks]
-        return {e.name: latest - e.delay for e, latest in known if latest is not None}
+        values = {e.name: latest - e.delay for e, latest in known if latest is not None}
+        return {**values, CLOCK: self.moment} if self.moment else values
 
     @property
     def applied(self) -> dict[str, int]:
         """The watermarks that were in force in the committed epoch."""
         known = {e.name: self.clocks[e.id].watermark for e in self.streams if e.id in self.clocks}
-        return {name: value for name, value in known.items() if value is not None}
+        values = {name: value for name, value in known.items() if value is not None}
+        return {**values, CLOCK: self.before} if self.before else values
 
     def of(self, stream: Entry) -> int | None:
         """Return the watermark of a stream; None if it has no watermark, or no event time yet."""
         return self.values.get(stream.name)
 
     def have_advanced(self, parts: Iterable[StatefulPart]) -> bool:
-        """Return whether a watermark has advanced on which rows held by EMIT FINAL depend."""
-        from eddyline.operators.hold import Hold  # takes longer than all else that `status` needs
+        """Return whether a watermark has advanced on which rows held by EMIT FINAL depend, or the clock."""
+        from eddyline.operators.base import Timed  # takes longer than all else that `status` needs
 
         values, applied = self.values, self.applied
         names = {
             name
             for part in parts
-            if isinstance(part.operator, Hold)
+            if isinstance(part.operator, Timed)
             for one in part.expiry
             for name in one.bound.streams
         }
@@ -159,3 +182,8 @@ class Watermarks:
                 latest = min(known) + stream.delay
                 latest = latest if clock.latest is None else max(latest, clock.latest)
                 clocks[stream.id] = replace(clock, latest=latest)
+
+
+def asks_for_clock(parts: Iterable[StatefulPart]) -> bool:
+    """Return whether rows of a view change as now() advances."""
+    return any(CLOCK in one.bound.streams for part in parts for one in part.expiry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -45,6 +45,18 @@ class Operator(Protocol):
 
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch; return the changes of output and state."""
+        ...
+
+
+@runtime_checkable
+class Timed(Operator, Protocol):
+    """An operator whose rows change as time passes: its tasks also run where no rows have come.
+
+    Its only expiry is the time of its rows, and it takes them out of its state itself.
+    """
+
+    def limited(self, bound: int | None) -> Operator:
+        """Return the operator for an epoch in which times below the bound have passed."""
         ...
 
 

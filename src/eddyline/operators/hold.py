@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,9 @@ from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
 from eddyline.state.kernels import cast_to, with_weights
 
-SLOT = "pending"
+PENDING = "pending"
+"""The arrangement of the rows whose time is to come."""
+
 NEVER = np.iinfo(np.int64).max  # stands for a missing time
 
 
@@ -37,13 +39,17 @@ class Hold:
     @property
     def layouts(self) -> dict[str, Layout]:
         """The pending rows, by time instead of by hash."""
-        return {SLOT: Layout(numbered("c", self.columns))}
+        return {PENDING: Layout(numbered("c", self.columns))}
+
+    def limited(self, bound: int | None) -> Hold:
+        """Return the operator for an epoch with this bound."""
+        return replace(self, bound=bound)
 
     def step(self, delta: pa.Table | None, state: State) -> Step:
         """Process one epoch; the delta is None if only the bound has changed."""
-        layout = self.layouts[SLOT]
+        layout = self.layouts[PENDING]
         given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
-        due = [] if self.bound is None else [self._due(t) for t in (*state[SLOT].tables(), *given)]
+        due = [below(table, self.bound) for table in (*state[PENDING].tables(), *given)]
         if not given and not any(table.num_rows for table in due):
             return Step([])
         schema = (given or due)[0].schema
@@ -54,16 +60,19 @@ class Hold:
         change = layout.consolidate(
             pa.concat_tables([*given, with_weights(final, -final[WEIGHT].to_numpy())])
         )
-        return Step([final.drop_columns([HASH])], {SLOT: change})
+        return Step([final.drop_columns([HASH])], {PENDING: change})
 
     def _by_time(self, delta: pa.Table) -> pa.Table:
-        rows = delta.select(self.layouts[SLOT].columns)
+        rows = delta.select(self.layouts[PENDING].columns)
         moments = times(rows, self.column, self.field).fill_null(NEVER)
         return rows.set_column(0, HASH, moments)
 
-    def _due(self, rows: pa.Table) -> pa.Table:
-        assert self.bound is not None
-        moments = rows[HASH].to_numpy()
-        if len(moments) and (moments[:-1] > moments[1:]).any():
-            return rows.filter(pa.array(moments < self.bound))
-        return rows.slice(0, int(np.searchsorted(moments, self.bound, "left")))
+
+def below(rows: pa.Table, bound: int | None) -> pa.Table:
+    """Return the rows whose time, stored as their hash, is below a bound; none if it is None."""
+    if bound is None:
+        return rows[:0]
+    moments = rows[HASH].to_numpy()
+    if len(moments) and (moments[:-1] > moments[1:]).any():
+        return rows.filter(pa.array(moments < bound))
+    return rows.slice(0, int(np.searchsorted(moments, bound, "left")))

@@ -14,7 +14,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
 from eddyline.plan.lanes import Lane
 from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
-from eddyline.plan.nodes import Leaf, Node, StatefulPart
+from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
 from eddyline.plan.refusals import TYPES, Refusal
 from eddyline.plan.render import text
 from eddyline.plan.types import column_type, contains_type
@@ -108,6 +108,7 @@ class Build:
         buckets: hash partitions of each stateful operator.
         hash_bits: how many bits of the key hash are used.
         native: use the fast rules; otherwise recompute wherever that is possible.
+        comparisons: those of rows with the clock, by their numbers.
     """
 
     catalyst: Catalyst
@@ -124,6 +125,7 @@ class Build:
     warnings: list[str] = field(default_factory=list)
     growing: list[GrowingState] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
+    comparisons: list[Comparison] = field(default_factory=list)
 
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
         """Return a frame of expressions under plain names, with the weight as `w`."""

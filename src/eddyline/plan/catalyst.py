@@ -110,10 +110,10 @@ class Catalyst:
         """Return the scalar subqueries in an expression."""
         return self.find(root, lambda name: name == "ScalarSubquery")
 
-    def holds_subquery(self, plan: Plan) -> bool:
-        """Return whether an expression anywhere in a plan contains a subquery."""
+    def contains(self, tree: Plan | Expression, pattern: str) -> bool:
+        """Return whether anything in a plan or expression has one of Catalyst's tree patterns."""
         patterns = self._scala.static("org.apache.spark.sql.catalyst.trees.TreePattern")
-        return bool(plan.containsPattern(patterns.PLAN_EXPRESSION()))
+        return bool(tree.containsPattern(getattr(patterns, pattern)()))
 
     def rdd_id(self, leaf: Plan) -> int:
         """Return the id of the RDD behind a LogicalRDD leaf."""
@@ -203,7 +203,7 @@ class Catalyst:
         found = function.eval(self._row(argument, value))
         if argument.dataType().simpleString() == "timestamp":
             instant = self._scala.static("java.time.Instant").ofEpochSecond(value // MICROSECONDS)
-            change = self._zone_rules.nextTransition(instant)
+            change = self.zone_rules.nextTransition(instant)
             if change is not None and change.isOverlap():
                 at = int(change.getInstant().getEpochSecond()) * MICROSECONDS
                 if at - value < _OVERLAP_MAX:
@@ -211,13 +211,13 @@ class Catalyst:
         return int(found)
 
     @cached_property
-    def _zone_rules(self) -> Any:
+    def zone_rules(self) -> Any:
         """Return the rules of the session's time zone, which know its clock changes."""
         zone = self.session.conf.get("spark.sql.session.timeZone")
         return self._scala.static("java.time.ZoneId").of(zone).getRules()
 
     def _input(self, like: Expression) -> Expression:
-        return self._expression("BoundReference", 0, like.dataType(), True)
+        return self.expression("BoundReference", 0, like.dataType(), True)
 
     def _row(self, like: Expression, value: int) -> Any:
         row = self._scala.new(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
@@ -239,7 +239,7 @@ class Catalyst:
         scala = self._scala
         new_id = scala.static(f"{_EXPRESSIONS}.NamedExpression.newExprId")
         given = new_id() if attribute is None else attribute.exprId()
-        return self._expression(
+        return self.expression(
             "Alias", expression, name, given, scala.empty, scala.nothing, scala.empty
         )
 
@@ -303,11 +303,7 @@ class Catalyst:
     def negative(self, number: Expression) -> Expression:
         """Return `number < 0`, for a BIGINT."""
         zero = items(self.plan(self.session.range(0).selectExpr("0L")).projectList())[0].child()
-        return self._expression("LessThan", number, zero)
-
-    def negated(self, condition: Expression) -> Expression:
-        """Return `NOT condition`."""
-        return self._expression("Not", condition)
+        return self.expression("LessThan", number, zero)
 
     def map_expressions(
         self, node: Plan, change: Callable[[Expression], Expression | None]
@@ -349,7 +345,7 @@ class Catalyst:
             function = self._listed_where(call.aggregateFunction(), condition)
             return self._call(call, function, True, present)
         if present.isDefined():
-            condition = self._expression("And", present.get(), condition)
+            condition = self.expression("And", present.get(), condition)
         some = self._scala.some(condition)
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
 
@@ -361,8 +357,8 @@ class Catalyst:
         def only(part: Expression) -> Expression | None:
             if not any(part.semanticEquals(one) for one in sorted_by):
                 return None
-            nothing = self._expression("Literal", None, part.dataType())
-            return self._expression("If", condition, part, nothing)
+            nothing = self.expression("Literal", None, part.dataType())
+            return self.expression("If", condition, part, nothing)
 
         # what is sorted by must stay a part of what is listed
         changed = [self.rewrite(one, only) for one in (value, *orders)]
@@ -469,7 +465,7 @@ class Catalyst:
         return made
 
     def _call(self, call: Expression, function: Any, distinct: bool, condition: Any) -> Expression:
-        return self._expression(
+        return self.expression(
             "aggregate.AggregateExpression",
             function,
             call.mode(),
@@ -487,7 +483,7 @@ class Catalyst:
         self._hidden.add(node.resultId().id())
         # as if they could be null: for others the optimiser turns count(x) into count(1)
         arguments = [
-            self._expression("KnownNullable", argument) for argument in items(function.children())
+            self.expression("KnownNullable", argument) for argument in items(function.children())
         ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
 
@@ -495,6 +491,7 @@ class Catalyst:
         made: Plan = self._scala.new(f"{_LOGICAL}.{name}", *arguments)
         return made
 
-    def _expression(self, name: str, *arguments: Any) -> Expression:
+    def expression(self, name: str, *arguments: Any) -> Expression:
+        """Return an expression of the class `name`."""
         made: Expression = self._scala.new(f"{_EXPRESSIONS}.{name}", *arguments)
         return made

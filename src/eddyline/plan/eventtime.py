@@ -29,6 +29,10 @@ class Function:
     expression: Expression
     argument: Expression
 
+    def __repr__(self) -> str:
+        """Return the expression: a plan's fingerprint must not hold the ids of Java objects."""
+        return f"Function({self.expression.toString()})"
+
 
 @dataclass(frozen=True, slots=True)
 class Term:

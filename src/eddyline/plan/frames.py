@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Expression, Plan, items, kind
 from eddyline.plan.python import FUNCTIONS
+from eddyline.plan.rewriting import over_leaves
 
 LEAF = "LogicalRDD"
 
@@ -126,20 +127,14 @@ def over_contents(catalyst: Catalyst, plan: Plan, contents: Mapping[int, DataFra
         contents: the rows of each relation, by the id of its RDD.
     """
 
-    def subquery(expression: Expression) -> Expression | None:
-        if not kind(expression).endswith(("Subquery", "Exists", "ListQuery")):
+    def rows_of(leaf: Plan) -> Plan | None:
+        if kind(leaf) != LEAF:
             return None
-        return expression.withNewPlan(over_contents(catalyst, expression.plan(), contents))
-
-    if kind(plan) == LEAF:
-        rows = catalyst.plan(contents[catalyst.rdd_id(plan)])
+        rows = catalyst.plan(contents[catalyst.rdd_id(leaf)])
         columns = [
             catalyst.alias(new, old.name(), old)
-            for new, old in zip(items(rows.output()), items(plan.output()), strict=True)
+            for new, old in zip(items(rows.output()), items(leaf.output()), strict=True)
         ]
         return catalyst.project(columns, rows)
-    children = [over_contents(catalyst, child, contents) for child in items(plan.children())]
-    over = plan.withNewChildren(catalyst.seq(children)) if children else plan
-    if not items(plan.subqueries()):
-        return over
-    return catalyst.map_expressions(over, subquery) or over
+
+    return over_leaves(catalyst, plan, rows_of)

@@ -288,7 +288,7 @@ def _by_flag(build: Build, node: JoinNode, flagged: Delta, flag: Expression) -> 
         exists = catalyst.alias(flag, "exists", node.joinType().exists())
         plan = catalyst.project([*columns, exists, flagged.weight], flagged.plan)
     else:
-        wanted = flag if name == "LeftSemi" else catalyst.negated(flag)
+        wanted = flag if name == "LeftSemi" else catalyst.expression("Not", flag)
         plan = catalyst.filter(wanted, flagged.plan)
         plan = catalyst.project([*columns, flagged.weight], plan)
     return replace(flagged, plan=plan)
@@ -307,7 +307,7 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
     for wanted, side in ((how.keeps_left, left), (how.keeps_right, right)):
         if wanted:
             flagged, flag = _flagged_by_row(build, node, side, pairs)
-            plan = build.catalyst.filter(build.catalyst.negated(flag), flagged.plan)
+            plan = build.catalyst.filter(build.catalyst.expression("Not", flag), flagged.plan)
             branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
     padded = [_padded(build, branch, columns) for branch in branches]

@@ -16,11 +16,11 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from eddyline.changes import OPERATION, SEQUENCE
 from eddyline.operators.base import numbered
-from eddyline.operators.hold import SLOT as PENDING
-from eddyline.operators.hold import Hold
+from eddyline.operators.hold import PENDING, Hold
 from eddyline.operators.result import Apply, Materialize
 from eddyline.plan.aggregate import aggregate
 from eddyline.plan.build import Build, Delta, until
+from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, with_values
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
@@ -84,6 +84,7 @@ def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compil
         final: emit each row once, when a watermark has passed it.
     """
     catalyst = build.catalyst
+    analyzed = marked(build, analyzed)
     refused = refused_part(catalyst, analyzed)
     if refused is not None:
         raise build.refused(*refused)
@@ -150,7 +151,7 @@ def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[s
     if not delta.in_place:
         rows = build.shuffled(rows, single=False)
     # such a subquery would see the changes, not the rows
-    if build.catalyst.holds_subquery(build.catalyst.plan(rows)):
+    if build.catalyst.contains(build.catalyst.plan(rows), "PLAN_EXPRESSION"):
         raise build.refused(MISPLACED_SUBQUERY)
     single = delta.in_place and delta.single
     return build.run(rows, Materialize(len(columns)), [], single=single)
@@ -221,7 +222,15 @@ def lower(build: Build, node: Plan) -> Delta:
         unknown = NODES.get(name) or source or UNKNOWN_NODE.about(name=name)
         raise build.refused(unknown, node_text(node))
     plain = without_scalar_subqueries(build, node)
-    return method(build, node) if plain is node else lower(build, plain)
+    if plain is not node:
+        return lower(build, plain)
+    if not reads_clock(build, node):
+        return method(build, node)
+    over = with_values(build, node)
+    if over is None:
+        return flips(build, node, lower(build, node.child()))
+    delta = lower(build, over)
+    return replace(delta, endless=False) if removes_old_rows(build, node) else delta
 
 
 def _relation(build: Build, node: Plan) -> Delta:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eddyline.operators.base import Operator
-from eddyline.plan.eventtime import Expiry
+from eddyline.plan.eventtime import Bound, Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +79,18 @@ class Leaf:
     columns: tuple[int, ...]
     time: int | None = None
     late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison of a row's moment with the clock.
+
+    Attributes:
+        first: its value until the moment has come.
+        bound: a row's moment has come when it is below this value of the clock.
+        text: the comparison, for `explain`.
+    """
+
+    first: bool
+    bound: Bound
+    text: str

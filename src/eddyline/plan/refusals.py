@@ -41,8 +41,13 @@ class Refusal:
 
 
 _CLOCK = Refusal(
+    "{what}: a live view can only compare it with a column, so that each row changes once",
+    "write WHERE ts > now() - INTERVAL 24 HOURS, or the like, with the column alone on one side; "
+    "else write the moment as a literal, or give it as a column of a table that you update",
+)
+_MOMENT = Refusal(
     "{what}: a live view would have to change without any new row",
-    "write the moment as a literal, or give it as a column of a table that you update",
+    "compare a column with now() or current_date(), or write the moment as a literal",
 )
 _RANDOM_WAY_OUT = "compute it before the row enters the stream, or hash a key of the row instead"
 _RANDOM = Refusal("{what}: it isn't deterministic", _RANDOM_WAY_OUT)
@@ -63,7 +68,7 @@ EXPRESSIONS: dict[str, Refusal] = {
     "LocalTimestamp": _CLOCK,
     "CurrentDate": _CLOCK,
     "CurDateExpressionBuilder": _CLOCK,
-    "CurrentTime": _CLOCK,
+    "CurrentTime": _MOMENT,
     "Rand": _RANDOM,
     "Randn": _RANDOM,
     "RandStr": _RANDOM,
@@ -168,6 +173,10 @@ MISPLACED_SCALAR_SUBQUERY = Refusal(
     "a scalar subquery within {name} is not known",
     "put it into the SELECT or WHERE of a subquery",
 )
+MISPLACED_CLOCK = Refusal(
+    "now() is compared where no live view can keep it",
+    "put the comparison into the WHERE or SELECT of a subquery",
+)
 NO_FINAL_ROWS = Refusal(
     "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
     "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "
@@ -201,7 +210,7 @@ def _expression_refusal(catalyst: Catalyst, expression: Expression) -> Refusal |
         return EXPRESSIONS[name].about(what=expression.sql())
     moment = catalyst.moment(expression)
     if _MOVING_MOMENTS.fullmatch(moment):
-        return _CLOCK.about(what=f"{moment.strip()!r} as a moment")
+        return _MOMENT.about(what=f"{moment.strip()!r} as a moment")
     if is_unknown(expression):
         return UNKNOWN_EXPRESSION.about(what=expression.sql())
     if varies(expression):

@@ -212,7 +212,7 @@ class Compiler:
                 )
                 build = replace(
                     wide, catalyst=catalyst, lane=lane, relations=dict(relations), leaves=[],
-                    parts=[], constants={}, warnings=[], growing=[], needed=set(),
+                    parts=[], constants={}, warnings=[], growing=[], needed=set(), comparisons=[],
                 )  # fmt: skip
                 compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
                 return ShortPlan(driver, catalyst, lane), build

@@ -413,6 +413,7 @@ class EpochRunner:
             "" if self.files.fence is None else self.files.fence.writer,
             {**keys, **{plan.id: plan.key for plan in done if plan.key is not None}},
             max(time.time_ns() // 1000, base.committed_at),  # clocks may be set back
+            watermarks.moment,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

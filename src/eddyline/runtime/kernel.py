@@ -13,8 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from eddyline.changes import BUCKET, BucketId, Epoch
-from eddyline.operators.base import Operator
-from eddyline.operators.hold import Hold
+from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement
@@ -62,7 +61,7 @@ class Kernel:
             delta = delta.drop_columns([BUCKET])
         task = TaskContext.get()
         assert task is not None
-        if bucket is None and isinstance(self.operator, Hold):
+        if bucket is None and isinstance(self.operator, Timed):
             bucket = BucketId(
                 task.partitionId()
             )  # no shuffle comes after the one that made the buckets
@@ -101,7 +100,7 @@ class Kernel:
         delta = delta if delta is not None and delta.num_rows else None
         counts = {"in": 0 if delta is None else delta.num_rows, "out": 0}
         slots: dict[str, dict[str, Any]] = {}
-        if bucket is not None and (delta is not None or isinstance(operator, Hold)):
+        if bucket is not None and (delta is not None or isinstance(operator, Timed)):
             state = self._state(context, operator, bucket)
             step = operator.step(delta, state)
             for table in step.output:
@@ -117,8 +116,8 @@ class Kernel:
         values = context.limits.get(part_name(self.node, self.part), ())
         pairs = zip(self.expiry, values, strict=False)
         limits = [(place, value) for place, value in pairs if value is not None]
-        if isinstance(self.operator, Hold):  # it emits and removes the rows itself
-            return replace(self.operator, bound=limits[0][1] if limits else None), {}
+        if isinstance(self.operator, Timed):
+            return self.operator.limited(limits[0][1] if limits else None), {}
         slots = {place.slot for place, _ in limits}
         return self.operator, {
             slot: [one for one in limits if one[0].slot == slot] for slot in slots

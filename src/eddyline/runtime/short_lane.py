@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from eddyline.changes import BUCKET, BucketId
-from eddyline.operators.hold import Hold
+from eddyline.operators.base import Timed
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.lanes import ShortLane
 from eddyline.plan.logical import Plan, items, kind, tree
@@ -179,7 +179,7 @@ class ShortPlan:
             deltas = _by_bucket(self._all(piece, outputs, task))
         else:
             deltas = piece.by_bucket(outputs[piece.source], task)
-        buckets = range(part.buckets) if isinstance(part.operator, Hold) else sorted(deltas)
+        buckets = range(part.buckets) if isinstance(part.operator, Timed) else sorted(deltas)
         rows: Rows = []
         for bucket in map(BucketId, buckets):
             ran = kernel.run(context, f"driver-{bucket}-0", bucket, deltas.get(bucket), report)

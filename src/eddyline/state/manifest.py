@@ -16,6 +16,9 @@ FOLDER = "manifests"
 ROWS = "rows"
 """The arrangement in which the last operator of a table or view keeps its rows."""
 
+CLOCK = ""
+"""What stands for now() among the names of the streams with a watermark."""
+
 Buckets = dict[BucketId, tuple[Run, ...]]
 Predecessors = tuple[tuple[str, Epoch], ...]
 """The views that a view has replaced, oldest first: id, and the epoch that replaced it. The id is empty
@@ -86,6 +89,7 @@ class Manifest:
         writer: the id of the engine that committed the epoch; empty if unknown.
         keys: for each view the places of the columns that identify its rows, where it has such a key.
         committed_at: when the epoch was committed, in microseconds since 1970; 0 if unknown.
+        moment: what now() is in the views, in microseconds since 1970; 0 if no view has asked yet.
     """
 
     epoch: Epoch
@@ -103,6 +107,7 @@ class Manifest:
     writer: str = ""
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     committed_at: int = 0
+    moment: int = 0
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
@@ -178,6 +183,7 @@ class Manifest:
             "writer": self.writer,
             "keys": self.keys,
             "committed_at": self.committed_at,
+            "moment": self.moment,
         }
 
 
@@ -269,6 +275,7 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         document.get("writer", ""),
         {name: tuple(key) for name, key in document.get("keys", {}).items()},
         document.get("committed_at", 0),
+        document.get("moment", 0),
     )
 
 

@@ -1,0 +1,80 @@
+"""Comparisons with the clock: the value of each changes once for each row, when its moment has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.hold import PENDING, below
+from eddyline.state.arrangement import Layout
+from eddyline.state.expiry import times
+from eddyline.state.kernels import cast_to, with_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Add a column that is `first` until the clock reaches a row's moment, and `not first` from then on.
+
+    Input: `h, c0.., w`, the moment in the last of the columns; `h` is not used. Output: the same
+    columns with the value instead of the moment, `w`. The rows whose moment is to come are stored by
+    moment, so that an epoch reads only those that flip. Where the moment is null, so is the value.
+
+    Attributes:
+        columns: number of columns, with the moment.
+        first: the value before the moment.
+        bound: moments below it have come; None if none has.
+    """
+
+    columns: int
+    first: bool
+    bound: int | None = None
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The rows that are still to flip, by moment instead of by hash."""
+        return {PENDING: Layout(numbered("c", self.columns))}
+
+    def limited(self, bound: int | None) -> Flip:
+        """Return the operator for an epoch with this bound."""
+        return replace(self, bound=bound)
+
+    def step(self, delta: pa.Table | None, state: State) -> Step:
+        """Process one epoch; the delta is None if only the clock has advanced."""
+        layout, output, changes = self.layouts[PENDING], [], []
+        flipped = [rows for t in state[PENDING].tables() if (rows := below(t, self.bound)).num_rows]
+        if flipped:
+            merged = [cast_to(rows, flipped[0].schema) for rows in flipped]
+            rows = checked_weights("clock", layout.consolidate(pa.concat_tables(merged)))
+            gone = with_weights(rows, -rows[WEIGHT].to_numpy())
+            output += [self._shown(gone, self.first), self._shown(rows, not self.first)]
+            changes.append(gone)
+        if delta is not None:
+            given = delta.select(layout.columns)
+            moments = times(given, self._moment)
+            known = pc.is_valid(moments)
+            output.append(self._shown(given.filter(pc.invert(known)), None))
+            given = given.set_column(0, HASH, moments).filter(known)
+            given = layout.sorted(layout.consolidate(given))
+            past = below(given, self.bound)
+            waiting = given.slice(past.num_rows)
+            output += [self._shown(past, not self.first), self._shown(waiting, self.first)]
+            changes.append(waiting)
+        if not changes:
+            return Step([])
+        merged = [cast_to(rows, changes[0].schema) for rows in changes]
+        change = layout.consolidate(pa.concat_tables(merged))
+        return Step([rows for rows in output if rows.num_rows], {PENDING: change})
+
+    @property
+    def _moment(self) -> str:
+        return f"c{self.columns - 1}"
+
+    def _shown(self, rows: pa.Table, value: bool | None) -> pa.Table:
+        """Return rows as the output has them, with this value."""
+        place = rows.column_names.index(self._moment)
+        values = pa.repeat(pa.scalar(value, pa.bool_()), rows.num_rows)
+        return rows.set_column(place, self._moment, values).drop_columns([HASH])
