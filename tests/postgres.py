@@ -17,11 +17,17 @@ QUOTED = "s3cret%2Fof%26tests"
 
 
 @contextmanager
-def server() -> Iterator[Server]:
-    """Provide a running server; skip the test if PostgreSQL isn't installed."""
+def server(*settings: str) -> Iterator[Server]:
+    """Provide a running server; skip the test if PostgreSQL isn't installed.
+
+    Args:
+        settings: of the server, such as `wal_level=logical`.
+    """
     if programs() is None:
         pytest.skip("PostgreSQL is not installed, and `make setup` couldn't install it from apt")
     with tempfile.TemporaryDirectory(prefix="eddyline-postgres-") as folder:
         os.chmod(folder, 0o755)
-        with Server(Path(folder) / "server", password=PASSWORD, fsync=False) as made:
+        with Server(
+            Path(folder) / "server", password=PASSWORD, fsync=False, settings=settings
+        ) as made:
             yield made

@@ -92,6 +92,8 @@ CONDITIONS: dict[str, Condition] = {
     "NO_EPOCH": Condition(USER, False, "A compiled plan ran outside of an epoch. Read results with `view.snapshot()`."),
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
+    "SOURCE_CHANGED": Condition(DATA, False, "A table that a stream follows has changed, or holds a value that the stream can't take, so that its changes don't fit the stream's columns any more. Drop the stream with its views and create them again: it begins with a new snapshot."),
+    "SOURCE_LOST": Condition(ENVIRONMENT, False, "A server no longer has all changes that a stream hasn't read yet. Drop the stream with its views and create them again: it begins with a new snapshot."),
     "STREAM_FAILED": Condition(ENVIRONMENT, True, "Spark can't read a stream. Mend the source; nothing was lost, and the next call reads on."),
     "VIEW_UNDEFINED": Condition(USER, False, "A view was defined by a DataFrame, which a catalog can't hold, and the program hasn't defined it again since it opened the storage. Call `engine.view` as before; until then the view is set aside."),
     "VIEW_FAILING": Condition(DATA, True, "The rows, expressions or functions of a view raise an error, or its query can't be compiled in this process. Mend the rows, mend or register the function: the view is tried again by itself, and `snapshot(last_good=True)` reads its last good rows."),

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -40,6 +41,7 @@ class Server:
         folder: the folder of the data.
         password: password of a new folder's user; empty generates one. The folder keeps it.
         fsync: whether commits are flushed to the disk.
+        settings: more settings of the server, such as `wal_level=logical`.
 
     Attributes:
         url: URL of the database, with user and password.
@@ -48,7 +50,14 @@ class Server:
         StorageError: PostgreSQL isn't installed, or doesn't start.
     """
 
-    def __init__(self, folder: Path, *, password: str = "", fsync: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        password: str = "",
+        fsync: bool = True,
+        settings: Sequence[str] = (),
+    ) -> None:
         found = programs()
         if found is None:
             raise StorageError(
@@ -56,7 +65,8 @@ class Server:
                 condition="NO_POSTGRESQL",
                 hint="install it (on Debian: apt-get install postgresql), or give the URL of a database",
             )
-        self._programs, self._folder, self._fsync = found, folder, fsync
+        self._programs, self._folder = found, folder
+        self._settings = [f"fsync={'on' if fsync else 'off'}", *settings]
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -94,7 +104,7 @@ class Server:
                     *self._command, str(self._programs / "postgres"),
                     "-D", str(self._folder / "data"), "-p", str(self.port),
                     "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-                    "-c", f"fsync={'on' if self._fsync else 'off'}",
+                    *[part for one in self._settings for part in ("-c", one)],
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
                 start_new_session=True,  # Ctrl-C must not reach it: it is stopped last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat, TailFormat
+from eddyline.intake.postgres import PostgresChanges
 from eddyline.pipelines.documents import QueueFormat
 from eddyline.sink.base import SinkFormat
 from eddyline.sink.delta import DeltaFormat
@@ -16,6 +17,7 @@ FORMATS: dict[str, SourceFormat] = {
     "generator": GeneratorFormat(),
     "json": FileFormat("json", NDJSON),
     "parquet": FileFormat("parquet", PARQUET),
+    "postgres": PostgresChanges(),
     "queue": QueueFormat(),
     "tail": TailFormat(),
 }

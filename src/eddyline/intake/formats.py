@@ -313,7 +313,7 @@ class GeneratorFormat:
 
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError for unknown columns, a key or operations, and wrong options."""
-        _check_given(stream, self.columns(stream.name, stream.options, context))
+        check_given(stream, self.columns(stream.name, stream.options, context))
 
     def letters(self, stream: Entry) -> str:
         """Return no role: a generator has no bad records."""
@@ -339,7 +339,7 @@ class TailFormat:
 
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError for unknown columns and options, a key or operations, and a wrong path."""
-        _check_given(stream, self.columns(stream.name, stream.options, context))
+        check_given(stream, self.columns(stream.name, stream.options, context))
         path = stream.options.get(PATH, "")
         if set(stream.options) != {PATH} or not path.strip():
             given = ", ".join(stream.options) or "none"
@@ -374,7 +374,7 @@ class TailFormat:
         )
 
 
-def _check_given(stream: Entry, declared: StructType) -> None:
+def check_given(stream: Entry, declared: StructType) -> None:
     """Raise DataError unless a stream only appends, and its columns are among those of the source."""
     known = {column.name: column.dataType for column in declared}
     for column in stream.given_columns:

@@ -16,7 +16,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, SourceFormat, SparkFormat
-from eddyline.source.base import Source, cannot_read
+from eddyline.source.base import Source, Tenant, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
@@ -245,7 +245,10 @@ class Sources:
         """Stop the source of an entry, and delete its log and checkpoint."""
         self._logs.pop(entry.id, None)
         self._letters.pop(entry.id, None)
+        source = self._sources.get(entry.id)
         self.disconnect(entry)
+        if isinstance(source, Tenant):
+            source.drop()
         for folder in FOLDERS:
             self.files.remove(f"{folder}/{entry.id}")
 

@@ -79,15 +79,8 @@ class PostgresFormat:
     secrets: Sequence[str] = ("password",)
 
     def check(self, target: Target, options: Mapping[str, str]) -> None:
-        reference = options.get("url", "").startswith("${")  # what it refers to isn't stored
-        settings = {} if reference else _settings(options)
-        if any(settings.get(name) for name in ("password", "sslpassword")):
-            raise EngineError(
-                "option url contains a password, which the catalog would hold in clear",
-                condition="BAD_OPTION",
-                hint="leave it out of the URL, and write password = '${env:PGPASSWORD}'",
-            )
-        _table(options)
+        check_url(options)
+        table_name(options)
         is_true("overwrite", options.get("overwrite", "false"))
         check_choice("option on_refused", _on_refused(options), (DEAD_LETTERS, STOP))
         if key_of(target, options.get("key")) is None and not target.append_only:
@@ -105,13 +98,10 @@ class PostgresFormat:
                 )
 
     def open(self, target: Target, options: Mapping[str, str]) -> Sink:
-        settings = {**CONNECTION, **_settings(options)}
-        if options.get("password"):
-            settings["password"] = options["password"]
         return PostgresSink(
             target,
-            settings,
-            _table(options),
+            connection_settings(options),
+            table_name(options),
             key_of(target, options.get("key")),
             overwrite=is_true("overwrite", options.get("overwrite", "false")),
             stop=_on_refused(options) == STOP,
@@ -131,7 +121,7 @@ class PostgresSink:
         overwrite: bool,
         stop: bool,
     ) -> None:
-        self._psycopg = _package()
+        self._psycopg = package("a sink of format postgres")
         self._target, self._settings, self._key = target, settings, key
         self._overwrite, self._stop = overwrite, stop
         identifier = self._psycopg.sql.Identifier
@@ -245,17 +235,42 @@ class PostgresSink:
             raise
 
 
-def _package() -> Any:
+def package(user: str) -> Any:
+    """Return psycopg; EngineError if it isn't installed.
+
+    Args:
+        user: what needs it.
+    """
     try:
         import psycopg
         import psycopg.sql
     except ImportError as error:
-        raise missing_package("a sink of format postgres", "psycopg", "postgres") from error
+        raise missing_package(user, "psycopg", "postgres") from error
     return psycopg
 
 
+def check_url(options: Mapping[str, str]) -> None:
+    """Raise EngineError if the option `url` can't be read, or holds a password."""
+    reference = options.get("url", "").startswith("${")  # what it refers to isn't stored
+    settings = {} if reference else _settings(options)
+    if any(settings.get(name) for name in ("password", "sslpassword")):
+        raise EngineError(
+            "option url contains a password, which the catalog would hold in clear",
+            condition="BAD_OPTION",
+            hint="leave it out of the URL, and write password = '${env:PGPASSWORD}'",
+        )
+
+
+def connection_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a connection, of options whose secrets are filled in."""
+    settings = {**CONNECTION, **_settings(options)}
+    if options.get("password"):
+        settings["password"] = options["password"]
+    return settings
+
+
 def _settings(options: Mapping[str, str]) -> dict[str, Any]:
-    psycopg = _package()
+    psycopg = package("format postgres")
     try:
         settings: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(options.get("url", ""))
     except psycopg.Error:  # its message may quote a password
@@ -269,11 +284,11 @@ def _settings(options: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _table(options: Mapping[str, str]) -> list[str]:
+def table_name(options: Mapping[str, str]) -> list[str]:
     """Return the parts of the table's name, which may be in double quotes.
 
     Example:
-        >>> _table({"table": 'sales."by.day"'})
+        >>> table_name({"table": 'sales."by.day"'})
         ['sales', 'by.day']
     """
     name = options.get("table", "")

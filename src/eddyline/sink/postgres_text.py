@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import polars as pl
 import pyarrow as pa
@@ -28,6 +29,11 @@ _TYPES: dict[type[spark.DataType], str] = {
 if hasattr(spark, "TimeType"):  # since Spark 4.1
     _TYPES[spark.TimeType] = "time"
 
+_READ = [
+    cls for cls in _TYPES if cls.__name__ not in ("ByteType", "DayTimeIntervalType", "TimeType")
+]
+"""Types that hold every value of their type in PostgreSQL, but for infinite times and far years."""
+
 
 def postgres_type(kind: spark.DataType) -> str | None:
     """Return the type of PostgreSQL for one of Spark; None if there is none.
@@ -45,6 +51,21 @@ def postgres_type(kind: spark.DataType) -> str | None:
     if isinstance(kind, spark.StructType):
         return "jsonb" if all(postgres_type(field.dataType) for field in kind) else None
     return next((name for cls, name in _TYPES.items() if isinstance(kind, cls)), None)
+
+
+def spark_type(name: str) -> spark.DataType:
+    """Return the type of Spark for one of PostgreSQL; that of text for those without an equal one.
+
+    Example:
+        >>> spark_type("numeric(10,2)"), spark_type("timestamp(3) with time zone"), spark_type("uuid")
+        (DecimalType(10,2), TimestampType(), StringType())
+    """
+    if found := re.fullmatch(r"numeric\((\d+),(\d+)\)", name):
+        precision, scale = map(int, found.groups())
+        fits = precision <= 38 and scale <= precision
+        return spark.DecimalType(precision, scale) if fits else spark.StringType()
+    plain = re.sub(r"\(\d+\)", "", name)
+    return next((cls() for cls in _READ if _TYPES[cls] == plain), spark.StringType())
 
 
 def csv_rows(rows: pa.Table) -> bytes:

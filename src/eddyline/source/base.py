@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from eddyline.errors import EngineError
 from eddyline.source.dead_letters import DeadLetters
@@ -67,6 +67,14 @@ class Source(Protocol):
 
     def forget(self, position: int) -> None:
         """Remove the entries before `position` from the log: no epoch reads them again."""
+
+
+@runtime_checkable
+class Tenant(Source, Protocol):
+    """A source that has things of its own on another system, such as a replication slot."""
+
+    def drop(self) -> None:
+        """Remove them: the stream has been dropped. What can't be removed is logged; raises nothing."""
 
 
 class PlannedSource(ABC):

@@ -1,0 +1,381 @@
+"""Streams of the changes of a table in PostgreSQL: `USING postgres`.
+
+A snapshot of the table comes first, as one entry of the redo log, then the changes that a replication
+slot keeps on the server, whole transactions in each entry. The state that holds once an entry is in the
+log is written before it, under the number that follows; the slot is let go of what the log has.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from eddyline.errors import DataError, EngineError, StateError
+from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.log_files import new_file, write_rows
+from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError, Wanted
+from eddyline.source.postgres_server import Server, Slot
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.segments import Segment
+
+ENTRY_MESSAGES = 200_000
+"""An entry ends with the transaction that brings so many messages."""
+
+KEPT_BYTES = 4 << 20
+"""After so much log of the server without changes of the table, the slot is let go of it."""
+
+BUSY_S = 10.0
+"""For so long a slot may be in use by the connection of a process that has ended."""
+
+FOLLOW_S = 0.2
+"""So long `follow` waits for the thread that reads; it goes on in the background."""
+
+_AGAIN = (
+    "drop the stream with its views and create them again: it begins with a new snapshot. What was "
+    "received before stays readable until then"
+)
+_LOG = logging.getLogger("eddyline.sources")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What has been read.
+
+    Attributes:
+        slot, publication: their names on the server.
+        table: as described when the snapshot was taken; None before.
+        confirmed: transactions that are committed before this LSN are in the log.
+        sequence: number of the next row.
+    """
+
+    slot: str
+    publication: str
+    table: Table | None = None
+    confirmed: int = 0
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class PostgresStream:
+    """The changes of a table, copied into the redo log.
+
+    Attributes:
+        name: name of the stream.
+        table: name of the table, quoted where it must be.
+        slot, publication: names that the user gave; empty for names of our own.
+        wanted: the columns that the log keeps.
+        fit: raises DataError if a table doesn't have the stream's columns.
+        reached: returns the server; called when it is first needed, as a secret may be missing.
+        log: redo log of the stream.
+        folder: folder of the states in the storage.
+    """
+
+    name: str
+    table: str
+    slot: str
+    publication: str
+    wanted: Sequence[Wanted]
+    fit: Callable[[Table], None]
+    reached: Callable[[], Server]
+    log: RedoLog
+    folder: str
+    _server: Server | None = field(default=None, init=False)
+    _state: State | None = field(default=None, init=False)  # None: not read yet
+    _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
+    _looked: int = field(default=0, init=False)  # there are no changes before this LSN
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _failure: Exception | None = field(default=None, init=False)
+    _stopped: bool = field(default=False, init=False)
+
+    @property
+    def server(self) -> Server:
+        """The server, which isn't connected before it is used."""
+        if self._server is None:
+            self._server = self.reached()
+        return self._server
+
+    @property
+    def replayable(self) -> bool:
+        """False: the server keeps changes only until they are read."""
+        return False
+
+    @property
+    def steps(self) -> bool:
+        """False: an epoch processes all entries that wait."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """None: a value that doesn't fit stops the stream."""
+        return None
+
+    def pull(self) -> None:
+        """Copy the snapshot, or all changes that are committed now."""
+        if self._thread is not None:
+            self._thread.join()
+        self._failure = None  # of an earlier try
+        self._copy()
+
+    def follow(self, interval_s: float) -> None:
+        """Copy new changes in a thread, so that no other stream waits for this one's server."""
+        if self._thread is None or not self._thread.is_alive():
+            self._raise_failure()
+            self._thread = threading.Thread(
+                target=self._copy_aside, name=f"eddyline-postgres-{self.name}", daemon=True
+            )
+            self._thread.start()
+        self._thread.join(FOLLOW_S)
+        if not self._thread.is_alive():
+            self._raise_failure()
+
+    def stop(self) -> None:
+        """End the thread and the connection; the slot stays on the server."""
+        self._stopped = True
+        if self._thread is not None and self._thread.is_alive():
+            with suppress(Exception):
+                self.server.cancel()
+            self._thread.join()
+        if self._server is not None:
+            self._server.close()
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log."""
+        self.log.forget(position)
+
+    def drop(self) -> None:
+        """Drop the slot, and the publication if it is our own. A server that can't be reached is told of."""
+        state = self._state or self._stored(self.log.end())
+        if state is None:
+            return
+        try:
+            with self._lock, self.server.used_for(self.name):
+                self._retried(lambda: self.server.drop_slot(state.slot))
+                if not self.publication:
+                    self.server.drop_publication(state.publication)
+        except EngineError as error:
+            text = "stream %s: drop its slot yourself, or the server keeps its log for ever: "
+            text += "SELECT pg_drop_replication_slot('%s'); %s"
+            _LOG.warning(text, self.name, state.slot, error)
+        self.stop()
+
+    def _copy_aside(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:  # noqa: BLE001  # the next call raises it
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _copy(self) -> None:
+        with self._lock, self.server.used_for(self.name):
+            number = self.log.end()
+            if self._state is None or self._next != number:
+                self._check_delivery()
+                self._state, self._next = self._stored(number), number
+            if self._state is None or self._state.table is None:
+                self._begin()
+            target = self.server.flushed()
+            while not self._stopped and self._copy_changes(target):
+                pass
+
+    def _begin(self) -> None:
+        """Create the slot, and copy the table as of that moment."""
+        table = self.server.describe(self.name, self.table)
+        self.fit(table)
+        own = _own_name(self.name)
+        state = self._state or State(self.slot or own, self.publication or own)
+        if self._state is None:
+            self._check_free(state.slot)
+            self._store(state)  # before there is a slot, which is ours from now on
+        else:  # of a snapshot that wasn't finished
+            self._retried(lambda: self.server.drop_slot(state.slot))
+        if self.publication:
+            self.server.check_publication(self.name, state.publication, table)
+        else:
+            self.server.create_publication(state.publication, table)
+        self.log.clear(0)
+        columns = [one.name for one in self.wanted if one.name not in ADDED.names]
+        with self.server.new_slot(state.slot) as (lsn, snapshot):
+            decoder = Decoder(self.name, table, self.wanted, lsn, 0)
+            with closing(self.server.snapshot(snapshot, table, columns or [table.key[0]])) as texts:
+                rows = [self._written(decoder.snapshot(part)) for part in texts]
+        state = replace(state, table=table, confirmed=lsn, sequence=decoder.sequence)
+        if rows:
+            self._append(rows, state)
+        else:
+            self._store(state)
+
+    def _copy_changes(self, target: int) -> bool:
+        """Copy the transactions of an entry; return whether there may be more before an LSN."""
+        before = self._state
+        assert before is not None
+        assert before.table is not None
+        slot = self._checked(before)
+        if slot.confirmed < before.confirmed:
+            self._retried(lambda: self.server.advance(before.slot, before.confirmed))
+        if target <= max(self._looked, before.confirmed):
+            return False
+        failure = None
+        try:
+            rows, count, state = self._read(before, target)
+        except UndecodableError as error:  # what was committed before it is copied
+            if error.before <= before.confirmed:
+                raise error.error from None
+            failure = error.error
+            rows, count, state = self._read(before, error.before)
+        if rows:
+            self._append(rows, state)
+        elif state.confirmed - before.confirmed >= KEPT_BYTES:
+            self._store(state)
+        self._looked = state.confirmed
+        if failure is not None:
+            raise failure
+        if count >= ENTRY_MESSAGES:
+            return True
+        if not self.server.published(state.publication, before.table):
+            raise DataError(
+                f"stream {self.name} gets no more changes: table {before.table.shown} has been "
+                f"dropped, or is no longer in publication {state.publication}",
+                condition="SOURCE_CHANGED",
+                stream=self.name,
+                hint=_AGAIN,
+            )
+        return False
+
+    def _read(self, state: State, upto: int) -> tuple[list[Segment], int, State]:
+        """Write the rows of the next entry.
+
+        Returns:
+            The rows, the number of messages that they were, and the state after them.
+        """
+        assert state.table is not None
+        decoder = Decoder(self.name, state.table, self.wanted, state.confirmed, state.sequence)
+        segments, count = [], 0
+        self.log.clear(self._next)
+        batches = self._retried(
+            lambda: self.server.changes(state.slot, state.publication, upto, ENTRY_MESSAGES)
+        )
+        with closing(batches):
+            for messages in batches:
+                count += len(messages)
+                rows = decoder.rows(messages)
+                if rows.num_rows:
+                    segments.append(self._written(rows))
+        end = max(decoder.end, state.confirmed)
+        confirmed = end if count >= ENTRY_MESSAGES else max(upto, end)
+        return segments, count, replace(state, confirmed=confirmed, sequence=decoder.sequence)
+
+    def _checked(self, state: State) -> Slot:
+        """Return the slot; EngineError if it no longer has all changes after the state."""
+        slot, why = self.server.slot(state.slot), ""
+        if slot is None:
+            why = "isn't there any more"
+        elif slot.lost:
+            why = "has lost changes, as it would have kept more than max_slot_wal_keep_size"
+        elif not slot.own:
+            why = "is another one: it belongs to another database, or isn't one of pgoutput"
+        elif slot.confirmed > state.confirmed:
+            why = "was read by somebody else, perhaps by a copy of this storage"
+        if slot is None or why:
+            raise EngineError(
+                f"stream {self.name} can't go on without a gap: its slot {state.slot} on the server "
+                + why,
+                condition="SOURCE_LOST",
+                stream=self.name,
+                hint=_AGAIN,
+            )
+        return slot
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        """Call again while the slot is in use, as by the connection of a killed process."""
+        until = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return call()
+            except self.server.psycopg.errors.ObjectInUse:
+                if self._stopped or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def _check_free(self, slot: str) -> None:
+        if self.server.slot(slot) is not None:
+            raise DataError(
+                f"stream {self.name} can't use slot {slot}: it is there already, perhaps somebody "
+                "else's",
+                condition="BAD_STREAM",
+                stream=self.name,
+                hint=f"give another name, or SELECT pg_drop_replication_slot('{slot}')",
+            )
+
+    def _check_delivery(self) -> None:
+        if "logs/" in self.log.files.unflushed:
+            raise DataError(
+                f"stream {self.name} needs a redo log that is never skipped: the server forgets what "
+                "was read",
+                condition="BAD_STREAM",
+                stream=self.name,
+                hint="open the storage with delivery exactly_once or at_least_once",
+            )
+
+    def _written(self, rows: pa.Table) -> Segment:
+        return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
+
+    def _append(self, segments: list[Segment], state: State) -> None:
+        """Write an entry, and before it the state that holds after it."""
+        number = self._next
+        self._write(number + 1, state)
+        self.log.append(number, segments, new=True)
+        self._state, self._next = state, number + 1
+        self.log.files.remove(self._name(number - 1))
+
+    def _store(self, state: State) -> None:
+        """Store the state that holds now."""
+        self._write(self._next, state)
+        self._state = state
+
+    def _write(self, number: int, state: State) -> None:
+        self._state = None  # unless this succeeds, it is read again
+        self.log.files.make_folder(self.folder)
+        self.log.files.write_json(self._name(number), asdict(state))
+
+    def _stored(self, number: int) -> State | None:
+        """Return the state that holds while the log has so many entries; None before the first."""
+        name = self._name(number)
+        if not self.log.files.exists(name):
+            if not number:
+                return None
+            raise StateError(
+                f"the position of stream {self.name} is missing, but its redo log is there",
+                condition="MISSING_CHECKPOINT",
+                file=name,
+                hint="restore the folder from a copy, or drop the stream and create it again",
+            )
+        document = self.log.files.read_json(name)
+        if (table := document["table"]) is not None:
+            columns = tuple(Column(**one) for one in table["columns"])
+            document["table"] = Table(**{**table, "columns": columns, "key": tuple(table["key"])})
+        return State(**document)
+
+    def _name(self, number: int) -> str:
+        return f"{self.folder}/{number:012d}.json"
+
+
+def _own_name(stream: str) -> str:
+    """Return a new name for slot and publication of a stream."""
+    plain = re.sub(r"[^a-z0-9_]", "_", stream.lower())[:40]
+    return f"eddyline_{plain}_{uuid.uuid4().hex[:8]}"
