@@ -31,3 +31,8 @@ def server(*settings: str) -> Iterator[Server]:
             Path(folder) / "server", password=PASSWORD, fsync=False, settings=settings
         ) as made:
             yield made
+
+
+def without_password(url: str) -> str:
+    """Return the URL of a server without the password."""
+    return url.replace(f":{QUOTED}@", "@")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +29,8 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from eddyline_apps.postgres import Server as Program
-from postgres import PASSWORD, server
+from postgres import PASSWORD, server, without_password
+from processes import Child
 
 _NUMBERS = itertools.count()
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.string())])
@@ -440,6 +444,110 @@ def test_a_slot_in_use_is_waited_for(source, tmp_path, monkeypatch):
         stream.pull()
 
 
+def test_partitions_and_a_publication_of_the_user(source, tmp_path):
+    source.run(
+        "DROP TABLE t ",
+        "CREATE TABLE t (id bigint PRIMARY KEY, a int, b text) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {source.table}low PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        f"CREATE TABLE {source.table}high PARTITION OF t FOR VALUES FROM (10) TO (20)",
+        "CREATE PUBLICATION mine FOR ALL TABLES WITH (publish_via_partition_root = true)",
+    )
+    source.run("INSERT INTO t VALUES (1, 1, 'one')")
+    streams = [
+        stream_of(source, tmp_path / "own"),
+        stream_of(source, tmp_path / "mine", publication="mine", slot="my_slot"),
+    ]
+    for stream in streams:
+        stream.pull()
+    assert "my_slot" in source.slots()
+    source.run(
+        "INSERT INTO t VALUES (11, 1, 'two')", "UPDATE t SET id = id + 10 WHERE id = 1 AND false"
+    )
+    source.connection.execute("CREATE TABLE beside AS SELECT 1 AS id")  # of the same publication
+    source.connection.execute("DROP TABLE beside")
+    source.run("UPDATE t SET id = 12 WHERE id = 1")  # moves to another partition
+    for stream in streams:
+        stream.pull()
+        assert mirrored(stream) == source.rows()
+        stream.drop()
+    assert source.slots() == []
+    source.run("DROP PUBLICATION mine")
+
+
+def test_a_value_that_does_not_fit_names_its_column(source, tmp_path):
+    source.run("ALTER TABLE t ALTER COLUMN b TYPE date USING NULL")
+    stream = stream_of(source, tmp_path)
+    stream.wanted = [
+        Wanted(one.place, one.name, pa.date32() if one.name == "b" else one.type)
+        for one in stream.wanted
+    ]
+    stream.pull()
+    source.run("INSERT INTO t VALUES (1, 1, '2026-01-31'), (2, 1, NULL)")
+    for number in range(3, 9):
+        source.run(f"INSERT INTO t VALUES ({number}, 1, '2026-01-31')")
+    source.run("INSERT INTO t VALUES (10, 1, NULL), (11, 1, 'infinity')")
+    source.run("INSERT INTO t VALUES (12, 1, NULL)")
+    for _ in range(2):
+        with pytest.raises(EddylineError, match=r"SOURCE_CHANGED.*column b.*infinity.*b STRING"):
+            stream.pull()
+    (rows,) = entries(stream)  # the whole transactions before that
+    assert [row["id"] for row in rows] == [*range(1, 9)]
+    assert [row["b"] for row in rows[:2]] == [datetime.date(2026, 1, 31), None]
+    stream.drop()
+
+
+def test_stopping_does_not_wait_for_the_server(source, tmp_path):
+    """The slot can't be created before a transaction that is running has ended."""
+    source.connection.execute("BEGIN")
+    source.connection.execute(f"INSERT INTO {source.table} VALUES (1, 1, 'one')")
+    stream = stream_of(source, tmp_path)
+    stream.follow(0.1)
+    stream.follow(0.1)
+    started = time.monotonic()
+    stream.stop()
+    assert time.monotonic() - started < 5
+    source.connection.execute("COMMIT")
+    stream = stream_of(source, tmp_path)
+    stream.pull()
+    assert mirrored(stream) == source.rows()
+    assert len(source.slots()) == 1
+    stream.drop()
+
+
+def test_a_log_that_may_be_skipped_is_refused(source, tmp_path):
+    stream = stream_of(source, tmp_path)
+    stream.log.files.unflushed = ("logs/",)
+    with pytest.raises(EddylineError, match=r"BAD_STREAM.*at_least_once"):
+        stream.pull()
+
+
+def test_a_server_without_logical_replication_is_refused(tmp_path):
+    with server() as plain, psycopg.connect(plain.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, a int, b text)")
+        with pytest.raises(EddylineError, match=r"BAD_STREAM.*wal_level is replica"):
+            stream_of(Source(plain, "t", connection), tmp_path).pull()
+
+
+@pytest.mark.slow
+def test_a_slot_whose_changes_the_server_has_removed_is_an_error(tmp_path):
+    with (
+        server("wal_level=logical", "max_slot_wal_keep_size=1MB", "max_wal_size=32MB") as small,
+        psycopg.connect(small.url, autocommit=True) as connection,
+    ):
+        connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, a int, b text)")
+        stream = stream_of(Source(small, "t", connection), tmp_path)
+        stream.pull()
+        connection.execute("INSERT INTO t VALUES (1, 1, 'one')")
+        for _ in range(6):
+            connection.execute("CREATE TABLE filler AS SELECT generate_series(1, 1000)")
+            connection.execute("DROP TABLE filler")
+            connection.execute("SELECT pg_switch_wal()")
+            connection.execute("CHECKPOINT")
+        with pytest.raises(EddylineError, match=r"SOURCE_LOST.*max_slot_wal_keep_size"):
+            stream.pull()
+        stream.drop()
+
+
 KINDS = {
     "small": ("smallint", "SMALLINT", "-5"),
     "real4": ("real", "FLOAT", "1.5"),
@@ -464,28 +572,24 @@ KINDS = {
 def created(
     engine: el.Engine, source: Source, name: str, more: str = "", columns: str = ""
 ) -> None:
-    url = source.program.url.replace(source.program.url.split("@")[0], "postgresql://eddy")
     engine.execute(
-        f"CREATE STREAM {name} {columns} USING postgres OPTIONS (url '{url}', "
+        f"CREATE STREAM {name} {columns} USING postgres "
+        f"OPTIONS (url '{without_password(source.program.url)}', "
         f"password '${{env:SOURCE_PASSWORD}}', table '{source.table}'{more})"
     )
 
 
 @pytest.mark.spark
-def test_a_stream_of_all_types_and_a_live_view_of_the_table(source, tmp_path, spark, monkeypatch):
+def test_a_stream_of_all_types(source, tmp_path, spark, monkeypatch):
     monkeypatch.setenv("SOURCE_PASSWORD", PASSWORD)
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in KINDS.items())
     source.run("DROP TABLE t ", f"CREATE TABLE t (id bigint PRIMARY KEY, {columns})")
     values = ", ".join(value for _, _, value in KINDS.values())
     source.run(f"INSERT INTO t VALUES (1, {values})")  # comes with the snapshot
     storage = tmp_path / "storage"
-    latest = (
-        "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY id ORDER BY _seq DESC) AS n "
-        "FROM changed) WHERE n = 1 AND _op != 'delete'"
-    )
     with el.Engine(str(storage), spark=spark) as engine:
         created(engine, source, "changed")
-        view = engine.view("mirror", latest)
+        view = engine.view("changes", "SELECT * FROM changed")
         engine.advance()
         source.run(f"INSERT INTO t VALUES (2, {values})")  # comes as a change
         engine.advance()
@@ -498,19 +602,103 @@ def test_a_stream_of_all_types_and_a_live_view_of_the_table(source, tmp_path, sp
         assert first[1:] == second[1:]
         assert str(first.price) == "12345.60"
         assert (bytes(first.raw), first.blank, first.clock) == (b"\x00\xff\x5c", "", "24:00:00")
-        source.run("UPDATE t SET small = 7 WHERE id = 1", "DELETE FROM t WHERE id = 2")
-        engine.advance()
-        assert [(row.id, row.small) for row in view.snapshot().collect()] == [(1, 7)]
         assert engine.verify()
-        catalog = b"".join(path.read_bytes() for path in storage.rglob("*") if path.is_file())
-        assert PASSWORD.encode() not in catalog
-    source.run("UPDATE t SET small = 8 WHERE id = 1")
+        stored = b"".join(path.read_bytes() for path in storage.rglob("*") if path.is_file())
+        assert PASSWORD.encode() not in stored
+    source.run("DELETE FROM t WHERE id = 2")
     with el.Engine(str(storage), spark=spark) as engine:
         engine.advance()
-        assert [row.small for row in engine.snapshot("mirror").collect()] == [8]
-        engine.drop("view", "mirror")
+        found = engine.snapshot("changes").orderBy("_seq").select("id", "_op", "small").collect()
+        assert found == [(1, "snapshot", -5), (2, "insert", -5), (2, "delete", None)]
+        engine.drop("view", "changes")
         assert len(source.slots()) == 1
         engine.drop("stream", "changed")
         assert source.slots() == []
         query = "SELECT pubname FROM pg_publication WHERE pubname ~ 'changed'"
         assert source.connection.execute(query).fetchall() == []
+
+
+@pytest.mark.spark
+def test_definitions_that_cannot_work_are_refused(source, tmp_path, spark, monkeypatch):
+    monkeypatch.setenv("SOURCE_PASSWORD", PASSWORD)
+    connection = source.connection
+    connection.execute("CREATE UNLOGGED TABLE passing (id int PRIMARY KEY)")
+    connection.execute("CREATE TABLE IF NOT EXISTS keyless (id int)")
+    connection.execute("CREATE TABLE IF NOT EXISTS taken (id int PRIMARY KEY, _op int)")
+    connection.execute(
+        f"CREATE PUBLICATION half FOR TABLE {source.table} WITH (publish = 'insert')"
+    )
+    connection.execute(f"CREATE PUBLICATION filtered FOR TABLE {source.table} WHERE (id > 1)")
+    with el.Engine(str(tmp_path), spark=spark) as engine:
+
+        def refused(match: str, **changed: str) -> None:
+            options = {
+                "url": without_password(source.program.url),
+                "password": "${env:SOURCE_PASSWORD}",
+                "table": source.table,
+                **changed,
+            }
+            columns, key = options.pop("columns", None), options.pop("key", [])
+            with pytest.raises(EddylineError, match=match) as error:
+                engine.create_stream("s", columns, "postgres", options, primary_key=key)
+            assert PASSWORD not in str(error.value)
+
+        refused("BAD_OPTION.*in the clear", password=PASSWORD)
+        refused("BAD_OPTION.*password", url=source.program.url)
+        refused("SECRET_MISSING", password="${env:NOT_SET}")
+        refused("STREAM_FAILED.*(refused|failed)", url="postgresql://eddy@127.0.0.1:1/postgres")
+        refused("BAD_STREAM.*no option", tables="x")
+        refused("BAD_STREAM.*isn't there", table="nowhere.t")
+        refused("BAD_STREAM.*neither temporary", table="passing")
+        refused("BAD_STREAM.*no primary key.*REPLICA IDENTITY", table="keyless")
+        refused("BAD_STREAM.*column _op", table="taken")
+        refused("BAD_STREAM.*is no column", columns="id BIGINT, z INT")
+        refused("BAD_STREAM.*is no column", columns="id INT")
+        refused("BAD_STREAM.*only appends", columns="id BIGINT, a INT", key=["id"])
+        refused("BAD_STREAM.*publication none.*isn't there", publication="none")
+        refused("BAD_STREAM.*publication half.*hasn't all", publication="half")
+        refused("BAD_STREAM.*publication filtered.*hasn't all", publication="filtered")
+        assert engine.show("stream").collect() == []
+    connection.execute("DROP PUBLICATION half")
+    connection.execute("DROP PUBLICATION filtered")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_a_live_view_equals_the_table_after_kills_and_restarts(source, tmp_path):
+    dice = random.Random(5)
+
+    def child(seconds: float) -> Child:
+        file = str(Path(__file__).with_name("postgres_child.py"))
+        given = [str(tmp_path / "storage"), source.program.url, source.table, str(seconds)]
+        settings = {"SOURCE_PASSWORD": PASSWORD}
+        return Child([sys.executable, file, *given], tmp_path / "stderr", **settings)
+
+    for turn in range(5):
+        killed = child(0)
+        with Writers(source, turn):
+            try:
+                killed.wait_for("epoch")
+                time.sleep(dice.uniform(0, 5))
+                assert killed.process.poll() is None, killed.last_words()
+            finally:
+                killed.kill()
+        if turn == 2:
+            source.program.stop()
+            source.program.start()
+    last = child(5)
+    try:
+        last.wait_for("ready")
+        with Writers(source, 9) as writers:
+            writers.wait(100)
+        source.program.stop()
+        time.sleep(1)
+        source.program.start()
+        rows = json.loads(last.wait_for("rows"))
+    finally:
+        last.kill()
+    source.connection = psycopg.connect(source.program.url, autocommit=True)
+    assert [tuple(row) for row in rows] == source.rows()
+    assert len(rows) > 50
+    source.connection.close()

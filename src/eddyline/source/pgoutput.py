@@ -149,23 +149,46 @@ class Decoder:
             if _relation_id(text, int(starts[at])) == self.table.id
             or _relation_name(text, int(starts[at])) == (self.table.schema, self.table.name)
         }
-        tables, first, before = [], 0, self.end
+
+        def undecodable(error: DataError, bad: int) -> UndecodableError:
+            passed = ends[ends < (begins[bad - 1] if bad else 0)]
+            before = _integers(batch, passed[-1:] + 10, 8)[0] if len(passed) else self.end
+            return UndecodableError(error, int(before))
+
+        tables, first = [], 0
         for stop in [*relations, len(messages)]:
-            part = slice(first, stop)
-            lsn = commits[transaction[part]]
+            own = slice(first, stop)
+            part = text, starts[own], commits[transaction[own]], times[transaction[own]]
             try:
-                tables.append(self._part(text, starts[part], lsn, times[transaction[part]]))
-                if stop in relations:
-                    passed = ends[ends < starts[stop]]
-                    before = _integers(batch, passed[-1:] + 10, 8)[0] if len(passed) else before
-                    self._layout = self._checked(relations[stop])
+                tables.append(self._part(*part))
             except DataError as error:
-                raise UndecodableError(error, int(before)) from None
+                raise undecodable(error, self._first_bad(part, transaction[own])) from None
+            if stop in relations:
+                try:
+                    self._layout = self._checked(relations[stop])
+                except DataError as error:
+                    raise undecodable(error, int(transaction[stop])) from None
             first = stop
         self._commit = int(commits[-1]), int(times[-1])
         if len(ends):
             self.end = int(_integers(batch, ends[-1:] + 10, 8)[0])
         return pa.concat_tables(tables)
+
+    def _first_bad(self, part: tuple[bytes, Ints, Ints, Ints], transaction: Ints) -> int:
+        """Return the first transaction of a part that can't be decoded, by bisection."""
+        text, starts, lsn, times = part
+        numbers, sequence = np.unique(transaction), self.sequence
+        low, high = 0, len(numbers) - 1
+        while low < high:
+            middle = (low + high) // 2
+            some = transaction <= numbers[middle]
+            try:
+                self._part(text, starts[some], lsn[some], times[some])
+                low = middle + 1
+            except DataError:
+                high = middle
+            self.sequence = sequence
+        return int(numbers[low])
 
     def _part(self, text: bytes, starts: Ints, lsn: Ints, times: Ints) -> pa.Table:
         """Return the rows of messages between which the table doesn't change."""

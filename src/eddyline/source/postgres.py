@@ -143,10 +143,10 @@ class PostgresStream:
     def stop(self) -> None:
         """End the thread and the connection; the slot stays on the server."""
         self._stopped = True
-        if self._thread is not None and self._thread.is_alive():
-            with suppress(Exception):
+        while self._thread is not None and self._thread.is_alive():
+            with suppress(Exception):  # a connection that can't be cancelled ends by its timeout
                 self.server.cancel()
-            self._thread.join()
+            self._thread.join(1.0)
         if self._server is not None:
             self._server.close()
 
