@@ -15,10 +15,12 @@ from eddyline import Engine, Options
 from eddyline.source import postgres
 from postgres import without_password
 
-MIRROR = (
-    "SELECT id, a, b FROM (SELECT *, row_number() OVER (PARTITION BY id ORDER BY _seq DESC) AS newest "
-    "FROM changed) WHERE newest = 1 AND _op != 'delete'"
-)
+MIRROR = """
+    SELECT id, a, b FROM (
+        SELECT *, row_number() OVER (PARTITION BY id ORDER BY _seq DESC) AS newest FROM changed
+        WHERE _seq > (SELECT coalesce(max(_seq), -1) FROM changed WHERE _op = 'truncate')
+    ) WHERE newest = 1 AND _op != 'delete'
+"""
 
 
 def main(storage: str, url: str, table: str, seconds: float) -> None:
