@@ -403,6 +403,23 @@ def test_a_changed_table_stops_the_stream_after_what_came_before(source, tmp_pat
     stream.drop()
 
 
+def test_many_changes_of_other_tables_are_passed_over(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(postgres, "ENTRY_MESSAGES", 50)
+    source.run(
+        "CREATE PUBLICATION every FOR ALL TABLES", "CREATE TABLE beside (id int PRIMARY KEY)"
+    )
+    stream = stream_of(source, tmp_path, publication="every")
+    stream.pull()
+    for start in range(0, 300, 30):
+        source.run(f"INSERT INTO beside SELECT generate_series({start}, {start + 29})")
+    source.run("INSERT INTO t VALUES (1, 1, 'one')")
+    stream.pull()
+    assert mirrored(stream) == source.rows()
+    assert len(entries(stream)) == 1
+    stream.drop()
+    source.run("DROP PUBLICATION every", "DROP TABLE beside")
+
+
 def test_a_slot_that_is_gone_or_was_read_by_others_is_an_error(source, tmp_path):
     stream = stream_of(source, tmp_path)
     stream.pull()

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from eddyline.errors import DataError, EngineError, StateError
+from eddyline.errors import DataError, EddylineError, EngineError, StateError
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError, Wanted
@@ -125,13 +125,14 @@ class PostgresStream:
         """Copy the snapshot, or all changes that are committed now."""
         if self._thread is not None:
             self._thread.join()
-        self._failure = None  # of an earlier try
+        self._failure, self._stopped = None, False  # of an earlier try
         self._copy()
 
     def follow(self, interval_s: float) -> None:
         """Copy new changes in a thread, so that no other stream waits for this one's server."""
         if self._thread is None or not self._thread.is_alive():
             self._raise_failure()
+            self._stopped = False
             self._thread = threading.Thread(
                 target=self._copy_aside, name=f"eddyline-postgres-{self.name}", daemon=True
             )
@@ -156,18 +157,20 @@ class PostgresStream:
 
     def drop(self) -> None:
         """Drop the slot, and the publication if it is our own. A server that can't be reached is told of."""
-        state = self._state or self._stored(self.log.end())
-        if state is None:
-            return
+        slot = self.slot
         try:
+            state = self._state or self._stored(self.log.end())
+            if state is None:
+                return
+            slot = state.slot
             with self._lock, self.server.used_for(self.name):
-                self._retried(lambda: self.server.drop_slot(state.slot))
+                self._retried(lambda: self.server.drop_slot(slot))
                 if not self.publication:
                     self.server.drop_publication(state.publication)
-        except EngineError as error:
+        except EddylineError as error:
             text = "stream %s: drop its slot yourself, or the server keeps its log for ever: "
             text += "SELECT pg_drop_replication_slot('%s'); %s"
-            _LOG.warning(text, self.name, state.slot, error)
+            _LOG.warning(text, self.name, slot or "eddyline_...", error)
         self.stop()
 
     def _copy_aside(self) -> None:
@@ -240,7 +243,7 @@ class PostgresStream:
             rows, count, state = self._read(before, error.before)
         if rows:
             self._append(rows, state)
-        elif state.confirmed - before.confirmed >= KEPT_BYTES:
+        elif count >= ENTRY_MESSAGES or state.confirmed - before.confirmed >= KEPT_BYTES:
             self._store(state)
         self._looked = state.confirmed
         if failure is not None:
