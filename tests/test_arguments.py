@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.api.cdc import ChangeFlows
 from eddyline.arguments import check_choice, checked
 from eddyline.errors import EddylineError, ViewFailingWarning
 from eddyline.relay.acker import Acker, Ackers
@@ -261,6 +262,10 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "pipeline": {"name": "q", "source": None, "lanes": 1, "tuple_rows": 1, "slow": 1.0, "acks": True, "ackers": 1},
         "relation": {"name": "v"},
         "view": {"name": "new", "query": "SELECT 1 AS one", "replace": False},
+        "auto_cdc": {
+            "target": "new", "source": "t", "keys": ["a"], "sequence_by": "b", "apply_as_deletes": None,
+            "apply_as_truncates": None, "column_list": None, "except_column_list": None, "stored_as_scd_type": 1,
+        },
         "drop": {"kind": "view", "name": "missing", "if_exists": True},
         "pause": {"name": "v"},
         "resume": {"name": "v"},
@@ -296,6 +301,10 @@ ALLOWED: dict[tuple[str, str], list[Any]] = {
     ("pipeline", "lanes"): [0],
     ("pipeline", "acks"): [True],
     ("view", "replace"): [True],
+    ("auto_cdc", "apply_as_deletes"): [None],
+    ("auto_cdc", "apply_as_truncates"): [None],
+    ("auto_cdc", "column_list"): [None],
+    ("auto_cdc", "except_column_list"): [None, [], ()],
     ("drop", "name"): ["", " ", "\0"],  # if_exists: nothing has these names
     ("drop", "if_exists"): [True],
     ("start", "interval"): [None, 0, 1.5],
@@ -318,7 +327,7 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.timeout(900)
 def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
     names = {
-        name for name, function in vars(el.Engine).items()
+        name for name, function in {**vars(ChangeFlows), **vars(el.Engine)}.items()
         if inspect.isfunction(function) and not name.startswith("_")
     }  # fmt: skip
     parameters = {

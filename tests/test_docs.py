@@ -18,6 +18,7 @@ import pytest
 
 import eddyline
 import functions
+from eddyline.api import cdc as cdc_module
 from eddyline.api import engine as engine_module
 from eddyline.api import pipeline as pipeline_module
 from eddyline.api import serving as serving_module
@@ -212,7 +213,7 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("module", [engine_module, pipeline_module, serving_module])
+@pytest.mark.parametrize("module", [engine_module, cdc_module, pipeline_module, serving_module])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eddyline.api.script import (
     AlterColumn,
+    CreateFlow,
     CreateSink,
     CreateStream,
     CreateTable,
@@ -28,6 +29,7 @@ from eddyline.api.script import (
 )
 from eddyline.errors import CatalogError, ScriptError
 from eddyline.sql import statements
+from eddyline.sql.cdc import ChangeFlow
 
 READ: list[tuple[str, Statement]] = [
     (
@@ -39,6 +41,36 @@ READ: list[tuple[str, Statement]] = [
     (
         "ALTER STREAM s ALTER COLUMN a TYPE BIGINT",
         AlterColumn("stream", "s", "type", "a", "BIGINT"),
+    ),
+    (
+        "CREATE FLOW f AS AUTO CDC INTO t FROM STREAM s KEYS (a, `b c`) SEQUENCE BY at",
+        CreateFlow("f", "t", ChangeFlow("s", ("a", "b c"), "at")),
+    ),
+    (
+        "create flow f as auto cdc into t from stream(s) keys (a) apply as delete when op = 'd' and"
+        " array(1)[0] > keys apply as truncate when op in ('t', 'KEYS (a)') sequence by struct(x, y)"
+        " columns * except (op, x) stored as scd type 1",
+        CreateFlow(
+            "f",
+            "t",
+            ChangeFlow(
+                "s",
+                ("a",),
+                "struct(x, y)",
+                "op = 'd' and array(1)[0] > keys",
+                "op in ('t', 'KEYS (a)')",
+                excepted=("op", "x"),
+            ),
+        ),
+    ),
+    (
+        "CREATE FLOW f AS AUTO CDC INTO t FROM stream STORED AS SCD TYPE 2 COLUMNS (a, b) SEQUENCE BY"
+        " coalesce(x, stored) KEYS (a)",
+        CreateFlow(
+            "f",
+            "t",
+            ChangeFlow("stream", ("a",), "coalesce(x, stored)", columns=("a", "b"), scd_type=2),
+        ),
     ),
     ("CREATE TABLE t (id BIGINT, v INT)", CreateTable("t", "id BIGINT, v INT")),
     ("create table t (id BIGINT, PRIMARY KEY (id))", CreateTable("t", "id BIGINT", ("id",))),
@@ -155,6 +187,10 @@ READ: list[tuple[str, Statement]] = [
 ]
 
 REFUSED = {
+    "CREATE FLOW f AS INSERT INTO t SELECT 1": "use CREATE VIEW, with UNION ALL",
+    "CREATE OR REPLACE STREAMING TABLE t": "AUTO CDC INTO creates its target",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) IGNORE NULL UPDATES SEQUENCE BY x": "last_value(",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) SEQUENCE BY x TRACK HISTORY ON (a)": "COLUMNS",
     "CREATE TABLE s (t TIMESTAMP, WATERMARK FOR t AS t)": "use a stream",
     "SELECT * FROM STREAM s WATERMARK t DELAY OF INTERVAL 1 MINUTE": "WATERMARK",
     "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
@@ -192,6 +228,15 @@ WRONG = {
     "CREATE STREAM s USING json OPTIONS (path)": "a value is expected",
     "CREATE STREAM s USING json OPTIONS (my-key 'v')": "the end is expected",
     "CREATE STREAM s USING json OPTIONS (k 1, K 2)": "twice",
+    "CREATE FLOW f AS AUTO CDC INTO t KEYS (a)": "FROM is expected at KEYS",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a)": "AUTO CDC needs SEQUENCE BY",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s SEQUENCE BY x": "AUTO CDC needs KEYS (...)",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS a SEQUENCE BY x": "a clause of AUTO CDC is expected at KEYS",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) SEQUENCE BY": "an expression is expected at the end",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) KEYS (b)": "KEYS is given twice",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (lower(a)) SEQUENCE BY x": "the end is expected at (",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) STORED AS SCD TYPE 3": "1 or 2 is expected",
+    "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) COLUMNS * EXCEPT op": "a list of columns in brackets",
     "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
     "CREATE VIEW v AS": "a query is expected",
     "INSERT t VALUES (1)": "INTO is expected",

@@ -33,8 +33,8 @@ class Definitions:
         self._workspace = workspace
         self._epochs = epochs
 
-    def view(self, name: str, query: Query, *, replace: bool) -> Entry:
-        """Define a view and fill it; see `Engine.view`."""
+    def view(self, name: str, query: Query, *, replace: bool, warn: bool = True) -> Entry:
+        """Define a view and fill it; see `Engine.view`. Without `warn` its state may grow silently."""
         check_name(name, VIEW)
         workspace = self._workspace
         given = query if isinstance(query, str) else frame_of(workspace, name, query)
@@ -53,7 +53,7 @@ class Definitions:
                 self._check_replaceable(present, replace=replace)
                 catalog = catalog.drop(name, replaced=True)
             draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
-            return self._define(draft, plan, catalog, present)
+            return self._define(draft, plan, catalog, present, warn=warn)
 
     def _sql_draft(self, name: str, query: str) -> Entry:
         """Return the entry of a view of SQL."""
@@ -74,7 +74,13 @@ class Definitions:
         return True
 
     def _define(
-        self, draft: Entry, plan: Plan | None, catalog: Catalog, present: Entry | None
+        self,
+        draft: Entry,
+        plan: Plan | None,
+        catalog: Catalog,
+        present: Entry | None,
+        *,
+        warn: bool,
     ) -> Entry:
         """Compile, fill and store a new view.
 
@@ -82,6 +88,7 @@ class Definitions:
             plan: of its DataFrame; None for a view of SQL.
             catalog: the catalog without the view that it replaces.
             present: that view; None if there is none.
+            warn: whether to warn if the view's state grows without end.
         """
         workspace = self._workspace
         name, frames = draft.name, workspace.compiler.frames
@@ -95,7 +102,8 @@ class Definitions:
         _check_running(name, catalog, compiled.upstream)
         if present is not None:
             self._epochs.sinks.check_replaced(draft, compiled)
-        if growth := compiled.compiled.build.growth_warning:
+        growth = compiled.compiled.build.growth_warning
+        if growth and warn:
             # reported at the caller of Engine.view
             warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=5)
         entry = dataclasses.replace(

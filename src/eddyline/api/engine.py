@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from eddyline.answers.verify import Report
 from eddyline.api import drafts
 from eddyline.api.altering import Altering
+from eddyline.api.cdc import ChangeFlows
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
 from eddyline.api.frames import Query, relation
@@ -37,7 +38,7 @@ from eddyline.storage.files import Files
 
 
 @checked
-class Engine(Served):
+class Engine(ChangeFlows, Served):
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
     Args:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eddyline.errors import EddylineError
 from eddyline.sql.statements import (
     AlterColumn,
+    CreateFlow,
     CreateSink,
     CreateStream,
     CreateTable,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlterColumn",
+    "CreateFlow",
     "CreateSink",
     "CreateStream",
     "CreateTable",
@@ -96,6 +98,20 @@ class ScriptEngine(Protocol):
     ) -> object: ...
 
     def view(self, name: str, query: str, *, replace: bool = False) -> object: ...
+
+    def auto_cdc(
+        self,
+        target: str,
+        source: str,
+        keys: Sequence[str],
+        sequence_by: str,
+        *,
+        apply_as_deletes: str | None = None,
+        apply_as_truncates: str | None = None,
+        column_list: Sequence[str] | None = None,
+        except_column_list: Sequence[str] | None = None,
+        stored_as_scd_type: int | str = 1,
+    ) -> object: ...
 
     def sink(self, name: str, view: str, format: str, **options: object) -> object: ...
 
@@ -163,6 +179,21 @@ def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
         engine.view(statement.name, statement.query, replace=statement.replace)
 
 
+def _create_flow(engine: ScriptEngine, statement: CreateFlow) -> None:
+    flow = statement.flow
+    engine.auto_cdc(
+        statement.target,
+        flow.source,
+        flow.keys,
+        flow.sequence_by,
+        apply_as_deletes=flow.deletes,
+        apply_as_truncates=flow.truncates,
+        column_list=flow.columns,
+        except_column_list=flow.excepted or None,
+        stored_as_scd_type=flow.scd_type,
+    )
+
+
 def _create_sink(engine: ScriptEngine, statement: CreateSink) -> None:
     if not _exists(engine, statement):
         engine.sink(statement.name, statement.view, statement.format, **dict(statement.options))
@@ -217,6 +248,7 @@ def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
 
 _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     AlterColumn: _alter_column,
+    CreateFlow: _create_flow,
     CreateSink: _create_sink,
     CreateStream: _create_stream,
     CreateTable: _create_table,

@@ -20,6 +20,8 @@ _KEEP = frozenset(
 )  # fmt: skip
 """Nodes that drop rows or add columns, so that a key of the input is one of the output."""
 
+_FIRST = "RowNumber"  # with a filter above, which is why there is a WindowGroupLimit: one row for each partition
+
 _LEFT_ROWS = frozenset({"LeftSemi", "LeftAnti", "ExistenceJoin"})
 
 Ids = frozenset[int]
@@ -40,6 +42,10 @@ def row_key(build: Build, plan: Plan) -> tuple[int, ...] | None:
 def _key(build: Build, plan: Plan) -> Ids | None:
     """Return the ids of a key's attributes; they may be missing in the output."""
     name = kind(plan)
+    if name == "WindowGroupLimit" and plan.limit() == 1 and kind(plan.rankLikeFunction()) == _FIRST:
+        partition = items(plan.partitionSpec())
+        if all(kind(one) == "AttributeReference" for one in partition):
+            return frozenset(map(id_of, partition))
     if name in _KEEP:
         return _key(build, plan.child())
     if name == "Project":

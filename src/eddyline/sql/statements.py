@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from eddyline.sql.cdc import ChangeFlow, parse_flow
 from eddyline.sql.lexer import Cursor, split
 
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
@@ -27,6 +28,7 @@ WAYS_OUT = {
     "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "MERGE": "use `table.upsert(rows)` from Python, or DELETE and INSERT",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
+    "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
     "TRUNCATE": "use DELETE FROM the table without a condition",
     "USE": "leave it out: all names of an engine live side by side",
@@ -34,8 +36,8 @@ WAYS_OUT = {
 """Refused statements and objects of other SQL systems, each with what to do instead."""
 
 _DEFAULT_WAY_OUT = (
-    "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; INSERT, DELETE, UPDATE; SELECT, "
-    "EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
+    "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE; "
+    "SELECT, EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
 )
 
 
@@ -100,6 +102,15 @@ class CreateSink(Statement):
     format: str
     options: tuple[tuple[str, str], ...] = ()
     if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFlow(Statement):
+    """`CREATE FLOW name AS AUTO CDC INTO target ...`; the name isn't kept."""
+
+    name: str
+    target: str
+    flow: ChangeFlow
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +249,8 @@ def _kind(cursor: Cursor, verb: str) -> str:
 
 
 def _create(cursor: Cursor) -> Statement:
+    if cursor.accept("FLOW"):
+        return _create_flow(cursor)
     replace = cursor.accept("OR", "REPLACE")
     kind = _kind(cursor, "CREATE")
     if replace and kind != "VIEW":
@@ -294,6 +307,16 @@ def _create_sink(cursor: Cursor, name: str, if_not_exists: bool) -> CreateSink:
     target = cursor.dotted()
     options = () if cursor.done else _options_after(cursor)
     return CreateSink(name, view, target, options, if_not_exists, line=cursor.line)
+
+
+def _create_flow(cursor: Cursor) -> CreateFlow:
+    name = cursor.name("the name of the flow")
+    cursor.expect("AS")
+    if cursor.word() == "INSERT":
+        cursor.refuse("a flow AS INSERT INTO", "use CREATE VIEW, with UNION ALL of several flows")
+    cursor.expect("AUTO", "CDC", "INTO")
+    target = cursor.name("the name of the target")
+    return CreateFlow(name, target, parse_flow(cursor), line=cursor.line)
 
 
 def _options_after(cursor: Cursor) -> tuple[tuple[str, str], ...]:
