@@ -319,3 +319,51 @@ def test_records_without_key_or_sequence(engine: el.Engine, scd_type: int) -> No
         log.delete([good])
         engine.advance()
     engine.drop("view", name)
+
+
+def test_debezium_envelopes(engine: el.Engine) -> None:
+    """With and without `payload`, out of order, with tombstones, a truncate and a key that changes."""
+    documents = engine.table("documents", "value STRING")
+    engine.execute("""
+        CREATE VIEW person_changes AS
+        SELECT coalesce(c.after.id, c.before.id) AS id, c.after.name, c.op, c.source.lsn
+        FROM (
+            SELECT from_json(
+                coalesce(get_json_object(value, '$.payload'), value),
+                'before STRUCT<id: BIGINT>, after STRUCT<id: BIGINT, name: STRING>, op STRING,
+                 source STRUCT<lsn: BIGINT>') AS c
+            FROM documents
+            WHERE value <> 'null');
+        CREATE FLOW f AS AUTO CDC INTO persons FROM person_changes KEYS (id)
+        APPLY AS DELETE WHEN op = 'd' APPLY AS TRUNCATE WHEN op = 't' SEQUENCE BY lsn COLUMNS (id, name);
+    """)
+
+    def put(*changes: Any, payload: bool = False) -> set[tuple[Any, ...]]:
+        found: list[tuple[str | None]] = []
+        for change in changes:
+            if change in (None, "null"):
+                found.append((change,))
+                continue
+            op, lsn, before, after = change
+            envelope = {"before": before, "after": after, "op": op, "source": {"lsn": lsn}}
+            envelope["ts_ms"] = lsn
+            found.append(
+                (json.dumps({"schema": {}, "payload": envelope} if payload else envelope),)
+            )
+        documents.insert(found)
+        engine.advance()
+        return {tuple(row) for row in engine.snapshot("persons").collect()}
+
+    ann, bob = {"id": 1, "name": "Ann"}, {"id": 2, "name": "Bob"}
+    assert put(("r", 10, None, ann), ("u", 30, ann, {"id": 1, "name": "Anne"})) == {(1, "Anne")}
+    assert put(("u", 20, ann, {"id": 1, "name": "An"}), payload=True) == {(1, "Anne")}
+    assert put(("d", 50, {"id": 2}, None), None, "null", payload=True) == {(1, "Anne")}
+    assert put(("c", 40, None, bob)) == {(1, "Anne")}  # came after its delete
+    moved = put(("d", 60, {"id": 1}, None), None, ("c", 61, None, {"id": 7, "name": "Anne"}))
+    assert moved == {(7, "Anne")}
+    assert put(("c", 71, None, bob), ("t", 70, None, None)) == {(2, "Bob")}
+    assert engine.verify()
+    documents.insert([("{not a document",)])
+    engine.advance()
+    with pytest.raises(EddylineError, match="AUTO CDC: a record has NULL"):
+        engine.snapshot("persons")

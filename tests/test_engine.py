@@ -237,6 +237,12 @@ def test_a_stream_of_operations(engine, tmp_path, spark):
     engine.advance()
     assert rows(plain.snapshot()) == [(2, "b"), (5, "e")]  # an update needs a key
     assert rows(keyed.snapshot()) == [(2, "z"), (5, "e")]
+    # the words of change feeds
+    feed = "5,e,update_preimage\n6,f,update_postimage\n7,g,insert\n7,g,delete\n"
+    (folder / "3.csv").write_text(feed)
+    engine.advance()
+    assert rows(plain.snapshot()) == [(2, "b"), (6, "f")]
+    assert rows(keyed.snapshot()) == [(2, "z"), (6, "f")]
     dead = [(bytes(row.payload), row.error) for row in engine.sql("FROM plain__dead").collect()]
     assert sorted(dead) == [
         (b'{"id":2,"v":"z","op":"u"}', "unknown operation u"),

@@ -25,9 +25,11 @@ from eddyline.spark.failures import message_of
 from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
-APPEND_CODES = ("+", "c", "r", "+I", "+U", "append", "insert", "I")
+APPEND_CODES = (
+    "+", "c", "r", "+I", "+U", "append", "insert", "I", "update_postimage",
+)  # fmt: skip
 UPDATE_CODES = ("u", "U", "update")  # the new row only: needs a key to find the old one
-DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D")
+DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D", "update_preimage")
 REJECT = "reject"  # any other code: its row is a dead letter
 
 RECORD, FILE = "eddyline record", "eddyline file"  # columns of a malformed record and its file
