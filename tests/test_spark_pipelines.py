@@ -203,6 +203,70 @@ def test_a_continuous_run_ends_when_it_is_told(project: Path, run: Run) -> None:
     assert rows(project, "SELECT * FROM pages") == [("a", 2)]
 
 
+CHANGES_PY = """
+from pyspark import pipelines as dp
+from pyspark.sql.functions import col, expr
+
+dp.create_streaming_table("pages")
+dp.create_auto_cdc_flow(
+    target="pages",
+    source="clean",
+    keys=["id"],
+    sequence_by=col("number"),
+    apply_as_deletes=expr("op = 'd'"),
+    except_column_list=[col("op"), "number"],
+)
+dp.create_streaming_table("history")
+dp.create_auto_cdc_flow(
+    "history", "changes", [col("id")], "number", "op = 'd'", ["id", "page"], stored_as_scd_type="2"
+)
+
+@dp.temporary_view
+def clean():
+    return spark.table("changes").where("page <> 'x' OR op = 'd'")
+
+@dp.table
+def changes():
+    return spark.readStream.schema("id BIGINT, page STRING, number INT, op STRING").json("FOLDER/visits")
+"""
+
+CHANGES_SQL = """
+CREATE STREAMING TABLE pages_again;
+CREATE FLOW f AS AUTO CDC INTO pages_again FROM STREAM(changes) KEYS (`id`)
+APPLY AS DELETE WHEN lower(op) IN ('d', 'D') SEQUENCE BY struct(number, page) COLUMNS * EXCEPT (op, number);
+CREATE STREAMING TABLE latest FLOW AUTO CDC FROM STREAM changes KEYS (id) SEQUENCE BY number COLUMNS (number, id);
+CREATE MATERIALIZED VIEW counts AS SELECT count(*) AS n FROM pages;
+"""
+
+
+def test_flows_of_change_records(project: Path, run: Run) -> None:
+    define(project, all_py=CHANGES_PY, more_sql=CHANGES_SQL)
+
+    def change(name: str, *records: tuple[int, str | None, int, str]) -> None:
+        keys = ("id", "page", "number", "op")
+        lines = [json.dumps(dict(zip(keys, one, strict=True))) + "\n" for one in records]
+        (project / "visits" / f".{name}").write_text("".join(lines))
+        (project / "visits" / f".{name}").rename(project / "visits" / name)
+
+    change("1.json", (1, "a", 1, "c"), (1, "c", 3, "u"), (2, "b", 2, "c"))
+    code, printed, errors = run("run", "--verify")
+    assert (code, errors) == (0, ""), errors
+    assert table(printed)["pages"][:2] == ["view", "2"]
+    change("2.json", (1, "b", 2, "u"), (2, None, 4, "d"))
+    code, printed, errors = run("run", "--verify")
+    assert (code, errors) == (0, ""), errors
+    assert table(printed)["pages"][:3] == ["view", "1", "2"]  # only the new records are read
+    assert rows(project, "SELECT * FROM pages") == [(1, "c")]
+    assert rows(project, "SELECT * FROM pages_again") == [(1, "c")]
+    assert rows(project, "SELECT * FROM latest") == [(3, 1), (4, 2)]
+    assert rows(project, "SELECT * FROM counts") == [(1,)]
+    assert rows(project, "SELECT * FROM history WHERE __END_AT IS NOT NULL") == [
+        (1, "a", 1, 2),
+        (1, "b", 2, 3),
+        (2, "b", 2, 4),
+    ]
+
+
 def test_a_sink_of_a_project(project: Path, run: Run) -> None:
     target = project / "target"
     define(project, sink_py=SINK.format(format="jsonl", path=target))
@@ -218,6 +282,14 @@ def test_a_sink_of_a_project(project: Path, run: Run) -> None:
 
 ONE = "from pyspark import pipelines as dp\n"
 VIEW = "@dp.materialized_view\ndef {name}():\n    return {query}\n"
+CDC = """
+dp.create_streaming_table("t")
+dp.create_auto_cdc_flow(target="t", source="changes", keys=["id"], sequence_by="number")
+
+@dp.table
+def changes():
+    return spark.readStream.schema("id BIGINT, page STRING, number INT, op STRING").json("FOLDER/visits")
+"""
 WRONG = {
     "circle": (
         VIEW.format(name="a", query='spark.table("b")')
@@ -248,12 +320,29 @@ WRONG = {
         "declared as struct<id:int>, its query gives struct<id:bigint>",
     ),
     "format of a sink": (SINK.format(format="console", path="p"), "console is not supported"),
-    "auto cdc": (
-        'dp.create_streaming_table("t")\n'
-        'dp.create_auto_cdc_flow(target="t", source="s", keys=["id"], sequence_by="ts")\n',
-        "create_auto_cdc_flow is not supported",
+    "flow of unknown changes": (CDC.replace('"changes"', '"nothing"'), "`nothing`"),
+    "wrong key": (CDC.replace('["id"]', '["idd"]'), "no column idd"),
+    "wrong sequence": (CDC.replace('"number"', '"numbers"'), "UNRESOLVED_COLUMN"),
+    "history of some columns": (
+        CDC.replace('"number"', '"number", stored_as_scd_type="2", track_history_column_list=["id"]'),
+        "the history of some columns only is not supported",
     ),
+    "changes and other flows": (
+        CDC + '@dp.append_flow(target="t")\ndef more():\n    return spark.range(2)\n',
+        "t has a flow of AUTO CDC and other flows",
+    ),
+    "changes of a source": (CDC.replace("@dp.table", "@dp.temporary_view"), "make it a table of its own"),
 }  # fmt: skip
+
+
+UNPLACED = (
+    "circle",
+    "files",
+    "unknown table",
+    "wrong key",
+    "history of some columns",
+    "changes of a source",
+)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -263,7 +352,7 @@ def test_wrong_definitions_are_refused(project: Path, run: Run, name: str) -> No
     code, printed, errors = run("dry-run")
     assert (code, printed) == (2, "")
     assert message in errors
-    assert "wrong.py:" in errors or name in ("circle", "files", "unknown table", "auto cdc"), errors
+    assert "wrong.py:" in errors or name in UNPLACED, errors
 
 
 def test_statements_that_a_project_cannot_have(project: Path, run: Run) -> None:

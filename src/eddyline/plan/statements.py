@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Plan, items, kind
 
-MATERIALIZED, STREAMING, TEMPORARY, FLOW = (
-    "materialized view", "streaming table", "temporary view", "flow"
+MATERIALIZED, STREAMING, TEMPORARY, FLOW, CHANGES = (
+    "materialized view", "streaming table", "temporary view", "flow", "flow of changes"
 )  # fmt: skip
 _KINDS = {
     "CreateMaterializedViewAsSelect": MATERIALIZED,
@@ -23,18 +23,40 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What AUTO CDC is told of its change records.
+
+    Attributes:
+        source: the dataset of the records.
+        columns: those of the target; none for all but `excepted`.
+        tracked: whether only some columns have a history.
+    """
+
+    source: str
+    keys: tuple[str | Column, ...]
+    sequence_by: str | Column
+    deletes: str | Column | None
+    columns: tuple[str | Column, ...]
+    excepted: tuple[str | Column, ...]
+    scd_type: int
+    tracked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """A statement that defines a dataset or a flow.
 
     Attributes:
         target: the dataset that a flow writes; else empty.
         query: the query as it was parsed; None for a streaming table that flows write.
+        changes: of AUTO CDC, whose target may be defined by the same statement.
     """
 
     kind: str
     name: str
     target: str
     query: Plan | None
+    changes: Changes | None = None
 
 
 def definition(catalyst: Catalyst, statement: str) -> Definition | None:
@@ -52,7 +74,36 @@ def definition(catalyst: Catalyst, statement: str) -> Definition | None:
         if kind(insert) == "InsertIntoStatement":
             target = _dotted(insert.table().multipartIdentifier())
             return Definition(FLOW, _dotted(known.nameParts()), target, insert.query())
+        if kind(insert) == "AutoCdcInto":
+            target = _dotted(insert.targetTable().nameParts())
+            name = _dotted(known.nameParts())
+            return Definition(CHANGES, name, target, None, _changes(insert))
+    if name == "CreateStreamingTableAutoCdc":
+        target = _dotted(plan.name().nameParts())
+        return Definition(STREAMING, target, target, None, _changes(plan))
     return None
+
+
+def _changes(plan: Any) -> Changes:
+    """Read the clauses of AUTO CDC."""
+
+    def columns(found: Any) -> tuple[str, ...]:
+        if kind(found) in ("Some", "None"):
+            found = found.get() if found.isDefined() else None
+        return () if found is None else tuple(_dotted(c.nameParts()) for c in items(found))
+
+    deletes = plan.deleteCondition()
+    source = items(plan.source().children())[0].multipartIdentifier()
+    return Changes(
+        _dotted(source),
+        columns(plan.keys()),
+        str(plan.sequenceByExpr().sql()),
+        str(deletes.get().sql()) if deletes.isDefined() else None,
+        columns(plan.includeColumns()),
+        columns(plan.excludeColumns()),
+        int(str(plan.storedAsScdType())),
+        bool(columns(plan.trackHistoryColumns()) or columns(plan.trackHistoryExceptColumns())),
+    )
 
 
 def query_frame(catalyst: Catalyst, query: Plan, dataset: Callable[[str], DataFrame]) -> DataFrame:

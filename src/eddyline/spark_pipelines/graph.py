@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from eddyline.api.engine import Engine
 from eddyline.api.formats import SINKS
 from eddyline.catalog.entries import STREAM, VIEW
-from eddyline.errors import CatalogError, ScriptError
+from eddyline.errors import CatalogError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
 from eddyline.spark.failures import query_errors
-from eddyline.spark_pipelines.project import UNSUPPORTED, Project, shown
-from eddyline.spark_pipelines.spec import INVALID
+from eddyline.spark_pipelines.cdc import ChangesFlow
+from eddyline.spark_pipelines.project import Project, shown
+from eddyline.spark_pipelines.spec import INVALID, UNSUPPORTED
 from eddyline.sql.names import quoted
 
 TEMPORARY_KIND, SINK_KIND = "temporary view", "sink"
@@ -120,7 +122,10 @@ class Graph:
             self._stream(name, frames[0])
             self.kinds[name] = STREAM
         else:
-            self._view(name, self._united(name, flows, frames))
+            with warnings.catch_warnings():
+                if isinstance(flows[0], ChangesFlow):  # as `Engine.auto_cdc`
+                    warnings.simplefilter("ignore", StateGrowthWarning)
+                self._view(name, self._united(name, flows, frames))
             self.kinds[name] = VIEW
         return self.engine.relation(name)
 

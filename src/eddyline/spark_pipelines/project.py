@@ -26,22 +26,30 @@ from eddyline.errors import ScriptError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Plan
 from eddyline.plan.statements import (
+    CHANGES,
     FLOW,
     MATERIALIZED,
     STREAMING,
+    Changes,
     Definition,
     definition,
     query_frame,
 )
 from eddyline.spark.failures import message_of, query_errors
-from eddyline.spark_pipelines.spec import INVALID, Spec
+from eddyline.spark_pipelines.cdc import (
+    ChangesFlow,
+    changes_flow,
+    listed,
+    recorder,
+    scd_type,
+)
+from eddyline.spark_pipelines.spec import INVALID, UNSUPPORTED, Spec
 from eddyline.sql.lexer import split
 
 if TYPE_CHECKING:
     from pyspark.pipelines.flow import AutoCdcFlow  # not in all versions
 
 _AUTO_CDC = "create_auto_cdc_flow"
-UNSUPPORTED = "PROJECT_UNSUPPORTED"
 
 
 @dataclass(slots=True)
@@ -62,7 +70,7 @@ class Project(GraphElementRegistry):
     def load(self) -> None:
         """Import the Python files and read the SQL files of the project, in its folder."""
         folder = self.spec.folder
-        with chdir(folder), graph_element_registration_context(self), self._without_auto_cdc():
+        with chdir(folder), graph_element_registration_context(self), self._auto_cdc():
             for file in self.spec.files():
                 if file.suffix == ".sql":
                     self.register_sql(file.read_text(encoding="utf-8"), file.relative_to(folder))
@@ -82,6 +90,11 @@ class Project(GraphElementRegistry):
                 raise _invalid(
                     f"flow {flows[0].name} writes into {target}, which isn't defined",
                     flows[0].source_code_location,
+                )
+            if len(flows) > 1 and any(isinstance(flow, ChangesFlow) for flow in flows):
+                raise _invalid(
+                    f"{target} has a flow of AUTO CDC and other flows; it must be its only one",
+                    flows[1].source_code_location,
                 )
 
     def register_output(self, output: Output) -> None:
@@ -103,18 +116,31 @@ class Project(GraphElementRegistry):
         flows.append(flow)
 
     def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-        """Refuse the flow by its name."""
-        raise _no_auto_cdc(flow.target)
+        """Add a flow of change records."""
+        changes = Changes(
+            flow.source,
+            listed("keys", flow.keys),
+            flow.sequence_by,
+            flow.apply_as_deletes,
+            listed("column_list", flow.column_list or ()),
+            listed("except_column_list", flow.except_column_list or ()),
+            scd_type(flow.stored_as_scd_type),
+            bool(flow.track_history_column_list or flow.track_history_except_column_list),
+        )
+        self._register_changes(
+            flow.name or flow.target, flow.target, changes, flow.source_code_location
+        )
+
+    def _register_changes(
+        self, name: str, target: str, changes: Changes, at: SourceCodeLocation
+    ) -> None:
+        self.register_flow(changes_flow(self.spark, name, self.plain(target), changes, at))
 
     @contextmanager
-    def _without_auto_cdc(self) -> Iterator[None]:
-        """Refuse the function by its name, also where the packages that PySpark's needs are missing."""
-
-        def refused(target: str = "", *_: object, **__: object) -> None:
-            raise _no_auto_cdc(target)
-
+    def _auto_cdc(self) -> Iterator[None]:
+        """Let the function work also where the packages that PySpark's needs are missing."""
         original = getattr(pipelines, _AUTO_CDC, None)
-        setattr(pipelines, _AUTO_CDC, refused)
+        setattr(pipelines, _AUTO_CDC, recorder(self._register_changes))
         try:
             yield
         finally:
@@ -134,7 +160,8 @@ class Project(GraphElementRegistry):
                     f"the statement {' '.join(text.split()[:3])} is not supported in a project",
                     condition=UNSUPPORTED,
                     hint="projects have CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, CREATE TEMPORARY "
-                    "VIEW and CREATE FLOW ... AS INSERT INTO ... BY NAME; settings are in the spec file",
+                    "VIEW, CREATE FLOW ... AS INSERT INTO ... BY NAME, and AS AUTO CDC INTO; settings are in the "
+                    "spec file",
                     at=shown(at),
                 )
             self._register(catalyst, found, at)
@@ -145,8 +172,10 @@ class Project(GraphElementRegistry):
             self.register_output(MaterializedView(found.name, None, at, {}, None, None, None, None))
         elif found.kind == STREAMING:
             self.register_output(StreamingTable(found.name, None, at, {}, None, None, None, None))
-        elif found.kind != FLOW:
+        elif found.kind not in (FLOW, CHANGES):
             self.register_output(TemporaryView(found.name, None, at))
+        if found.changes is not None:
+            self._register_changes(found.name, found.target, found.changes, at)
         if found.query is not None:
             call = partial(self._query, catalyst, found.query)
             self.register_flow(Flow(found.name, found.target or found.name, {}, at, call))
@@ -167,15 +196,6 @@ class Project(GraphElementRegistry):
 def shown(at: SourceCodeLocation) -> str:
     """Return a place in a file, as messages show it."""
     return f"{os.path.relpath(at.filename)}:{at.line_number}"
-
-
-def _no_auto_cdc(target: str) -> ScriptError:
-    return ScriptError(
-        f"{target}: create_auto_cdc_flow is not supported",
-        condition=UNSUPPORTED,
-        hint="write a materialized view with the last row of each key: row_number() over the keys, by "
-        "sequence_by descending, = 1",
-    )
 
 
 def _invalid(message: str, at: SourceCodeLocation) -> ScriptError:

@@ -18,6 +18,7 @@ from eddyline.errors import ScriptError, missing_package
 
 NAMES = ("spark-pipeline.yaml", "spark-pipeline.yml")
 INVALID = "PROJECT_INVALID"
+UNSUPPORTED = "PROJECT_UNSUPPORTED"
 _REQUIRED = ("name", "storage")
 _ALLOWED = (*_REQUIRED, "catalog", "database", "schema", "configuration", "libraries")
 
