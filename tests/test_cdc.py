@@ -207,7 +207,7 @@ def test_records_in_any_order(tmp_path: Path, spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=25)
 @given(epochs=EPOCHS)
 def test_many_records_in_any_order(
     epochs: Any, tmp_path: Path, spark: SparkSession, numbers: Iterator[int]
@@ -293,6 +293,26 @@ def test_refusals(engine: el.Engine, arguments: dict[str, Any], message: str) ->
         engine.auto_cdc(**given)
     assert message in str(caught.value)
     assert engine.catalog.find("x") is None
+
+
+def test_a_sequence_of_several_columns(engine: el.Engine) -> None:
+    """A part that is never NULL, within an __END_AT that is."""
+    log = engine.table("log", LOG)
+    rows = [(1, name, None, None, seq, "c") for name, seq in (("c", 3), ("a", 1), ("b", 2))]
+    log.insert(rows)
+    sequence, columns = "struct(seq, 7 AS part)", ["id", "name"]
+    view = engine.auto_cdc(
+        "versions", "log", ["id"], sequence, column_list=columns, stored_as_scd_type=2
+    )
+    engine.advance()
+    assert sorted(tuple(row) for row in view.snapshot().collect()) == [
+        (1, "a", (1, 7), (2, 7)),
+        (1, "b", (2, 7), (3, 7)),
+        (1, "c", (3, 7), None),
+    ]
+    assert engine.verify("versions")
+    engine.drop("view", "versions")
+    log.delete(rows)
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])

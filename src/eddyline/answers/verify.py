@@ -24,6 +24,7 @@ from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
 from eddyline.runtime.frames import Frames
 from eddyline.spark.failures import FAILURES
+from eddyline.spark.schema import loose
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
@@ -141,7 +142,7 @@ def verify_views(
         offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing, frames)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
-            sides = (_variants_as_text(frame).toArrow() for frame in (live, offline[entry.name]))
+            sides = (_convertible(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
     paused = {e.name: e.paused for e in wanted if e.paused and e.name not in failing}
@@ -228,12 +229,18 @@ def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFr
     return content if fixed is plan else catalyst.frame(fixed)
 
 
-def _variants_as_text(frame: DataFrame) -> DataFrame:
-    """Return the rows with VARIANTs as text: PySpark can't convert a null one to Arrow."""
+def _convertible(frame: DataFrame) -> DataFrame:
+    """Return the rows as PySpark can convert them to Arrow.
+
+    A VARIANT can't be null, so it is text; nor can a struct, array or map whose inner values can't.
+    """
     columns = []
     for column in frame.schema:
         name = quoted(column.name)
         if isinstance(column.dataType, VariantType):
             name = f"schema_of_variant({name}) || ' ' || to_json({name})"
-        columns.append(expr(name).alias(column.name))
+        value = expr(name)
+        if (kind := loose(column.dataType)) != column.dataType:
+            value = value.cast(kind)
+        columns.append(value.alias(column.name))
     return frame.select(*columns)

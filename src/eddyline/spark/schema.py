@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     ByteType,
     DataType,
     DecimalType,
@@ -12,6 +13,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StructField,
     StructType,
@@ -30,6 +32,18 @@ def plain_schema(schema: StructType) -> StructType:
     return StructType(
         [StructField(f"c{i}", field.dataType, True) for i, field in enumerate(schema)]
     )
+
+
+def loose(kind: DataType) -> DataType:
+    """Return a type whose inner values may all be null."""
+    if isinstance(kind, StructType):
+        fields = (StructField(f.name, loose(f.dataType), True, f.metadata) for f in kind)
+        return StructType(list(fields))
+    if isinstance(kind, ArrayType):
+        return ArrayType(loose(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(loose(kind.keyType), loose(kind.valueType), True)
+    return kind
 
 
 def widens(narrow: DataType, wide: DataType) -> bool:
