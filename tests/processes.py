@@ -9,10 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from eddyline_bench.cluster import kill_session, members
-
-# JVM options for processes of about a minute: less time is spent on compiling.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+from eddyline_apps.processes import SHORT_LIVED, kill_session, members
 
 
 class Child:

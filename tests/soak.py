@@ -30,7 +30,7 @@ from pathlib import Path
 from broker import JARS, Broker
 from eddyline.errors import StorageError
 from eddyline_apps.postgres import Server, programs
-from eddyline_bench.cluster import members
+from eddyline_apps.processes import members
 from processes import Child
 
 CHILD = Path(__file__).with_name("soak_child.py")

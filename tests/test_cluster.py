@@ -12,8 +12,9 @@ import pytest
 
 from eddyline.state.manifest import committed_epochs
 from eddyline.storage.files import Files
+from eddyline_apps.processes import SHORT_LIVED
 from eddyline_bench.cluster import Cluster
-from processes import SHORT_LIVED, Child
+from processes import Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

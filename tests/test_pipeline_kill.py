@@ -15,9 +15,10 @@ import pytest
 from broker import Broker
 from eddyline.errors import StorageError
 from eddyline.relay.queue import Producer
+from eddyline_apps.processes import SHORT_LIVED
 from eddyline_bench.cluster import Cluster
 from pipeline_child import backend_of
-from processes import SHORT_LIVED, Child
+from processes import Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 

@@ -7,7 +7,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eddyline.errors import StorageError
+from eddyline_apps.processes import free_port
 
 USER, DATABASE = "eddy", "postgres"
 START_SECONDS_MAX = 60.0
@@ -81,9 +81,7 @@ class Server:
             self._command += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
             for path in (folder, secret):
                 os.chown(path, user.pw_uid, user.pw_gid)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         word = quote(secret.read_text(), safe="")
         self.url = f"postgresql://{USER}:{word}@127.0.0.1:{self.port}/{DATABASE}"
         if not (folder / "data" / "PG_VERSION").exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pyspark
 
 from eddyline.errors import EngineError
+from eddyline_apps.processes import free_port, kill_session, listens, signal_session
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 START_SECONDS = 120
@@ -44,7 +44,7 @@ class Cluster:
         self.address = f"spark://127.0.0.1:{port}"
         self._start("master.Master", "--port", str(port))
         deadline = time.monotonic() + START_SECONDS
-        while not _listens(port):
+        while not listens(port):
             if self._daemons[0].poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise EngineError(
@@ -76,11 +76,11 @@ class Cluster:
 
     def cut_off(self, worker: int) -> None:
         """Suspend a worker and all that it has started (SIGSTOP), as if its network were lost."""
-        _signal(self._daemons[worker].pid, signal.SIGSTOP)
+        signal_session(self._daemons[worker].pid, signal.SIGSTOP)
 
     def let_back(self, worker: int) -> None:
         """Resume a suspended worker (SIGCONT)."""
-        _signal(self._daemons[worker].pid, signal.SIGCONT)
+        signal_session(self._daemons[worker].pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Kill all workers and the master."""
@@ -107,50 +107,3 @@ class Cluster:
                 env=environment,
             )
         self._daemons.append(daemon)
-
-
-def free_port() -> int:
-    """Return an unused port of the loopback address."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """Send SIGKILL to all processes of the session that `leader` leads; return when they are gone."""
-    while _signal(leader.pid, signal.SIGKILL):
-        leader.poll()
-    leader.wait()
-
-
-def _signal(session: int, number: signal.Signals) -> list[int]:
-    """Send a signal to all processes of a session; return their ids."""
-    found = members(session)
-    for member in found:
-        try:
-            os.kill(member, number)
-        except ProcessLookupError:
-            continue
-    return found
-
-
-def members(session: int) -> list[int]:
-    """Return the ids of the live processes of a session, zombies excluded.
-
-    A process group is not enough: Spark puts its workers into groups of their own.
-    """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,60 @@
+"""Processes of applications and tests: ports of loopback, and sessions that end as a whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+"""JVM options for processes of about a minute: less time is spent on compiling."""
+
+
+def free_port() -> int:
+    """Return an unused port of the loopback address."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """Send SIGKILL to all processes of the session that `leader` leads; return when they are gone."""
+    while signal_session(leader.pid, signal.SIGKILL):
+        leader.poll()
+    leader.wait()
+
+
+def signal_session(session: int, number: signal.Signals) -> list[int]:
+    """Send a signal to all processes of a session; return their ids."""
+    found = members(session)
+    for member in found:
+        try:
+            os.kill(member, number)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def members(session: int) -> list[int]:
+    """Return the ids of the live processes of a session, zombies excluded.
+
+    A process group is not enough: Spark puts its workers into groups of their own.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def listens(port: int) -> bool:
+    """Return whether a process listens on a port of loopback."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
