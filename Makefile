@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
+.PHONY: help demo etl cdc test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed ## live web statistics, checked against offline SQL; LO
 
 etl: setup ## log lines through a flaky service into PostgreSQL, with live views; LOG=file for your own
 	$(BIN)/eddyline etl $(if $(LOG),--log '$(LOG)') $(ARGS)
+
+cdc: setup ## PostgreSQL, live views, and Delta, Kafka and PostgreSQL as targets, all killed meanwhile
+	$(BIN)/eddyline cdc --kafka-jars .kafka $(ARGS)
 
 test: setup ## the whole default test suite
 	$(BIN)/pytest -q -n 2 --dist loadfile

@@ -15,19 +15,23 @@ from eddyline.errors import CONDITIONS, EddylineError, QueueFullError
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "apps" / "src").rglob("*.py")])
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
+MODULES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).partition("src.")[2]: tree
+    for file, tree in TREES.items()
+}
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
 SAYS_RETRY = re.compile(r"(same call|advance\(\)|try|tries|put)( it| them)? again")
 
 
 def text_of(node: ast.expr | None, tree: ast.Module) -> str:
-    """The constant text of an expression: of a literal, of an f-string, or of a module's constant."""
+    """The constant text of an expression: of a literal, of an f-string, or of a constant, also an imported one."""
     if isinstance(node, ast.Name):
-        values = [
-            one.value
-            for one in tree.body
-            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id
-        ]
-        return text_of(values[0], tree) if values else ""
+        for one in tree.body:
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id:
+                return text_of(one.value, tree)
+            if isinstance(one, ast.ImportFrom) and node.id in [name.name for name in one.names]:
+                return text_of(node, MODULES[one.module]) if one.module in MODULES else ""
+        return ""
     constants = [] if node is None else ast.walk(node)
     return "".join(str(one.value) for one in constants if isinstance(one, ast.Constant))
 

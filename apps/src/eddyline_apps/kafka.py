@@ -114,7 +114,7 @@ class Broker:
         last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
         return StorageError(
             f"a Kafka broker of our own fails, {what}: {' '.join(last)}",
-            condition="KAFKA_FAILED",
+            condition="BROKER_FAILED",
             hint="mend the cause; the log has the rest",
             log=self._log,
         )

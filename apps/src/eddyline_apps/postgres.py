@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eddyline.errors import StorageError
-from eddyline_apps.processes import free_port
+from eddyline_apps.processes import free_port, kill_session
 
 USER, DATABASE = "eddy", "postgres"
 START_SECONDS_MAX = 60.0
@@ -45,6 +45,8 @@ class Server:
 
     Attributes:
         url: URL of the database, with user and password.
+        url_without_password: the same without the password.
+        password: of the user.
 
     Raises:
         StorageError: PostgreSQL isn't installed, or doesn't start.
@@ -82,8 +84,10 @@ class Server:
             for path in (folder, secret):
                 os.chown(path, user.pw_uid, user.pw_gid)
         self.port = free_port()
-        word = quote(secret.read_text(), safe="")
-        self.url = f"postgresql://{USER}:{word}@127.0.0.1:{self.port}/{DATABASE}"
+        self.password = secret.read_text()
+        place = f"127.0.0.1:{self.port}/{DATABASE}"
+        self.url = f"postgresql://{USER}:{quote(self.password, safe='')}@{place}"
+        self.url_without_password = f"postgresql://{USER}@{place}"
         if not (folder / "data" / "PG_VERSION").exists():
             self._initialise(secret)
 
@@ -120,6 +124,12 @@ class Server:
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait()
+            self._process = None
+
+    def kill(self) -> None:
+        """Send SIGKILL to the server and all its processes."""
+        if self._process is not None:
+            kill_session(self._process)
             self._process = None
 
     def _initialise(self, secret: Path) -> None:
