@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl cdc test test-all check lint bench soak coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
+.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,6 +39,9 @@ bench: $(VENV)/.installed ## all benchmarks, or NAME=one
 
 soak: setup ## random changes and faults for MINUTES (120), then live must equal offline; writes docs/soak.md
 	$(BIN)/python tests/soak.py --minutes $(or $(MINUTES),120) --write docs/soak.md
+
+guarantees: setup ## run the tests that kill, slow ones too, or TESTS=some; writes docs/guarantees.md
+	PYTHONPATH=tests $(BIN)/pytest -q -n0 -m guarantee -p guarantees $(TESTS)
 
 coverage: setup ## try all of Spark's functions in live views; writes docs/coverage.md
 	$(BIN)/python tests/functions.py

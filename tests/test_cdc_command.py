@@ -72,6 +72,11 @@ def test_transactions_go_on_when_the_server_comes_back(tmp_path):
         assert len(answers["best_countries"]) == 5
 
 
+@pytest.mark.guarantee(
+    "`postgres` to `delta`, `kafka` and `postgres`, by `eddyline cdc`",
+    "exactly once",
+    "the engine, PostgreSQL and Kafka, each twice by kill -9",
+)
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_targets_equal_the_tables_after_kills(tmp_path, capsys):

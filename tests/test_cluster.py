@@ -45,6 +45,9 @@ def last_epoch(folder: Path) -> int:
     return max(committed_epochs(Files(str(folder / "storage"))))
 
 
+@pytest.mark.guarantee(
+    "views on a Spark cluster", "exactly once", "a worker of the cluster in mid-epoch, by kill -9"
+)
 @pytest.mark.parametrize(
     "moments",
     [(2, 30), pytest.param(tuple(range(0, 80, 8)), marks=pytest.mark.slow)],

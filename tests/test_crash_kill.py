@@ -49,6 +49,11 @@ def end_well(root: Path) -> None:
         child.kill()
 
 
+@pytest.mark.guarantee(
+    "tables and streams of files, with views",
+    "exactly once",
+    "the engine, {kills} times by kill -9 at random moments",
+)
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     moments = random.Random(7)
@@ -73,6 +78,11 @@ def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     assert_kept(known, tmp_path)
 
 
+@pytest.mark.guarantee(
+    "tables and streams of files, with views",
+    "exactly once",
+    "the engine by kill -9, at chosen writes",
+)
 @pytest.mark.parametrize(
     "effects",
     [(3, 200), pytest.param(tuple(range(1, 420, 14)), marks=pytest.mark.slow)],

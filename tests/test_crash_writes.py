@@ -122,6 +122,11 @@ def test_a_disk_that_fails_until_it_is_mended(load: Load, kind: str, wanted: int
         load.check()
 
 
+@pytest.mark.guarantee(
+    "tables and streams of files, with views",
+    "exactly once",
+    "a crash or a failure at every write of a cycle",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(("kind", "within", "wanted"), KINDS)

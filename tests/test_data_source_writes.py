@@ -282,6 +282,11 @@ KILLED = """
 """
 
 
+@pytest.mark.guarantee(
+    "Spark's `writeStream` into a table",
+    "exactly once",
+    "the writing query, by kill -9, again and again",
+)
 @pytest.mark.slow
 def test_a_query_that_is_killed_again_and_again_inserts_each_row_once(storage, spark, tmp_path):
     """Its whole process is killed, with JVM and workers, while an engine of another process runs."""

@@ -48,6 +48,11 @@ def power_cut(storage: Path, chance: random.Random) -> int:
     return cut
 
 
+@pytest.mark.guarantee(
+    "stream of files, delivery `{delivery}`",
+    "`{delivery}`",
+    "the engine, {rounds} times by kill -9",
+)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("delivery", "rounds"),

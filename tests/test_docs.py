@@ -18,6 +18,7 @@ import pytest
 
 import eddyline
 import functions
+import guarantees
 from eddyline.api import cdc as cdc_module
 from eddyline.api import engine as engine_module
 from eddyline.api import pipeline as pipeline_module
@@ -257,3 +258,9 @@ def test_links_of_documents_outside_the_site_lead_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / target).exists(), (document, target)
+
+
+def test_the_page_of_guarantees_is_that_of_its_results():
+    results = guarantees.read()
+    assert TEXTS["docs/guarantees.md"] == guarantees.page(results)
+    assert [test for test, one in results.items() if one["outcome"] == "FAILED"] == []

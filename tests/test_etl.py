@@ -377,6 +377,11 @@ def test_a_difference_is_told(ran, capsys):
 # --- killed ---
 
 
+@pytest.mark.guarantee(
+    "pipeline into PostgreSQL and views, by `eddyline etl`",
+    "exactly once",
+    "engine and pipeline, by kill -9, again and again",
+)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(server, tmp_path):

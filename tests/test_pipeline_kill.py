@@ -109,6 +109,11 @@ def check(root: Path, where: str, source: Source, order: str = "free") -> None:
             assert mine == sorted(mine)
 
 
+@pytest.mark.guarantee(
+    "pipeline with order `{order}`",
+    "exactly once into its stream",
+    "the engine, {kills} times by kill -9",
+)
 @pytest.mark.parametrize(
     ("kills", "order"),
     [
@@ -122,6 +127,11 @@ def test_killed_under_load(tmp_path: Path, kills: int, order: str) -> None:
     killed_and_checked(tmp_path, "log", source, kills, lambda _: None, order)
 
 
+@pytest.mark.guarantee(
+    "pipeline on a queue on Kafka",
+    "exactly once into its stream",
+    "the engine, {kills} times by kill -9, and the broker each second time",
+)
 @pytest.mark.kafka
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_killed_under_load_with_the_broker(tmp_path: Path, kills: int) -> None:
@@ -139,6 +149,11 @@ def test_killed_under_load_with_the_broker(tmp_path: Path, kills: int) -> None:
         killed_and_checked(tmp_path, broker.address, source, kills, between)
 
 
+@pytest.mark.guarantee(
+    "pipeline on a Spark cluster",
+    "exactly once into its stream",
+    "workers of the cluster, by kill -9",
+)
 @pytest.mark.slow
 def test_workers_of_a_cluster_killed_under_load(tmp_path: Path) -> None:
     moments = random.Random(5)

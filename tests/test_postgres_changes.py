@@ -290,6 +290,9 @@ class CrashError(Exception):
     pass
 
 
+@pytest.mark.guarantee(
+    "stream `postgres`", "exactly once", "a crash at each write of the snapshot and of changes"
+)
 def test_a_crash_at_any_write_loses_and_doubles_nothing(source, tmp_path):
     """Of the snapshot, of an entry of changes, and of the slot's advance without changes."""
     source.run("INSERT INTO t VALUES (1, 0, 'one')")
@@ -721,6 +724,9 @@ def test_definitions_that_cannot_work_are_refused(source, tmp_path, spark, monke
     connection.execute("DROP PUBLICATION filtered")
 
 
+@pytest.mark.guarantee(
+    "stream `postgres`", "exactly once", "the engine, 4 times by kill -9; the server, twice"
+)
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)

@@ -164,6 +164,11 @@ def test_a_fault_while_the_queue_is_made(tmp_path: Path) -> None:
     assert fail_at > 8
 
 
+@pytest.mark.guarantee(
+    "queue in the storage",
+    "at least once, each acknowledged record once",
+    "producers and the reader, {kills} times by kill -9",
+)
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     """Producers in one process and the reader in another, each killed over and over."""

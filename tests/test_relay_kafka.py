@@ -331,6 +331,9 @@ def test_expired_markers_of_transactions_are_no_gap(
     queue.close()
 
 
+@pytest.mark.guarantee(
+    "queue on Kafka", "at least once, each acknowledged record once", "the broker, by kill -9"
+)
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_started_again_loses_nothing(broker: Broker, app: str) -> None:
     queue = DataQueue(KafkaBackend(broker.address, app))

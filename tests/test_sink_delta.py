@@ -132,6 +132,9 @@ def test_replace_mends_a_table_with_doubled_rows(tmp_path: Path) -> None:
     assert counted(held(tmp_path / "t")) == log.expected(10)
 
 
+@pytest.mark.guarantee(
+    "sink `delta`", "exactly once", "nothing: an older engine goes on beside the new one"
+)
 def test_a_zombie_is_refused(tmp_path: Path) -> None:
     log = changelog("keyed")
     first, zombie = (opened(log.target(), tmp_path / "t") for _ in range(2))
@@ -278,10 +281,12 @@ def kill(path: Path, last: int, kills: int) -> None:
     assert counted(held(path)) == log.expected(last)
 
 
+@pytest.mark.guarantee("sink `delta`", "exactly once", "the sink's process, 5 times by kill -9")
 def test_kills(tmp_path: Path) -> None:
     kill(tmp_path / "t", 60, 5)
 
 
+@pytest.mark.guarantee("sink `delta`", "exactly once", "the sink's process, 40 times by kill -9")
 @pytest.mark.slow
 def test_many_kills(tmp_path: Path) -> None:
     kill(tmp_path / "t", 500, 40)

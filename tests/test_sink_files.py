@@ -70,6 +70,7 @@ def test_a_snapshot_takes_the_place_of_all_files(folder: Path, epoch: int) -> No
     assert content(folder) == {9: 1}
 
 
+@pytest.mark.guarantee("sinks `parquet`, `jsonl`, `csv`", "exactly once", "a crash at each step")
 def test_a_crash_at_each_step_of_a_snapshot(folder: Path, monkeypatch) -> None:
     steps = 0
     for dies_at in range(1, 20):

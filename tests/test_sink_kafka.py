@@ -190,6 +190,11 @@ def test_what_messages_look_like(broker: Broker, topic: str) -> None:
     assert settings["cleanup.policy"].value == "compact"
 
 
+@pytest.mark.guarantee(
+    "sink `kafka`",
+    "exactly once for `read_committed`",
+    "nothing: an older engine goes on beside the new one",
+)
 def test_of_two_engines_the_older_is_fenced(broker: Broker, topic: str) -> None:
     older, newer = opened(broker, topic), opened(broker, topic)
     older.replace(None, Epoch(1), one(1))
@@ -333,6 +338,11 @@ def test_too_large_rows_can_stop_the_sink(broker: Broker, topic: str) -> None:
 # -- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee(
+    "sink `kafka`, envelope `{envelope}`",
+    "exactly once for `read_committed`",
+    "the sink's process and, each fourth time, the broker: {kills} times by kill -9",
+)
 @pytest.mark.parametrize(
     ("envelope", "kills"),
     [

@@ -26,6 +26,11 @@ def start(root: Path, seconds: float = 0) -> Child:
     return Child([sys.executable, str(CHILD), str(root), str(seconds)], root / "stderr")
 
 
+@pytest.mark.guarantee(
+    "sinks `delta`, `parquet`, `csv` of an engine",
+    "exactly once",
+    "the engine, {kills} times by kill -9",
+)
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_targets_equal_the_view_after_kills(tmp_path: Path, kills: int) -> None:
     deltalake = pytest.importorskip("deltalake", reason="needs eddyline[delta]")

@@ -184,6 +184,9 @@ def test_replace_and_update_touch_only_what_differs(url: str) -> None:
     sink.close()
 
 
+@pytest.mark.guarantee(
+    "sink `postgres`", "exactly once", "nothing: an older engine goes on beside the new one"
+)
 def test_a_zombie_is_refused(url: str) -> None:
     log = changelog("keyed")
     first, zombie = (opened(log.target(), url) for _ in range(2))
@@ -462,10 +465,16 @@ def kill(running: Server, url: str, last: int, kills: int, *, server_too: bool) 
     sink.close()
 
 
+@pytest.mark.guarantee("sink `postgres`", "exactly once", "the sink's process, 5 times by kill -9")
 def test_kills(running: Server, url: str) -> None:
     kill(running, url, 120, 5, server_too=False)
 
 
+@pytest.mark.guarantee(
+    "sink `postgres`",
+    "exactly once",
+    "the sink's process, 40 times by kill -9; the server again and again, without a checkpoint",
+)
 @pytest.mark.slow
 def test_many_kills_of_sink_and_server(running: Server, url: str) -> None:
     kill(running, url, 900, 40, server_too=True)

@@ -186,6 +186,9 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.guarantee(
+    "all sinks: their common part", "exactly once", "a crash at any step, in random orders"
+)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_crashes_at_every_point_double_and_lose_nothing(steps: list[tuple[str, int]]) -> None:

@@ -233,6 +233,7 @@ def test_nothing_is_lost_or_doubled_under_a_writer_that_rotates(tmp_path, logs, 
     assert sorted(found) == [*range(count)]
 
 
+@pytest.mark.guarantee("stream `tail`", "exactly once", "a crash at each write")
 @pytest.mark.parametrize("effect", range(12))
 def test_a_crash_at_any_write_loses_and_doubles_nothing(tmp_path, logs, effect):
     log = logs / "a.log"

@@ -132,6 +132,11 @@ class Follower:
         return self.process.returncode
 
 
+@pytest.mark.guarantee(
+    "stream `tail`, by `eddyline webstats`",
+    "exactly once",
+    "the engine, by kill -9, while the log is rotated",
+)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_each_line_counts_once_over_rotation_and_kills(tmp_path, capsys):
