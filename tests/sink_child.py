@@ -15,8 +15,9 @@ import random
 import signal
 import sys
 import time
+import traceback
 
-from eddyline.errors import StateError
+from eddyline.errors import EddylineError
 from eddyline.sink.base import Sink
 from sink_cases import changelog, follow
 
@@ -33,7 +34,7 @@ def deliver(name: str, options: dict[str, str], last: int, seed: int) -> None:
         try:
             if follow(sink, log, last, rnd) == last:
                 return
-        except StateError as error:
+        except EddylineError as error:
             if not error.retryable:
                 raise
             time.sleep(RETRY_S)
@@ -50,6 +51,8 @@ def main(name: str, options: dict[str, str], last: int, kills: int, seed: int) -
             try:
                 deliver(name, options, last, seed + turn)
                 status = 0
+            except Exception:  # shown, as the fork ends at once
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(status)

@@ -153,6 +153,30 @@ def test_flushed_epochs_outlive_a_power_cut_and_others_are_told_apart(tmp_path: 
         assert [row.n for row in engine.snapshot("v").collect()] == [3]
 
 
+@pytest.mark.spark
+def test_an_earlier_epoch_that_a_power_cut_has_damaged_is_left_out(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    options = el.Options(delivery="at_least_once")
+    with el.Engine(str(storage), local_session(), options) as engine:
+        table = engine.table("t", "n BIGINT")
+        engine.view("v", "SELECT sum(n) AS n FROM t")
+        for number in range(4):
+            table.insert([(number,)])
+            engine.advance()
+    first, second, _, last = committed_epochs(Files(str(storage)))[-4:]
+    for epoch in (first, second):
+        (storage / "manifests" / f"{epoch:012d}.json").write_text("cut off")
+    with el.Engine(str(storage), local_session(), options) as engine:
+        epochs = committed_epochs(Files(str(storage)))
+        assert first not in epochs
+        assert second not in epochs
+        assert epochs[-1] == last
+        assert [row.n for row in engine.snapshot("v").collect()] == [6]
+        engine.table("t", "n BIGINT").insert([(7,)])
+        engine.advance()
+        assert [row.n for row in engine.snapshot("v").collect()] == [13]
+
+
 def test_an_unknown_delivery_is_refused() -> None:
     with pytest.raises(EngineError, match="option delivery is 'twice'") as caught:
         el.Options(delivery="twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,8 +58,9 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
     Args:
         files: the files of the storage.
         writable: whether this process may clean up.
-        lenient: accept an older epoch if the newest are damaged, and remove those. For storages
-            whose epochs aren't flushed one by one, so that a power cut can damage the newest.
+        lenient: accept an older epoch if the newest are damaged, and remove the damaged ones. For
+            storages whose epochs aren't flushed one by one, so that a power cut can damage some of
+            the newest. If `writable`, those that are left are flushed.
 
     Raises:
         StateError: a manifest or a run is damaged or missing.
@@ -83,6 +85,9 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
             files.remove(CONSTANTS)
         for name in recovery.stale:
             files.remove(f"{EPOCHS}/{name}")
+        if lenient:
+            epochs = _undamaged(files, epochs)
+            flush(files, Epoch(0))
         if epochs:
             sweep(files, read_manifest(files, epochs[0]))
     return manifest
@@ -102,6 +107,21 @@ def _last_undamaged(
             epochs = epochs[:-1]
         else:
             return manifest, epochs
+
+
+def _undamaged(files: Files, epochs: Sequence[Epoch]) -> list[Epoch]:
+    """Remove the manifests that are damaged or whose runs are missing; return the other epochs.
+
+    A power cut spares the files in no order: a later epoch may be whole where an earlier one isn't.
+    """
+    whole = []
+    for epoch in epochs:
+        with contextlib.suppress(StateError):
+            if all(files.exists(run.name) for run in read_manifest(files, epoch).all_runs()):
+                whole.append(epoch)
+                continue
+        files.remove(manifest_name(epoch))
+    return whole
 
 
 def _verify(files: Files, manifest: Manifest) -> None:
