@@ -51,9 +51,9 @@ def main(name: str, options: dict[str, str], last: int, kills: int, seed: int) -
             try:
                 deliver(name, options, last, seed + turn)
                 status = 0
-            except Exception:  # shown, as the fork ends at once
-                traceback.print_exc()
             finally:
+                if status:
+                    traceback.print_exc()  # the fork ends at once
                 sys.stderr.flush()
                 os._exit(status)
         if turn < kills:

@@ -135,14 +135,9 @@ class Altering:
         sinks = [s.name for s in catalog.sinks if table.name.lower() in map(str.lower, s.upstream)]
         if sinks:
             raise _used(table, f"sinks follow it: {', '.join(sinks)}", "drop these sinks first")
-        below = {table.name.lower()}
-        for view in [entry for entry in catalog.entries if entry.kind == VIEW]:
-            if below.intersection(map(str.lower, view.upstream)):
-                below.add(view.name.lower())
-                if view.paused:  # its epoch has no rows of the new table
-                    raise _used(
-                        table, f"view {view.name} reads it, and is paused", "resume it first"
-                    )
+        for view in catalog.below(table.name):
+            if view.paused:  # its epoch has no rows of the new table
+                raise _used(table, f"view {view.name} reads it, and is paused", "resume it first")
         readers = [
             view for view in map(catalog.get, catalog.readers(table.name)) if view.kind == VIEW
         ]

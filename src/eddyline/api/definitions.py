@@ -12,6 +12,14 @@ from pyspark.sql import DataFrame
 from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
 from eddyline.api.frames import Query, connected, frame_of
+from eddyline.api.replacing import (
+    Reader,
+    check_circle,
+    check_readers,
+    compiled_readers,
+    with_marks,
+    with_readers,
+)
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
@@ -98,7 +106,13 @@ class Definitions:
         else:
             frames.read(name, plan, catalog)  # not the view that it replaces
             frames.keep(draft.id, plan)
-        compiled = workspace.compiler.view(draft, catalog, workspace.plan, draft.upstream)
+        readers = {reader.name for reader in catalog.below(name)}
+        possible = [known for known in draft.upstream if known not in readers]
+        try:
+            compiled = workspace.compiler.view(draft, catalog, workspace.plan, possible)
+        except QueryError as error:
+            check_circle(name, draft.upstream, catalog, error)
+            raise
         _check_running(name, catalog, compiled.upstream)
         if present is not None:
             self._epochs.sinks.check_replaced(draft, compiled)
@@ -112,8 +126,13 @@ class Definitions:
             upstream=compiled.upstream,
             result=" ".join([compiled.plan.result.partition("/")[2], *map(str, compiled.order)]),
         )
-        catalog = catalog.add(entry)
-        self._fill(catalog, catalog.get(name), compiled, present)
+        catalog, again = catalog.add(entry).in_order(), []
+        if present is not None:
+            again = compiled_readers(workspace, catalog, present, catalog.get(name), compiled)
+            for reader, made in again:
+                self._epochs.sinks.check_replaced(reader, made)
+            catalog = with_readers(catalog, again)
+        self._fill(catalog, catalog.get(name), compiled, present, again)
         entry = workspace.catalog.get(name)
         self._warn_if_failing(entry, stacklevel=6)
         return entry
@@ -209,18 +228,17 @@ class Definitions:
         """Raise CatalogError if a new view can't replace an entry."""
         if not replace or present.kind != VIEW:
             raise drafts.name_taken(present)
-        readers = self._workspace.catalog.readers(present.name)
-        if readers:
-            raise CatalogError(
-                f"view {present.name} is read by {', '.join(readers)}",
-                condition="STILL_READ",
-                hint="drop these views first",
-            )
+        check_readers(present, self._workspace.catalog)
 
     def _fill(
-        self, catalog: Catalog, entry: Entry, compiled: CompiledPlan, replaced: Entry | None
+        self,
+        catalog: Catalog,
+        entry: Entry,
+        compiled: CompiledPlan,
+        replaced: Entry | None,
+        readers: Sequence[Reader],
     ) -> None:
-        """Compute a new view in a separate epoch, then add it to the catalog.
+        """Compute a new view, and the readers of the one that it replaces, in a separate epoch, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
         leaves state without an entry, which the next epoch drops. A view that it replaces stays
@@ -228,8 +246,10 @@ class Definitions:
         """
         workspace = self._workspace
         spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
-        workspace.save(spent, final=False)
-        seconds = self._epochs.fill(catalog, [compiled], replaced=replaced)
+        workspace.save(with_marks(spent, readers, workspace.manifest.epoch), final=False)
+        plans = [compiled, *(plan for _, plan in readers)]
+        ids = [ViewId(reader.id) for reader, _ in readers]
+        seconds = self._epochs.fill(catalog, plans, ids, replaced)
         try:
             workspace.save(catalog.committed(entry, workspace.manifest.epoch))
         except BaseException:
@@ -237,6 +257,8 @@ class Definitions:
             workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
             raise
         workspace.keep_plan(entry, compiled)
+        for reader, plan in readers:
+            workspace.keep_plan(reader, plan)
         if replaced is not None:
             workspace.forget(replaced)
         self._epochs.committed({"ingest": 0.0, **seconds})

@@ -11,6 +11,7 @@ from typing import Any
 
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
+from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.sinks import Sinks
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
@@ -83,6 +84,8 @@ class Epochs:
             workspace.settings,
             self._show_rows,
         )
+        if workspace.writes:
+            self.finish_replacement()
 
     def run_next(self, ingest_s: float) -> bool:
         """Run one epoch over the unprocessed entries of the redo logs; False if there are none.
@@ -92,6 +95,7 @@ class Epochs:
         """
         workspace = self._workspace
         started = time.perf_counter()
+        self.finish_replacement()
         plans, aside = self._compiled()
         plan_s = time.perf_counter() - started
         if self._rebuild_changed(plans, aside):
@@ -131,7 +135,7 @@ class Epochs:
         Args:
             catalog: the catalog with these views.
             rebuilt: ids of views that have rows already; the new rows replace their old ones.
-            replaced: the view that the one of the only plan replaces.
+            replaced: the view that the one of the first plan replaces.
             aside: other views, to set aside in the same epoch.
             clocks: event times of streams to begin with; None for those of the last epoch.
 
@@ -201,11 +205,7 @@ class Epochs:
 
     def live_readers(self, stream: Entry) -> list[Entry]:
         """Return the live views that read a stream, also through other views."""
-        found = {stream.name.lower(): stream}
-        for entry in self._workspace.catalog.entries:
-            if self._is_live(entry) and any(name.lower() in found for name in entry.upstream):
-                found[entry.name.lower()] = entry
-        return list(found.values())[1:]
+        return list(filter(self._is_live, self._workspace.catalog.below(stream.name)))
 
     def retry(self) -> None:
         """Compute the failing views again, each from all rows of its inputs, in a separate epoch.
@@ -345,6 +345,21 @@ class Epochs:
             )
             self.rebuild(list(changed.values()), aside)
         return bool(changed)
+
+    def finish_replacement(self) -> None:
+        """Make the readers of a view consistent again if its replacement was broken off.
+
+        Between the epoch of a replacement and the write of the catalog the readers have the rows of the
+        view that isn't there: then they are computed again from the one that still is.
+        """
+        workspace = self._workspace
+        readers = [entry for entry in workspace.catalog.entries if REPLACING in entry.options]
+        if readers:
+            rebuilt = workspace.manifest.rebuilt
+            torn = [e for e in readers if rebuilt.get(ViewId(e.id), 0) > int(e.options[REPLACING])]
+            with suppress(QueryError):  # a function is missing: the next epoch tries again
+                self.rebuild(torn)
+                workspace.save(without_marks(workspace.catalog), final=False)
 
     def _compiles(self, entry: Entry) -> bool:
         """Compile a failing view again; return whether that succeeds."""

@@ -287,7 +287,7 @@ class Catalog:
         """Return the catalog without a definition; CatalogError if views read it.
 
         Args:
-            replaced: another view takes its name, which the sinks then follow.
+            replaced: another view takes its name, which views then read and sinks follow.
         """
         entry = self.get(name)
         if entry.role in (LATE_ROWS, REJECTS):
@@ -313,7 +313,7 @@ class Catalog:
         letters = self.letters_of(entry)
         gone = [entry.name, entry.name + LATE, *([letters.name] if letters else [])]
         readers = [reader for name in gone for reader in self.readers(name)]
-        if readers:
+        if readers and not replaced:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is read by {', '.join(readers)}",
                 condition="STILL_READ",
@@ -338,6 +338,31 @@ class Catalog:
             for entry in self.entries
             if name.lower() in (upstream.lower() for upstream in entry.upstream)
         ]
+
+    def below(self, name: str) -> list[Entry]:
+        """Return the views that read a name, also through other views, upstream first."""
+        found = {name.lower()}
+        views = []
+        for entry in self.entries:
+            if not found.isdisjoint(upstream.lower() for upstream in entry.upstream):
+                found.add(entry.name.lower())
+                views.append(entry)
+        return views
+
+    def in_order(self) -> Catalog:
+        """Return the catalog with each view behind all that it reads, else in the same order."""
+        known = {entry.name.lower(): entry for entry in self.entries}
+        ordered: dict[str, Entry] = {}
+
+        def put(entry: Entry) -> None:
+            for name in entry.upstream:
+                if name.lower() in known:
+                    put(known[name.lower()])
+            ordered.setdefault(entry.name.lower(), entry)
+
+        for entry in self.entries:
+            put(entry)
+        return replace(self, entries=tuple(ordered.values()))
 
     def joined(self) -> dict[str, set[str]]:
         """Return for each stream with a watermark, by id, those that a view reads together with it."""

@@ -162,7 +162,14 @@ class Compiler:
                     relation = self._relation(known, plan_of)
                     if seen.altered:
                         places, key = seen.places(known), seen.key or None
-                        relation = replace(relation, schema=seen.columns, key=key, places=places)
+                        bounds = {
+                            seen.names.index(known.columns.names[place]): bound
+                            for place, bound in relation.bounds.items()
+                            if known.columns.names[place] in seen.names
+                        }
+                        relation = replace(
+                            relation, schema=seen.columns, key=key, places=places, bounds=bounds
+                        )
                 except QueryError as error:
                     broken.append(error)  # the name may also be that of a column
                     continue
