@@ -15,10 +15,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import types as t
 
-from eddyline.changes import Epoch
+from eddyline.changes import CHANGE_TYPE, Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
 from eddyline.sink.base import Sink, Target
-from eddyline.sink.delta import CHANGE_TYPE, DeltaFormat
+from eddyline.sink.delta import DeltaFormat
 from eddyline.spark.schema import arrow_schema
 from sink_cases import COLUMNS, Changelog, at_once, changelog, counted, follow
 

@@ -21,3 +21,14 @@ OPERATION = "op"
 
 APPEND = "append"
 DELETE = "delete"
+
+INSERT = "insert"
+BEFORE, AFTER = "update_preimage", "update_postimage"
+"""With `DELETE`, the values of `_change_type` in the change feeds of Spark and Delta."""
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
+    "_change_type",
+    "_commit_version",
+    "_commit_timestamp",
+)
+"""The columns that change feeds add: the kind of change, the epoch, and when that was committed."""

@@ -14,10 +14,9 @@ from eddyline.answers.changed import changes_expired, check_feed
 from eddyline.answers.reader import feed_schema
 from eddyline.answers.readers import reader_file
 from eddyline.answers.stored import Feed, Relation, no_such_epoch, stored_relation
-from eddyline.changes import Epoch, ViewId
+from eddyline.changes import CHANGE_TYPE, INSERT, Epoch, ViewId
 from eddyline.errors import EngineError, StateError
 from eddyline.sink.cursors import Cursor, CursorFile
-from eddyline.sink.rows import CHANGE_TYPE, INSERT
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.leases import Leases
 from pyspark_eddyline.readers import (

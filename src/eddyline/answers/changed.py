@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from eddyline.answers.changelog import CDF
 from eddyline.answers.reader import EpochChanges
 from eddyline.catalog.entries import TABLE, Entry
-from eddyline.changes import Epoch, ViewId
+from eddyline.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, Epoch, ViewId
 from eddyline.errors import QueryError, StateError
-from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from eddyline.state.manifest import (
     ROWS,
     Manifest,

@@ -12,11 +12,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from eddyline.answers.changelog import CDF, UPDATE, cdf_form, net_changes, retract_form, update_form
-from eddyline.changes import HASH, WEIGHT, Epoch
+from eddyline.changes import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    HASH,
+    INSERT,
+    WEIGHT,
+    Epoch,
+)
 from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
-from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, INSERT, with_commit
+from eddyline.sink.rows import with_commit
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eddyline.intake.delta import DeltaChanges
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat, TailFormat
 from eddyline.intake.postgres import PostgresChanges
 from eddyline.pipelines.documents import QueueFormat
@@ -14,6 +15,7 @@ from eddyline.sink.webhook import WebhookFormat
 from eddyline.source.segments import NDJSON, PARQUET
 
 FORMATS: dict[str, SourceFormat] = {
+    "delta": DeltaChanges(),
     "generator": GeneratorFormat(),
     "json": FileFormat("json", NDJSON),
     "parquet": FileFormat("parquet", PARQUET),

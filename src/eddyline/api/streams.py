@@ -88,7 +88,7 @@ class Streams:
         sources = workspace.sources
         if schema is None:
             own = {k: v for k, v in options.items() if k.lower() not in TIME_OPTIONS}
-            columns = drafts.nullable(sources.columns(name, format, own))
+            columns = drafts.nullable(sources.columns(name, format, own, op))
         else:
             columns = drafts.columns_of(schema)
         entry = drafts.stream(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
@@ -94,6 +94,15 @@ class SourceFormat(Protocol):
         Args:
             letters: the stream of its dead letters.
         """
+
+
+@runtime_checkable
+class FeedFormat(SourceFormat, Protocol):
+    """A format whose rows are changes of rows, which the operations of a stream can apply."""
+
+    @property
+    def about(self) -> Sequence[str]:
+        """Names of the columns that tell of a change; streams of operations don't have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,16 +385,7 @@ class TailFormat:
 
 def check_given(stream: Entry, declared: StructType) -> None:
     """Raise DataError unless a stream only appends, and its columns are among those of the source."""
-    known = {column.name: column.dataType for column in declared}
-    for column in stream.given_columns:
-        if known.get(column.name) != column.dataType:
-            shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-            raise DataError(
-                f"{column.name} {column.dataType.simpleString()} is no column of this source",
-                condition="BAD_STREAM",
-                stream=stream.name,
-                hint=f"leave the columns out, or choose of: {shown}",
-            )
+    check_columns(stream, declared)
     if stream.arranged:
         raise DataError(
             "this source only appends: it has no operations and no key",
@@ -393,6 +393,20 @@ def check_given(stream: Entry, declared: StructType) -> None:
             stream=stream.name,
             hint="leave OP and PRIMARY KEY out",
         )
+
+
+def check_columns(stream: Entry, declared: StructType) -> None:
+    """Raise DataError unless a stream's columns are among those of the source."""
+    known = {column.name: column.dataType.simpleString() for column in declared}
+    for column in stream.given_columns:
+        if known.get(column.name) != column.dataType.simpleString():
+            shown = ", ".join(f"{name} {kind}" for name, kind in known.items())
+            raise DataError(
+                f"{column.name} {column.dataType.simpleString()} is no column of this source",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint=f"leave the columns out, or choose of: {shown}",
+            )
 
 
 def _check_path(stream: Entry) -> None:

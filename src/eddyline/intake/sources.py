@@ -15,7 +15,7 @@ from eddyline.catalog.entries import PIPELINE, STREAM, VIEW, Catalog, Entry
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
-from eddyline.intake.formats import Context, SourceFormat, SparkFormat
+from eddyline.intake.formats import Context, FeedFormat, SourceFormat, SparkFormat
 from eddyline.source.base import Source, Tenant, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
@@ -77,9 +77,19 @@ class Sources:
             log = self._logs[entry.source] = RedoLog(files, entry.source, self.clock)
         return log
 
-    def columns(self, stream: str, format: str, options: Mapping[str, str]) -> StructType:
-        """Return the columns that a source itself declares; DataError if it can't."""
-        return self._format(format).columns(stream, options, self._context)
+    def columns(
+        self, stream: str, format: str, options: Mapping[str, str], operation: str | None
+    ) -> StructType:
+        """Return the columns that a source itself declares; DataError if it can't.
+
+        Args:
+            operation: the column of operations; None if all rows are appends.
+        """
+        one = self._format(format)
+        found = one.columns(stream, options, self._context)
+        if operation is None or not isinstance(one, FeedFormat):
+            return found
+        return StructType([column for column in found if column.name not in one.about])
 
     def check(self, entry: Entry) -> None:
         """Raise DataError if a stream of this definition can't be opened."""

@@ -14,9 +14,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from eddyline.arguments import check_choice
-from eddyline.changes import Epoch
+from eddyline.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, Epoch
 from eddyline.errors import CatalogError, EngineError, StateError
-from eddyline.sink.rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 
 Refuse = Callable[[pa.Table, Sequence[str]], None]
 """Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.

@@ -19,7 +19,16 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from eddyline.arguments import check_choice, wrong_argument
-from eddyline.changes import Epoch
+from eddyline.changes import (
+    AFTER,
+    BEFORE,
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    Epoch,
+)
 from eddyline.errors import EddylineError, missing_package
 from eddyline.sink.base import (
     Sink,
@@ -33,18 +42,7 @@ from eddyline.sink.base import (
     target_not_empty,
     unsupported_type,
 )
-from eddyline.sink.rows import (
-    AFTER,
-    BEFORE,
-    CHANGE_TYPE,
-    COMMIT_TIMESTAMP,
-    COMMIT_VERSION,
-    DELETE,
-    INSERT,
-    KeyedChanges,
-    difference,
-    keyed_changes,
-)
+from eddyline.sink.rows import KeyedChanges, difference, keyed_changes
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.kernels import cast_to, distinct, repeat
 
@@ -99,7 +97,7 @@ class DeltaFormat:
             raise sink_key(target, "it has no key", _LOG)
         check_feed_columns(target)
         for field in target.columns:
-            if not _held(field.dataType):
+            if not is_held(field.dataType):
                 kind = field.dataType.simpleString()
                 raise unsupported_type(target, field.name, kind, "Delta")
 
@@ -399,13 +397,22 @@ class DeltaSink:
             raise sink_failed(self._target, error) from error
 
 
-def _package() -> Any:
+def package(user: str) -> Any:
+    """Return deltalake; EngineError if it isn't installed.
+
+    Args:
+        user: what needs it.
+    """
     try:
         import deltalake
         import deltalake.exceptions
     except ImportError as error:
-        raise missing_package("a sink of format delta", "deltalake", "delta") from error
+        raise missing_package(user, "deltalake", "delta") from error
     return deltalake
+
+
+def _package() -> Any:
+    return package("a sink of format delta")
 
 
 def _mode(target: Target, options: Mapping[str, str]) -> str:
@@ -421,14 +428,14 @@ def _optimize_every(options: Mapping[str, str]) -> int:
     return int(value)
 
 
-def _held(kind: spark.DataType) -> bool:
+def is_held(kind: spark.DataType) -> bool:
     """Return whether Delta can hold a type."""
     if isinstance(kind, spark.ArrayType):
-        return _held(kind.elementType)
+        return is_held(kind.elementType)
     if isinstance(kind, spark.MapType):
-        return _held(kind.keyType) and _held(kind.valueType)
+        return is_held(kind.keyType) and is_held(kind.valueType)
     if isinstance(kind, spark.StructType):
-        return bool(len(kind)) and all(_held(field.dataType) for field in kind)
+        return bool(len(kind)) and all(is_held(field.dataType) for field in kind)
     return isinstance(kind, _SCALARS)
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from eddyline.changes import AFTER, BEFORE, CHANGE_TYPE, COMMIT_VERSION, DELETE, INSERT
 from eddyline.sink.json_rows import json_rows
-from eddyline.sink.rows import AFTER, BEFORE, CHANGE_TYPE, COMMIT_VERSION, DELETE, INSERT
 
 Sent = tuple[str | None, str | None]
 """A message: key and value; without a value it is a tombstone."""

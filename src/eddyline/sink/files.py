@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from eddyline.arguments import wrong_argument
-from eddyline.changes import Epoch
+from eddyline.changes import COMMIT_VERSION, Epoch
 from eddyline.sink.base import (
     Sink,
     Target,
@@ -28,7 +28,7 @@ from eddyline.sink.base import (
     target_not_empty,
 )
 from eddyline.sink.json_rows import check_json, json_rows
-from eddyline.sink.rows import COMMIT_VERSION, change_feed
+from eddyline.sink.rows import change_feed
 from eddyline.storage.files import sync_path
 
 POSITION = "_eddyline.json"

@@ -10,20 +10,20 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from eddyline.changes import APPEND, OPERATION, WEIGHT, Epoch
-from eddyline.changes import DELETE as DELETED
-from eddyline.state.kernels import comparable_frame, repeat
-
-INSERT, DELETE = "insert", "delete"
-BEFORE, AFTER = "update_preimage", "update_postimage"
-"""The values of `_change_type` in the change feeds of Spark and Delta."""
-
-CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
-    "_change_type",
-    "_commit_version",
-    "_commit_timestamp",
+from eddyline.changes import (
+    AFTER,
+    APPEND,
+    BEFORE,
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    OPERATION,
+    WEIGHT,
+    Epoch,
 )
-"""The columns that change feeds add: the kind of change, the epoch, and when that was committed."""
+from eddyline.state.kernels import comparable_frame, repeat
 
 _SIDE, _AT = "side", "at"
 
@@ -142,7 +142,7 @@ def difference(held: pa.Table, wanted: pa.Table) -> pa.Table:
     )
     kept = sums.filter(pl.col(WEIGHT) != 0)
     weights = pa.array(kept[WEIGHT].to_numpy())
-    operations = pa.array(np.where(kept[WEIGHT].to_numpy() > 0, APPEND, DELETED), pa.string())
+    operations = pa.array(np.where(kept[WEIGHT].to_numpy() > 0, APPEND, DELETE), pa.string())
     changed = rows.take(pa.array(kept["row"].to_numpy()))
     return changed.append_column(OPERATION, operations).append_column(WEIGHT, weights)
 

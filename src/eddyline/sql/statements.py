@@ -350,7 +350,7 @@ def _columns(
                 break
         else:
             columns.append(item.slice(0, len(item.tokens)))
-    if not columns and not watermarks:
+    if not (columns or keys or watermarks):
         cursor.fail("no column is given")
     if len(keys) > 1:
         cursor.fail("more than one PRIMARY KEY is given", "use PRIMARY KEY (a, b) once")
