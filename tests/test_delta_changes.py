@@ -297,6 +297,35 @@ def follow_until(stream: DeltaStream, done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_log_that_may_be_skipped_is_refused(source, tmp_path):
+    stream = stream_of(source, tmp_path / "s")
+    stream.log.files.unflushed = ("logs/",)  # as with delivery at_most_once
+    refused(stream, "BAD_STREAM.*never skipped")
+
+
+def test_a_version_that_was_read_in_part_is_read_again(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(delta, "FILE_BYTES", 1)
+    source.append((0, 0, "zero"))
+    stream = stream_of(source, tmp_path / "s")
+    stream.pull()
+    source.append(*((n, n, "x") for n in range(20_000)))
+    batches = DeltaLog.changes
+
+    def stopped(*given: Any) -> Any:
+        for number, batch in enumerate(batches(*given)):
+            if number == 1:
+                stream.stop()
+            yield batch
+
+    monkeypatch.setattr(DeltaLog, "changes", stopped)
+    stream.pull()
+    assert stream.log.end() == 1
+    monkeypatch.undo()
+    stream.pull()
+    checked(stream, source)
+    assert stream.log.end() == 2
+
+
 def test_following_goes_on_when_the_table_is_there_again(source, tmp_path, monkeypatch):
     monkeypatch.setattr(delta, "LOOK_S", 0.01)
     source.append((1, 1, "one"))
@@ -453,6 +482,18 @@ def test_values_of_all_types(tmp_path):
         expected = table_of([(*first[:3], value, *first[4:]), none], names).to_pylist()
         assert whole[version] == Counter(repr(list(row.values())) for row in expected)
     assert not whole[2]
+
+
+def test_changes_that_delta_rs_does_not_find(tmp_path):
+    """It takes the encoded path of a partition for the name of a folder."""
+    source = Source(tmp_path / "table", partition_by=["B"])
+    source.append((1, 1, "a b"))
+    stream = stream_of(source, tmp_path / "s")
+    stream.pull()
+    source.append((2, 2, "ab"))
+    source.update("id = 1", a="5")
+    refused(stream, r"STREAM_FAILED.*version 3 .*changes partitions whose names are encoded")
+    assert [[row["id"] for row in rows] for rows in entries(stream)] == [[1], [2]]
 
 
 def deletion_vector(*places: int) -> dict[str, Any]:

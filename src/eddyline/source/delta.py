@@ -29,6 +29,7 @@ from eddyline.changes import (
 )
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
+from eddyline.source.base import cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.delta_log import Commit, DeltaLog, Layout
 from eddyline.source.log_files import new_file, write_rows
@@ -322,6 +323,13 @@ class DeltaStream:
                 raise self._lost(
                     f"{len(missing)} files of version {commit.version} are gone, such as {missing[0]}: "
                     "they were vacuumed before they were read"
+                ) from error
+            if any("%" in name for name in commit.files):
+                raise cannot_read(
+                    self.name,
+                    f"version {commit.version} of Delta table {self.delta.path} changes partitions whose "
+                    "names are encoded in paths, such as those with spaces or colons: deltalake doesn't "
+                    "find their files",
                 ) from error
             raise
         parts.join(gone)
