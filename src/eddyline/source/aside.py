@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 FOLLOW_S = 0.2
 """So long `go_on` waits for the work; it goes on in the background."""
@@ -42,11 +43,17 @@ class Aside:
         if not self._thread.is_alive():
             self._raise_failure()
 
-    def stop(self) -> None:
-        """Wait until the function has returned; it sees `stopped`."""
+    def stop(self, cancel: Callable[[], object] = lambda: None) -> None:
+        """Wait until the function has returned; it sees `stopped`.
+
+        Args:
+            cancel: ends what it waits for. It may fail: what can't be cancelled ends by its time limit.
+        """
         self.stopped.set()
-        if self._thread is not None:
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            with suppress(Exception):
+                cancel()
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         try:

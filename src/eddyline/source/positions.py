@@ -60,7 +60,7 @@ class Positions:
         """Write entry `number`, and before it the position that holds after it."""
         self.write(number + 1, position)
         self._log.append(number, segments, new=True)
-        self._log.files.remove(self._name(number))
+        self._log.files.remove(self._name(number - 1))
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"

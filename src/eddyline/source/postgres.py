@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
 
-from eddyline.errors import DataError, EddylineError, EngineError, StateError
+from eddyline.errors import DataError, EddylineError, EngineError
+from eddyline.source.aside import Aside
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError, Wanted
+from eddyline.source.positions import Positions
 from eddyline.source.postgres_server import Server, Slot
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
@@ -35,9 +36,6 @@ KEPT_BYTES = 4 << 20
 
 BUSY_S = 10.0
 """For so long a slot may be in use by the connection of a process that has ended."""
-
-FOLLOW_S = 0.2
-"""So long `follow` waits for the thread that reads; it goes on in the background."""
 
 _AGAIN = (
     "drop the stream with its views and create them again: it begins with a new snapshot. What was "
@@ -94,10 +92,12 @@ class PostgresStream:
     _state: State | None = field(default=None, init=False)  # None: not read yet
     _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
     _looked: int = field(default=0, init=False)  # there are no changes before this LSN
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _failure: Exception | None = field(default=None, init=False)
-    _stopped: bool = field(default=False, init=False)
+    _positions: Positions = field(init=False)
+    _aside: Aside = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._positions = Positions(self.name, self.log, self.folder)
+        self._aside = Aside(f"eddyline-postgres-{self.name}", self._copy)
 
     @property
     def server(self) -> Server:
@@ -123,31 +123,15 @@ class PostgresStream:
 
     def pull(self) -> None:
         """Copy the snapshot, or all changes that are committed now."""
-        if self._thread is not None:
-            self._thread.join()
-        self._failure, self._stopped = None, False  # of an earlier try
-        self._copy()
+        self._aside.now()
 
     def follow(self, interval_s: float) -> None:
         """Copy new changes in a thread, so that no other stream waits for this one's server."""
-        if self._thread is None or not self._thread.is_alive():
-            self._raise_failure()
-            self._stopped = False
-            self._thread = threading.Thread(
-                target=self._copy_aside, name=f"eddyline-postgres-{self.name}", daemon=True
-            )
-            self._thread.start()
-        self._thread.join(FOLLOW_S)
-        if not self._thread.is_alive():
-            self._raise_failure()
+        self._aside.go_on()
 
     def stop(self) -> None:
         """End the thread and the connection; the slot stays on the server."""
-        self._stopped = True
-        while self._thread is not None and self._thread.is_alive():
-            with suppress(Exception):  # a connection that can't be cancelled ends by its timeout
-                self.server.cancel()
-            self._thread.join(1.0)
+        self._aside.stop(lambda: self.server.cancel())
         if self._server is not None:
             self._server.close()
 
@@ -163,7 +147,7 @@ class PostgresStream:
             if state is None:
                 return
             slot = state.slot
-            with self._lock, self.server.used_for(self.name):
+            with self.server.used_for(self.name):
                 self._retried(lambda: self.server.drop_slot(slot))
                 if not self.publication:
                     self.server.drop_publication(state.publication)
@@ -173,27 +157,15 @@ class PostgresStream:
             _LOG.warning(text, self.name, slot or "eddyline_...", error)
         self.stop()
 
-    def _copy_aside(self) -> None:
-        try:
-            self._copy()
-        except Exception as error:  # noqa: BLE001  # the next call raises it
-            self._failure = error
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
     def _copy(self) -> None:
-        with self._lock, self.server.used_for(self.name):
+        with self.server.used_for(self.name):
             number = self.log.end()
             if self._state is None or self._next != number:
-                self._check_delivery()
                 self._state, self._next = self._stored(number), number
             if self._state is None or self._state.table is None:
                 self._begin()
             target = self.server.flushed()
-            while not self._stopped and self._copy_changes(target):
+            while not self._aside.stopped.is_set() and self._copy_changes(target):
                 pass
 
     def _begin(self) -> None:
@@ -311,7 +283,7 @@ class PostgresStream:
             try:
                 return call()
             except self.server.psycopg.errors.ObjectInUse:
-                if self._stopped or time.monotonic() > until:
+                if self._aside.stopped.is_set() or time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
@@ -325,57 +297,30 @@ class PostgresStream:
                 hint=f"give another name, or SELECT pg_drop_replication_slot('{slot}')",
             )
 
-    def _check_delivery(self) -> None:
-        if "logs/" in self.log.files.unflushed:
-            raise DataError(
-                f"stream {self.name} needs a redo log that is never skipped: the server forgets what "
-                "was read",
-                condition="BAD_STREAM",
-                stream=self.name,
-                hint="open the storage with delivery exactly_once or at_least_once",
-            )
-
     def _written(self, rows: pa.Table) -> Segment:
         return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
 
     def _append(self, segments: list[Segment], state: State) -> None:
         """Write an entry, and before it the state that holds after it."""
-        number = self._next
-        self._write(number + 1, state)
-        self.log.append(number, segments, new=True)
+        number, self._state = self._next, None  # unless this succeeds, it is read again
+        self._positions.append(number, segments, asdict(state))
         self._state, self._next = state, number + 1
-        self.log.files.remove(self._name(number - 1))
 
     def _store(self, state: State) -> None:
         """Store the state that holds now."""
-        self._write(self._next, state)
+        self._state = None
+        self._positions.write(self._next, asdict(state))
         self._state = state
-
-    def _write(self, number: int, state: State) -> None:
-        self._state = None  # unless this succeeds, it is read again
-        self.log.files.make_folder(self.folder)
-        self.log.files.write_json(self._name(number), asdict(state))
 
     def _stored(self, number: int) -> State | None:
         """Return the state that holds while the log has so many entries; None before the first."""
-        name = self._name(number)
-        if not self.log.files.exists(name):
-            if not number:
-                return None
-            raise StateError(
-                f"the position of stream {self.name} is missing, but its redo log is there",
-                condition="MISSING_CHECKPOINT",
-                file=name,
-                hint="restore the folder from a copy, or drop the stream and create it again",
-            )
-        document = self.log.files.read_json(name)
+        document = self._positions.read(number)
+        if document is None:
+            return None
         if (table := document["table"]) is not None:
             columns = tuple(Column(**one) for one in table["columns"])
             document["table"] = Table(**{**table, "columns": columns, "key": tuple(table["key"])})
         return State(**document)
-
-    def _name(self, number: int) -> str:
-        return f"{self.folder}/{number:012d}.json"
 
 
 def _own_name(stream: str) -> str:
