@@ -192,13 +192,16 @@ def _commit(version: int, content: bytes) -> Commit:
         action = json.loads(line)
         if (one := action.get("metaData")) is not None:
             layout = _layout(
-                one["id"], one["schemaString"], one["partitionColumns"], one["configuration"]
+                one["id"],
+                one["schemaString"],
+                one.get("partitionColumns") or (),
+                one.get("configuration") or {},
             )
         elif (one := action.get("commitInfo")) is not None:
             committed_at = one.get("inCommitTimestamp", one.get("timestamp"))
         elif (one := action.get("cdc")) is not None:
             changed.append(one)
-        elif (one := action.get("add") or action.get("remove")) is not None and one["dataChange"]:
+        elif (one := action.get("add") or action.get("remove")) and one.get("dataChange", True):
             added.append(one)
     read = changed or added  # files of changes, if there are any, tell all of them
     return Commit(
