@@ -52,6 +52,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNKNOWN_STAGE": Condition(USER, False, "EXPLAIN has no such stage. Use `dag`, `logical` or `physical`."),
     "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no view can keep. Cast it, or leave the column out."),
     # definitions
+    "BAD_EXPECTATION": Condition(USER, False, "A stream or view can't have this CONSTRAINT ... EXPECT: its condition is wrong, or not always the same for a row, or the relation can't do what ON VIOLATION asks for. The message says which."),
     "INVALID_NAME": Condition(USER, False, "A name is empty, too long, not text, or contains a line break or another control character."),
     "NAME_TAKEN": Condition(USER, False, "The name belongs to another definition. Take another name, or drop that one first."),
     "NOT_CONNECTED": Condition(USER, False, "A stream or pipeline made in Python is not attached since the storage was opened. Build it first."),
@@ -78,6 +79,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
     "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. The view is set aside. Delete or correct the rows, or sum a wider type."),
+    "EXPECTATION_VIOLATED": Condition(DATA, False, "A row of a stream violates a constraint with ON VIOLATION STOP: the stream waits before this row, and nothing is lost. ALTER STREAM ... DROP CONSTRAINT lets it go on, or drop the stream and mend its source."),
     "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
     "UNKNOWN_SOURCE": Condition(USER, False, "No registered format reads this data. Register the format of the stream before you open the storage."),
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),

@@ -15,6 +15,7 @@ from eddyline.answers.failing import check_holder, check_live, holder_as_of
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
@@ -83,23 +84,28 @@ class Results:
         """
         columns = entry.columns
         if _unarranged(entry):
-            assigned = distribute(self.history(entry, manifest), self.scan_tasks)
-            return segments_frame(
-                session,
-                self.files,
-                assigned,
-                columns,
-                entry.time_place,
-                late=bool(entry.late_of),
-                reasons=entry.gives_reasons,
-                readers=self.sources.readers,
-            )
+            logged = self.logged(entry, self.history(entry, manifest), session)
+            accepted = filter_of(entry)
+            return logged.where(accepted) if accepted else logged
         stored, sorts = self._stored_order(entry, manifest)
         frame = self._rows(entry, manifest, session, entry.id, stored)
         if sorts:
             frame = frame.orderBy(*sorts)
         return frame.select(
             *(col(quoted(f.name)).alias(f.name, metadata=f.metadata or {}) for f in columns)
+        )
+
+    def logged(self, entry: Entry, segments: Sequence[Segment], session: SparkSession) -> DataFrame:
+        """Return the rows in segments of a stream's log, with those that expectations keep out."""
+        return segments_frame(
+            session,
+            self.files,
+            distribute(segments, self.scan_tasks),
+            entry.columns,
+            entry.time_place,
+            late=bool(entry.late_of),
+            reasons=entry.gives_reasons,
+            readers=self.sources.readers,
         )
 
     def _rows(

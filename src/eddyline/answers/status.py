@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from eddyline.answers.readers import readers_status
 from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.expectations import VIOLATIONS, expectations_of
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
@@ -37,6 +38,34 @@ def row_count(files: Files, manifest: Manifest, relation: str) -> int:
     return sum(pc.sum(column).as_py() or 0 for column in weights)
 
 
+def violations(
+    files: Files, catalog: Catalog, manifest: Manifest, relation: Entry
+) -> dict[str, int | None]:
+    """Return how many rows violate each expectation of a stream or view, by its name.
+
+    None where that isn't known, because the view that counts is set aside or isn't made yet.
+    """
+    found: dict[str, int | None] = {one.name: None for one in expectations_of(relation)}
+    counter = catalog.find(relation.name + VIOLATIONS) if found else None
+    if counter is None or counter.id in manifest.failing:
+        return found
+    runs = manifest.arrangements.get(manifest.result(counter.id, ROWS), {})
+    for run in (run for own in runs.values() for run in own):
+        rows = read_run(files, run)
+        for name, count, weight in zip(
+            rows["c0"].to_pylist(), rows["c1"].to_pylist(), rows[WEIGHT].to_pylist(), strict=True
+        ):
+            if name in found:
+                found[name] = (found[name] or 0) + count * weight
+    return found
+
+
+def violations_text(counts: Mapping[str, int | None]) -> str:
+    """Return numbers of violations for people."""
+    known = ((name, "?" if count is None else count) for name, count in counts.items())
+    return ", ".join(f"{name}: {count}" for name, count in known)
+
+
 def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """Return the status of `Engine.status` without the pipelines."""
     watermarks = Watermarks.of_next_epoch(manifest, catalog)
@@ -49,7 +78,10 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
             if since not in earlier:
                 with suppress(StateError):  # it has just been retired
                     earlier[since] = read_manifest(files, since)
-            views.append(_view(catalog, entry, earlier.get(since, manifest), manifest))
+            status = _view(catalog, entry, earlier.get(since, manifest), manifest)
+            if counts := violations(files, catalog, manifest, entry):
+                status["violations"] = counts
+            views.append(status)
         elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers
             sources.append(_source(files, catalog, entry, watermarks, manifest))
@@ -79,6 +111,8 @@ def _source(
     letters = catalog.letters_of(entry)
     if letters is not None:
         status["dead_letters"] = row_count(files, manifest, letters.id)
+    if counts := violations(files, catalog, manifest, entry):
+        status["violations"] = counts
     return status
 
 

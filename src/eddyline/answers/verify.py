@@ -14,6 +14,7 @@ from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
 from eddyline.catalog.altered import seen_by
 from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
 from eddyline.intake.event_time import rows_below
@@ -164,16 +165,22 @@ def _load_offline(
         aside: views that aren't compared; they are left out if Spark can't read their queries.
     """
     relations: dict[str, DataFrame] = {}
+    logged: dict[str, DataFrame] = {}
     session.conf.set(JSON_PUSHDOWN, "false")  # it drops malformed records, depending on the query
     for entry in catalog.entries:
         if entry.kind != VIEW:
             content = read_by_spark(results, entry, manifest, session)
+            if content is None and filter_of(entry):
+                content = results.logged(entry, results.history(entry, manifest), session)
             if content is None:
                 content = results.content(entry, manifest, session)
+            if accepted := filter_of(entry):
+                logged[entry.name] = content
+                content = content.where(accepted)
         elif entry.of_frame and not frames.knows(entry):
             content = results.stored(entry, manifest, session)
         else:
-            content = _offline(entry, catalog, relations, session, aside, frames)
+            content = _offline(entry, catalog, relations, session, aside, frames, logged)
             if content is None:
                 continue
             content = _at_moment(content, manifest.moment, session)
@@ -196,10 +203,18 @@ def _offline(
     session: SparkSession,
     aside: Collection[ViewId],
     frames: Frames,
+    logged: Mapping[str, DataFrame],
 ) -> DataFrame | None:
-    """Return a view's query over the registered relations; None if Spark can't read one of `aside`."""
+    """Return a view's query over the registered relations; None if Spark can't read one of `aside`.
+
+    Args:
+        logged: by name, the rows of streams with those that expectations keep out, for companions.
+    """
     plain = {}
     for known in map(catalog.get, entry.upstream):
+        if known.name in logged and not filter_of(known, entry):
+            plain[known.name] = session.table(quoted(known.name))
+            logged[known.name].createOrReplaceTempView(quoted(known.name))
         seen = seen_by(entry, known)
         if seen.altered:
             content = plain[known.name] = session.table(quoted(known.name))

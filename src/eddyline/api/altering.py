@@ -18,7 +18,7 @@ from eddyline.changes import APPEND
 from eddyline.errors import CatalogError, DataError, QueryError
 from eddyline.source.log_files import as_operations
 from eddyline.spark.schema import arrow_schema, widens
-from eddyline.sql.statements import AlterColumn
+from eddyline.sql.forms import AlterColumn
 
 ADD, DROP, RENAME = "add", "drop", "rename"
 """Actions of `AlterColumn`; the fourth gives a column a wider type."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pyspark.sql import DataFrame
@@ -23,7 +23,16 @@ from eddyline.api.replacing import (
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
-from eddyline.catalog.entries import SINK, STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.entries import (
+    COMPANION,
+    EXPECTATIONS,
+    SINK,
+    STREAM,
+    TABLE,
+    VIEW,
+    Catalog,
+    Entry,
+)
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.plan.logical import Plan
@@ -41,8 +50,21 @@ class Definitions:
         self._workspace = workspace
         self._epochs = epochs
 
-    def view(self, name: str, query: Query, *, replace: bool, warn: bool = True) -> Entry:
-        """Define a view and fill it; see `Engine.view`. Without `warn` its state may grow silently."""
+    def view(
+        self,
+        name: str,
+        query: Query,
+        *,
+        replace: bool,
+        warn: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> Entry:
+        """Define a view and fill it; see `Engine.view`.
+
+        Args:
+            warn: whether to warn if its state grows without end.
+            options: of its entry.
+        """
         check_name(name, VIEW)
         workspace = self._workspace
         given = query if isinstance(query, str) else frame_of(workspace, name, query)
@@ -51,7 +73,7 @@ class Definitions:
             present = workspace.catalog.find(name)
             plan = None
             if isinstance(given, str):
-                draft = self._sql_draft(name, given)
+                draft = self._sql_draft(name, given, options or {})
             else:
                 plan, draft = workspace.compiler.frames.draft(name, given, workspace.catalog)
             if present is not None and self._is_same(present, draft, plan, replace=replace):
@@ -63,16 +85,19 @@ class Definitions:
             draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
             return self._define(draft, plan, catalog, present, warn=warn)
 
-    def _sql_draft(self, name: str, query: str) -> Entry:
+    def _sql_draft(self, name: str, query: str, options: Mapping[str, str]) -> Entry:
         """Return the entry of a view of SQL."""
         query, final = _live_query(name, query)
-        return Entry("", VIEW, name, "", query=self._workspace.plain_sql(query), final=final)
+        query = self._workspace.plain_sql(query)
+        return Entry("", VIEW, name, "", query=query, final=final, options=dict(options))
 
     def _is_same(self, present: Entry, draft: Entry, plan: Plan | None, *, replace: bool) -> bool:
         """Return whether a view is defined as it was; if so, it has its DataFrame from now on."""
         if plan is None or not present.of_frame:
             keys = ("kind", "format", "query", "final")
             same = all(getattr(present, key) == getattr(draft, key) for key in keys)
+            for key in (EXPECTATIONS, COMPANION):
+                same = same and present.options.get(key) == draft.options.get(key)
             return same and not (replace and present.options)  # it keeps columns of altered tables
         if not connected(self._workspace, present, draft, plan):
             return False
@@ -151,8 +176,9 @@ class Definitions:
                 return
             entry = workspace.catalog.get(name, kind)
             letters = workspace.catalog.letters_of(entry)
+            family = workspace.catalog.companions(entry.name)
             workspace.save(workspace.catalog.drop(name))
-            for gone in filter(None, (entry, letters)):
+            for gone in filter(None, (*family, entry, letters)):
                 workspace.forget(gone)
 
     def pause(self, name: str) -> list[str]:
@@ -228,6 +254,12 @@ class Definitions:
         """Raise CatalogError if a new view can't replace an entry."""
         if not replace or present.kind != VIEW:
             raise drafts.name_taken(present)
+        if EXPECTATIONS in present.options or COMPANION in present.options:
+            raise CatalogError(
+                f"view {present.name} has expectations, or belongs to a relation that has some",
+                condition="NAME_TAKEN",
+                hint="take another name; or drop it, and create it anew",
+            )
         check_readers(present, self._workspace.catalog)
 
     def _fill(

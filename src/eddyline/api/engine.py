@@ -17,6 +17,7 @@ from eddyline.api.altering import Altering
 from eddyline.api.cdc import ChangeFlows
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
+from eddyline.api.expecting import Expecting
 from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
 from eddyline.api.pipeline import Pipeline
@@ -53,7 +54,7 @@ class Engine(ChangeFlows, Served):
         EngineError: the session has another time zone, or this process has another engine on it.
 
     Attributes:
-        writing, altering: write and alter tables by name, for the statements of scripts.
+        writing, altering, expecting: what statements of scripts call.
 
     Example:
         >>> import tempfile
@@ -84,6 +85,7 @@ class Engine(ChangeFlows, Served):
         self.altering = Altering(self._workspace, self._epochs)
         self._running = Running(self._workspace, self._epochs, self._definitions, self._streams)
         self._streams.connect_stored()
+        self.expecting = Expecting(self._workspace, self._definitions, self._streams).mended()
 
     @property
     def files(self) -> Files:
@@ -130,7 +132,7 @@ class Engine(ChangeFlows, Served):
         """Create a stream over any streaming DataFrame. Call it again after reopening.
 
         Args:
-            dataframe: `spark.readStream...`; its rows are copied to the redo log exactly once.
+            dataframe: `spark.readStream...`; its rows are copied to the log exactly once.
             op: a column with + and - (or Debezium's c, u, d, r): appends and deletes of rows.
             primary_key: columns; with one, a later row of a key replaces the earlier.
             watermark: the column with a row's event time, and how late (`"10 minutes"`) rows may
@@ -260,10 +262,7 @@ class Engine(ChangeFlows, Served):
         self._running.answer()
 
     def start(self, interval: float | None = None) -> None:
-        """Run in the background until `stop()`; look for new input every `interval` (0.1) seconds.
-
-        After an error it tries again, with growing pauses; only damaged state ends it.
-        """
+        """Run in the background until `stop()`, or damaged state; look for input every `interval` (0.1) seconds."""
         self._running.start(interval)
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -317,8 +316,8 @@ class Engine(ChangeFlows, Served):
     def status(self) -> dict[str, Any]:
         """Report the last epoch, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows, dead letters, `error`; views with level, size, `state`,
-        `state_growth` in rows an epoch; pipelines; named `readers`; `sinks`; the background `run`.
+        Sources with position, watermark, late rows, dead letters, `violations` of expectations, `error`; views
+        with level, size, `state`, `state_growth` in rows an epoch; pipelines; `readers`; `sinks`; the `run`.
         """
         sinks, pipelines = self._epochs.sinks.status(), self._streams.pipelines_status()
         own = {"sinks": sinks, "pipelines": pipelines, "run": self._running.health()}

@@ -13,6 +13,7 @@ from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
 from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.sinks import Sinks
+from eddyline.api.stopping import Stops
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.changes import Epoch, ViewId
@@ -60,6 +61,7 @@ class Epochs:
     Attributes:
         progress: the Progress of the last epoch; None before the first.
         sinks: the sinks, which each commit wakes.
+        stops: the streams that a row has stopped.
         callbacks: functions that get the Progress of each epoch after its commit.
         error_callbacks: functions that get the error of each view that is set aside, and of each
             failure in the background.
@@ -69,6 +71,7 @@ class Epochs:
         self._workspace = workspace
         self.sinks = Sinks(workspace, self.report)
         self.sinks.recover()
+        self.stops = Stops(workspace, self.report)
         self.progress: Progress | None = None
         self.callbacks: list[Callable[[Progress], Any]] = []
         self.error_callbacks: list[Callable[[Exception], Any]] = []
@@ -101,7 +104,7 @@ class Epochs:
         if self._rebuild_changed(plans, aside):
             plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
-        positions = workspace.sources.waiting(catalog, base)
+        positions = self.stops.good(workspace.sources.waiting(catalog, base))
         watermarks = Watermarks.of_next_epoch(base, catalog, workspace.clock())
         parts = [plan.parts for plan in plans.values()]
         watermarks.advance(parts, rows=bool(positions))

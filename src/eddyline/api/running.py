@@ -80,6 +80,7 @@ class Running:
                 self._epochs.retry()
             self._epochs.sinks.wake()
             epoch = workspace.manifest.epoch
+            unread += self._epochs.stops.errors
         self._epochs.sinks.wait(epoch)
         if unread:
             raise unread[0]  # all other input has been processed

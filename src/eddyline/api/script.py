@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eddyline.errors import EddylineError
-from eddyline.sql.statements import (
+from eddyline.sql.forms import (
     AlterColumn,
     CreateFlow,
     CreateSink,
@@ -18,6 +18,7 @@ from eddyline.sql.statements import (
     CreateView,
     Delete,
     Drop,
+    DropConstraint,
     Explain,
     Insert,
     ResetWatermark,
@@ -25,8 +26,8 @@ from eddyline.sql.statements import (
     Show,
     Statement,
     Update,
-    parse_script,
 )
+from eddyline.sql.statements import parse_script
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,7 @@ __all__ = [
     "CreateView",
     "Delete",
     "Drop",
+    "DropConstraint",
     "Explain",
     "Insert",
     "ResetWatermark",
@@ -72,6 +74,16 @@ class ScriptAltering(Protocol):
     def alter(self, change: AlterColumn) -> None: ...
 
 
+class ScriptExpecting(Protocol):
+    """The methods that statements with CONSTRAINT call. `Expecting` documents them."""
+
+    def create_stream(self, statement: CreateStream) -> None: ...
+
+    def view(self, statement: CreateView) -> None: ...
+
+    def drop_constraint(self, statement: DropConstraint) -> None: ...
+
+
 class ScriptEngine(Protocol):
     """The methods that statements call. `Engine` documents them."""
 
@@ -83,6 +95,9 @@ class ScriptEngine(Protocol):
 
     @property
     def altering(self) -> ScriptAltering: ...
+
+    @property
+    def expecting(self) -> ScriptExpecting: ...
 
     def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
 
@@ -162,7 +177,11 @@ def _create_table(engine: ScriptEngine, statement: CreateTable) -> None:
 
 
 def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
-    if not _exists(engine, statement):
+    if _exists(engine, statement):
+        return
+    if statement.expectations:
+        engine.expecting.create_stream(statement)
+    else:
         engine.create_stream(
             statement.name,
             statement.schema_ddl,
@@ -175,7 +194,11 @@ def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
 
 
 def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
-    if not _exists(engine, statement):
+    if _exists(engine, statement):
+        return
+    if statement.expectations:
+        engine.expecting.view(statement)
+    else:
         engine.view(statement.name, statement.query, replace=statement.replace)
 
 
@@ -229,6 +252,10 @@ def _alter_column(engine: ScriptEngine, statement: AlterColumn) -> None:
     engine.altering.alter(statement)
 
 
+def _drop_constraint(engine: ScriptEngine, statement: DropConstraint) -> None:
+    engine.expecting.drop_constraint(statement)
+
+
 def _reset_watermark(engine: ScriptEngine, statement: ResetWatermark) -> None:
     engine.reset_watermark(statement.name, statement.to)
 
@@ -255,6 +282,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     CreateView: _create_view,
     Delete: _delete,
     Drop: _drop,
+    DropConstraint: _drop_constraint,
     Explain: _explain,
     Insert: _insert,
     ResetWatermark: _reset_watermark,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +17,16 @@ from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
-from eddyline.catalog.entries import DEAD, PIPELINE, REJECTS, STREAM, TABLE, TIME_OPTIONS, Entry
+from eddyline.catalog.entries import (
+    DEAD,
+    EXPECTATIONS,
+    PIPELINE,
+    REJECTS,
+    STREAM,
+    TABLE,
+    TIME_OPTIONS,
+    Entry,
+)
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineStream, Settings
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
@@ -82,12 +91,18 @@ class Streams:
         op: str | None,
         primary_key: drafts.Key,
         watermark: tuple[str, str] | None,
+        check: Callable[[Entry], None] = lambda _: None,
     ) -> Entry:
-        """Define and connect a stream by format and options; see `Engine.create_stream`."""
+        """Define and connect a stream by format and options; see `Engine.create_stream`.
+
+        Args:
+            check: raises an error if a stream of this definition shall not exist.
+        """
         workspace = self._workspace
         sources = workspace.sources
         if schema is None:
-            own = {k: v for k, v in options.items() if k.lower() not in TIME_OPTIONS}
+            engines = (*TIME_OPTIONS, EXPECTATIONS)
+            own = {k: v for k, v in options.items() if k.lower() not in engines}
             columns = drafts.nullable(sources.columns(name, format, own, op))
         else:
             columns = drafts.columns_of(schema)
@@ -95,6 +110,7 @@ class Streams:
             name, columns, primary_key, watermark, workspace.spark,
             op=op, format=sources.format_name(format), options=options,
         )  # fmt: skip
+        check(entry)
         with workspace.lock:
             if workspace.catalog.find(name) is None:
                 sources.check(entry)

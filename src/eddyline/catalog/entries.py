@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,10 @@ OF = "of"  # option of role REJECTS: id of the stream that rejected the records
 MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
 IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
 TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
+EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
+COMPANION = (
+    "companion of"  # option of a view that belongs to a stream or view: its name in lower case
+)
 REASON = "reason"  # the last column of a stream of late rows, unless the stream has one
 
 
@@ -138,7 +142,7 @@ class Entry:
     @property
     def source_options(self) -> dict[str, str]:
         """The options that its source reads."""
-        own = TIME_OPTIONS if self.event_time else ()
+        own = (EXPECTATIONS, *(TIME_OPTIONS if self.event_time else ()))
         return {name: value for name, value in self.options.items() if name not in own}
 
     @property
@@ -311,8 +315,16 @@ class Catalog:
                 hint=f"drop {pipeline.name} first: that ends the pipeline",
             )
         letters = self.letters_of(entry)
-        gone = [entry.name, entry.name + LATE, *([letters.name] if letters else [])]
-        readers = [reader for name in gone for reader in self.readers(name)]
+        family = [one.name for one in self.companions(entry.name)]
+        owner = self.find(entry.options.get(COMPANION, ""))
+        if owner is not None and not replaced:
+            raise CatalogError(
+                f"view {entry.name} belongs to {owner.kind} {owner.name}",
+                condition="STILL_READ",
+                hint=f"drop {owner.name}, and it goes as well",
+            )
+        gone = [entry.name, entry.name + LATE, *([letters.name] if letters else []), *family]
+        readers = [reader for name in gone for reader in self.readers(name) if reader not in gone]
         if readers and not replaced:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is read by {', '.join(readers)}",
@@ -320,7 +332,15 @@ class Catalog:
                 hint="drop these views first",
             )
         kept = tuple(e for e in self.entries if e.source != entry.id and e is not letters)
-        return replace(self, entries=kept)
+        return replace(self, entries=tuple(e for e in kept if e.name not in family))
+
+    def without(self, gone: Collection[Entry]) -> Catalog:
+        """Return the catalog without these entries, whatever reads them."""
+        return replace(self, entries=tuple(e for e in self.entries if e not in gone))
+
+    def companions(self, name: str) -> list[Entry]:
+        """Return the views that belong to a stream or view, upstream first; they are dropped with it."""
+        return [e for e in self.entries if e.options.get(COMPANION) == name.lower()]
 
     def letters_of(self, stream: Entry) -> Entry | None:
         """Return the stream of a stream's dead letters, which is dropped with it."""

@@ -137,14 +137,24 @@ def _status(args: argparse.Namespace) -> int:
     ]
     views = [{**item, "state": _state(item)} for item in status["views"]]
     print(f"last committed epoch: {status['epoch']}\n")
-    show_rows(TABLE, SOURCES, sources)
+    show_rows(TABLE, _with_violations(SOURCES, sources), sources)
     print()
-    show_rows(TABLE, VIEWS, views)
+    show_rows(TABLE, _with_violations(VIEWS, views), views)
     for heads, rows in ((PIPELINES, status["pipelines"]), (READERS, status["readers"])):
         if rows:
             print()
             show_rows(TABLE, heads, rows)
     return 0
+
+
+def _with_violations(heads: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the heads with a column for violations if there are expectations; those become text."""
+    from eddyline.answers.status import violations_text
+
+    for row in [row for row in rows if "violations" in row]:
+        row["violations"] = violations_text(row["violations"])
+    known = any("violations" in row for row in rows)
+    return heads | ({"violations": "violations"} if known else {})
 
 
 def _state(view: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ class StorageCollector(Collector):
         yield from self._epochs(status["epoch"], status["committed_at"], status["engine"])
         yield from self._sources(status["sources"])
         yield from self._views(status["views"])
+        yield from self._violations([*status["sources"], *status["views"]])
         yield from self._state()
         yield from self._targets(status)
 
@@ -67,6 +68,16 @@ class StorageCollector(Collector):
                     buckets.append((str(bound), float(below)))
                 family.add_metric([stage], buckets, total)
             yield family
+
+    def _violations(self, relations: list[dict[str, object]]) -> Iterator[Metric]:
+        text = "Rows that violate an expectation: of a stream all so far, of a view those that it has now."
+        family = GaugeMetricFamily("eddyline_violations", text, labels=["relation", "constraint"])
+        for item in relations:
+            counts = item.get("violations")
+            for name, count in counts.items() if isinstance(counts, dict) else ():
+                if count is not None:
+                    family.add_metric([str(item["name"]), name], float(count))
+        yield family
 
     def _sources(self, sources: list[dict[str, object]]) -> Iterator[Metric]:
         position = _labelled("eddyline_source_position", "Entries consumed of a source.", "source")

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from eddyline.answers.status import violations_text
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.console.api import (
     LETTERS_MAX,
@@ -302,8 +303,13 @@ class Pages:
             "late rows": "late_rows",
             "ahead": "ahead_rows",
             "dead letters": "dead_letters",
+            "violations": "violations",
             "last received": "received_at",
         }
+        sources = [
+            {**source, "violations": violations_text(source.get("violations", {}))}
+            for source in sources
+        ]
         problems = [
             f"{source['name']}: the file {path} is set aside: {fault}"
             for source in sources

@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.catalog.altered import seen_by
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import filter_of
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
@@ -174,8 +175,10 @@ class Compiler:
                     broken.append(error)  # the name may also be that of a column
                     continue
                 leaf = frame(session, session.sparkContext.emptyRDD(), seen.columns)
-                leaf.createOrReplaceTempView(quoted(name))
                 relations[catalyst.rdd_id(catalyst.plan(leaf))] = relation
+                if accepted := filter_of(known, entry):
+                    leaf = leaf.where(accepted)
+                leaf.createOrReplaceTempView(quoted(name))
         by_name = {r.name: r for r in relations.values()}
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)

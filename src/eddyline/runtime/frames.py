@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.catalog.entries import FRAME, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import filter_of
 from eddyline.errors import QueryError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves, misplaced_subquery, over_contents, plan_text
@@ -44,7 +45,8 @@ class Frames:
         rows = session.sparkContext.parallelize([entry.name], 1).map(_no_rows)
         made = spark_frame(session, rows, columns)
         self._made[self._catalyst.rdd_id(self._catalyst.plan(made))] = entry.id, columns
-        named = made.alias(entry.name)
+        accepted = filter_of(entry)
+        named = (made.where(accepted) if accepted else made).alias(entry.name)
         self._relations[entry.id] = columns, named
         return named
 

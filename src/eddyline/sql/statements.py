@@ -7,10 +7,33 @@ stay verbatim text, which only Spark interprets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar
 
-from eddyline.sql.cdc import ChangeFlow, parse_flow
+from eddyline.sql.cdc import parse_flow
+from eddyline.sql.constraints import (
+    checked_names,
+    is_expectation,
+    parse_expectation,
+    parse_expectations,
+)
+from eddyline.sql.expectations import Expectation
+from eddyline.sql.forms import (
+    AlterColumn,
+    CreateFlow,
+    CreateSink,
+    CreateStream,
+    CreateTable,
+    CreateView,
+    Delete,
+    Drop,
+    DropConstraint,
+    Explain,
+    Insert,
+    ResetWatermark,
+    Select,
+    Show,
+    Statement,
+    Update,
+)
 from eddyline.sql.lexer import Cursor, split
 
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
@@ -41,160 +64,6 @@ _DEFAULT_WAY_OUT = (
 )
 
 
-# --- statements ---
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """One statement of a script. `line` is where it starts, from 1; comparisons ignore it."""
-
-    line: int = field(default=1, kw_only=True, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTable(Statement):
-    """`CREATE TABLE name (columns, PRIMARY KEY (...))`."""
-
-    kind: ClassVar[str] = "table"
-    name: str
-    schema_ddl: str
-    primary_key: tuple[str, ...] = ()
-    if_not_exists: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CreateStream(Statement):
-    """`CREATE STREAM name (columns, PRIMARY KEY (...)) USING format OP column OPTIONS (...)`.
-
-    `schema_ddl` is None if the statement has no columns, because the source declares them. `op` names
-    the column with the operation of each record; without it all records are appended.
-    """
-
-    kind: ClassVar[str] = "stream"
-    name: str
-    schema_ddl: str | None
-    format: str
-    options: tuple[tuple[str, str], ...] = ()
-    primary_key: tuple[str, ...] = ()
-    op: str | None = None
-    watermark: tuple[str, str] | None = None
-    if_not_exists: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CreateView(Statement):
-    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name AS query`."""
-
-    kind: ClassVar[str] = "view"
-    name: str
-    query: str
-    replace: bool = False
-    if_not_exists: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CreateSink(Statement):
-    """`CREATE SINK name FROM view USING format OPTIONS (...)`."""
-
-    kind: ClassVar[str] = "sink"
-    name: str
-    view: str
-    format: str
-    options: tuple[tuple[str, str], ...] = ()
-    if_not_exists: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CreateFlow(Statement):
-    """`CREATE FLOW name AS AUTO CDC INTO target ...`; the name isn't kept."""
-
-    name: str
-    target: str
-    flow: ChangeFlow
-
-
-@dataclass(frozen=True, slots=True)
-class Insert(Statement):
-    """`INSERT INTO table (columns) VALUES ...` or a query; `columns` is None for all, in order."""
-
-    table: str
-    columns: tuple[str, ...] | None
-    query_text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delete(Statement):
-    """`DELETE FROM table WHERE condition`; `where_text` is None for every row."""
-
-    table: str
-    where_text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Update(Statement):
-    """`UPDATE table SET column = expression, ... WHERE condition`; None updates every row."""
-
-    table: str
-    assignments: tuple[tuple[str, str], ...]
-    where_text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drop(Statement):
-    """`DROP TABLE | STREAM | VIEW | SINK [IF EXISTS] name`; `kind` is one of the values of `KINDS`."""
-
-    kind: str
-    name: str
-    if_exists: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AlterColumn(Statement):
-    """`ALTER TABLE name ADD COLUMN c type`, `DROP COLUMN c`, `RENAME COLUMN c TO d`, `ALTER COLUMN c TYPE type`.
-
-    `action` is `add`, `drop`, `rename` or `type`; `to` the type or the new name.
-    """
-
-    kind: str
-    name: str
-    action: str
-    column: str
-    to: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ResetWatermark(Statement):
-    """`ALTER STREAM name RESET WATERMARK [TO TIMESTAMP '...']`; `to` is None without a moment."""
-
-    name: str
-    to: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Show(Statement):
-    """`SHOW TABLES | STREAMS | VIEWS | SINKS`; `kind` is one of the values of `KINDS`."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Explain(Statement):
-    """`EXPLAIN [stage] view-or-query`."""
-
-    target_text: str
-    stage: str = "dag"
-
-
-@dataclass(frozen=True, slots=True)
-class Select(Statement):
-    """Any query, answered as of the last committed epoch."""
-
-    text: str
-
-
-# --- parsing ---
-
-
 def parse_script(text: str) -> tuple[Statement, ...]:
     """Parse a script into its statements, in order.
 
@@ -203,7 +72,7 @@ def parse_script(text: str) -> tuple[Statement, ...]:
 
     Example:
         >>> parse_script("CREATE VIEW v AS SELECT a FROM t; -- done")
-        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False),)
+        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False, expectations=()),)
     """
     return tuple(_statement(cursor) for cursor in split(text))
 
@@ -265,9 +134,11 @@ def _create(cursor: Cursor) -> Statement:
         return _create_sink(cursor, name, if_not_exists)
     if cursor.accept("AS"):
         cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
-    schema_ddl, primary_key, watermark = _columns(cursor)
+    schema_ddl, primary_key, watermark, expected = _columns(cursor)
     if watermark is not None:
         cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
+    if expected:
+        cursor.refuse("CONSTRAINT of a table", "give it to a view of the table, or to a stream")
     if schema_ddl is None:
         cursor.fail("no column is given")
     if cursor.word() == "USING":
@@ -276,15 +147,15 @@ def _create(cursor: Cursor) -> Statement:
 
 
 def _create_view(cursor: Cursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
-    if cursor.word() == "(":
-        cursor.refuse("a view's list of columns", "name them in the query: SELECT a AS name")
+    expected = parse_expectations(cursor) if cursor.word() == "(" else ()
     cursor.expect("AS")
-    return CreateView(name, _query(cursor), replace, if_not_exists, line=cursor.line)
+    return CreateView(name, _query(cursor), replace, if_not_exists, expected, line=cursor.line)
 
 
 def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStream:
     has_columns = cursor.word() == "("
-    schema_ddl, primary_key, watermark = _columns(cursor) if has_columns else (None, (), None)
+    parts = _columns(cursor) if has_columns else (None, (), None, ())
+    schema_ddl, primary_key, watermark, expected = parts
     cursor.expect("USING")
     source = cursor.dotted()
     op: str | None = None
@@ -295,7 +166,7 @@ def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStre
         else:
             options = _options(cursor)
     return CreateStream(
-        name, schema_ddl, source, options, primary_key, op, watermark, if_not_exists,
+        name, schema_ddl, source, options, primary_key, op, watermark, if_not_exists, expected,
         line=cursor.line,
     )  # fmt: skip
 
@@ -326,13 +197,17 @@ def _options_after(cursor: Cursor) -> tuple[tuple[str, str], ...]:
 
 def _columns(
     cursor: Cursor,
-) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None]:
-    """Parse `(column type, ..., PRIMARY KEY (...), WATERMARK FOR ...)`: DDL, key, watermark."""
+) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None, tuple[Expectation, ...]]:
+    """Parse `(column type, ..., PRIMARY KEY (...), WATERMARK FOR ..., CONSTRAINT ...)` into these four."""
     cursor.expect("(")
     columns: list[str] = []
     keys: list[tuple[str, ...]] = []
     watermarks: list[tuple[str, str]] = []
+    expected: list[Expectation] = []
     for item in cursor.items(")"):
+        if is_expectation(item):
+            expected.append(parse_expectation(item))
+            continue
         if item.accept("PRIMARY", "KEY"):
             keys.append(item.names())
             item.end()
@@ -350,14 +225,15 @@ def _columns(
                 break
         else:
             columns.append(item.slice(0, len(item.tokens)))
-    if not (columns or keys or watermarks):
+    if not (columns or keys or watermarks or expected):
         cursor.fail("no column is given")
     if len(keys) > 1:
         cursor.fail("more than one PRIMARY KEY is given", "use PRIMARY KEY (a, b) once")
     if len(watermarks) > 1:
         cursor.fail("more than one WATERMARK is given", "a stream has one time")
     key = keys[0] if keys else ()
-    return ", ".join(columns) or None, key, watermarks[0] if watermarks else None
+    watermark = watermarks[0] if watermarks else None
+    return ", ".join(columns) or None, key, watermark, checked_names(cursor, expected)
 
 
 def _watermark(item: Cursor) -> tuple[str, str]:
@@ -433,10 +309,15 @@ def _drop(cursor: Cursor) -> Drop:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn:
+def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint:
     change = (cursor.word(), cursor.word(2), cursor.word(3))
     if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
         return _alter_column(cursor)
+    if change == ("STREAM", "DROP", "CONSTRAINT"):
+        cursor.at += 1
+        name = cursor.name("the name of the stream")
+        cursor.expect("DROP", "CONSTRAINT")
+        return DropConstraint(name, cursor.name("the name of the constraint"), line=cursor.line)
     if change != ("STREAM", "RESET", "WATERMARK"):
         cursor.at -= 1
         cursor.refuse("ALTER", WAYS_OUT["ALTER"])

@@ -1,0 +1,112 @@
+"""ON VIOLATION STOP of streams: the entries of a log from the first violation on wait, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import EXPECTATIONS, Entry
+from eddyline.catalog.expectations import expectations_of
+from eddyline.errors import DataError, EddylineError, QueryError
+from eddyline.intake.backoff import back_off
+from eddyline.intake.sources import Outage
+from eddyline.spark.failures import jvm_lost, query_errors
+from eddyline.sql.expectations import STOP, Expectation
+
+SHOWN = 300
+"""How many characters of a row that stops a stream are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Up to which entry of a log the rows are known to be good; `error` is what is wrong with that one."""
+
+    end: int
+    rules: str
+    error: EddylineError | None = None
+
+
+class Stops:
+    """Decides how far epochs may read the logs of streams with ON VIOLATION STOP.
+
+    Args:
+        report: called with the error of a stream that stops.
+
+    Attributes:
+        errors: of the streams that stand still.
+    """
+
+    def __init__(self, workspace: Workspace, report: Callable[[Exception], None]) -> None:
+        self._workspace = workspace
+        self._report = report
+        self._checked: dict[str, _Checked] = {}
+        self.errors: list[EddylineError] = []
+
+    def good(self, positions: Mapping[str, int]) -> dict[str, int]:
+        """Return the end positions of an epoch, none behind a row that stops its stream."""
+        found, self.errors = dict(positions), []
+        for entry in self._workspace.catalog.entries:
+            rules = [one for one in expectations_of(entry) if one.action == STOP]
+            if not rules or entry.id not in found:
+                continue
+            first = self._workspace.manifest.positions.get(entry.id, 0)
+            checked = self._checked_to(entry, rules, first, found[entry.id])
+            if checked.error is not None:
+                self.errors.append(checked.error)
+                retry_at = time.monotonic() + back_off(1)
+                self._workspace.sources.outages[entry.name] = Outage(checked.error, 1, retry_at)
+            if (end := min(checked.end, found[entry.id])) > first:
+                found[entry.id] = end
+            else:
+                del found[entry.id]
+        return found
+
+    def _checked_to(self, entry: Entry, rules: list[Expectation], first: int, end: int) -> _Checked:
+        """Return how far the rows of a stream are good, of the entries from `first` up to `end`."""
+        text = entry.options[EXPECTATIONS]
+        known = self._checked.get(entry.id)
+        if known is None or known.rules != text or known.end < first:
+            known = _Checked(first, text)
+        if known.end >= end or known.error is not None:
+            return known
+        good, bad = known.end, end
+        fault = self._fault(entry, rules, good, bad)
+        while fault and bad - good > 1:  # which of the entries it is
+            middle = (good + bad) // 2
+            if found := self._fault(entry, rules, good, middle):
+                bad, fault = middle, found
+            else:
+                good = middle
+        checked = _Checked(good if fault else end, text)
+        if fault:
+            error = DataError(
+                f"stream {entry.name} has stopped: {fault}",
+                condition="EXPECTATION_VIOLATED",
+                stream=entry.name,
+                hint="nothing was lost: ALTER STREAM ... DROP CONSTRAINT lets the row in and the stream go on; "
+                "or drop the stream, and mend its source",
+            )
+            checked = _Checked(good, text, error)
+            self._report(error)
+        self._checked[entry.id] = checked
+        return checked
+
+    def _fault(self, entry: Entry, rules: list[Expectation], first: int, end: int) -> str:
+        """Return which constraint a row of some entries violates; empty if none does."""
+        workspace = self._workspace
+        segments = workspace.sources.segments(entry, workspace.manifest, first, end)
+        session = workspace.session()
+        rows = workspace.results.logged(entry, segments, session)
+        try:
+            with query_errors(""):
+                for one in rules:
+                    found = rows.where(one.violated).head()
+                    if found is not None:
+                        return f"constraint {one.name} doesn't hold of {str(found)[:SHOWN]}"
+        except QueryError as error:
+            if jvm_lost(error.__cause__):
+                raise
+            return f"its constraints can't be evaluated: {error.message}"
+        return ""
