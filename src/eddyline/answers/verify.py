@@ -212,12 +212,13 @@ def _offline(
     """
     plain = {}
     for known in map(catalog.get, entry.upstream):
+        content = session.table(quoted(known.name))
         if known.name in logged and not filter_of(known, entry):
-            plain[known.name] = session.table(quoted(known.name))
-            logged[known.name].createOrReplaceTempView(quoted(known.name))
+            plain[known.name], content = content, logged[known.name]
+            content.createOrReplaceTempView(quoted(known.name))
         seen = seen_by(entry, known)
         if seen.altered:
-            content = plain[known.name] = session.table(quoted(known.name))
+            plain.setdefault(known.name, content)
             columns = [
                 (lit(None) if own is None else col(quoted(own))).cast(f.dataType).alias(f.name)
                 for f, own in zip(seen.columns, seen.names, strict=True)

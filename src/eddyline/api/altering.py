@@ -1,4 +1,4 @@
-"""ALTER TABLE: columns that come, leave, and get another name or a wider type."""
+"""ALTER TABLE: columns that come, leave, and get another name or a wider type; ALTER STREAM: that come."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.altered import keep_seen, seen_by
-from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
+from eddyline.catalog.entries import LATE, STREAM, TABLE, VIEW, Entry
 from eddyline.changes import APPEND
 from eddyline.errors import CatalogError, DataError, QueryError
 from eddyline.source.log_files import as_operations
+from eddyline.source.received import is_received
 from eddyline.spark.schema import arrow_schema, widens
 from eddyline.sql.forms import AlterColumn
 
@@ -48,17 +49,68 @@ class Altering:
             workspace.check_writable()
             table = catalog.get(change.name, change.kind)
             if table.kind == STREAM:
-                raise CatalogError(
-                    f"the columns of stream {table.name} can't be changed",
-                    condition="NOT_ALTERABLE",
-                    hint="create a second stream with the new columns, and a view that unites both",
-                )
+                self._alter_stream(table, change)
+                return
             fields, key = _changed(table, change)
             self._check_unused(table, change)
             with workspace.sources.inbox(table).closed():
                 while self._epochs.run_next(0.0):  # so that the table's state has all rows
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
+
+    def _alter_stream(self, stream: Entry, change: AlterColumn) -> None:
+        """Add a column to a stream.
+
+        Its log stays as it is: rows that lack the column have null in it. The source is stopped meanwhile, so that
+        a record is logged either before or with the column.
+        """
+        workspace, catalog = self._workspace, self._workspace.catalog
+        why = self._fixed(stream, change)
+        if why:
+            raise CatalogError(
+                f"stream {stream.name} can't be changed: {why}",
+                condition="NOT_ALTERABLE",
+                hint="create a second stream with the new columns, and a view that unites both",
+            )
+        self._check_unused(stream, change)
+        fields, _ = _changed(stream, change)
+        made = replace(stream, schema=StructType([field for field, _ in fields]).json())
+        workspace.sources.check(made)
+        now: dict[str, str | None] = {name: name for name in stream.columns.names}
+        readers = set(catalog.readers(stream.name))
+        altered = catalog.with_columns(stream, made.schema)
+        entries = tuple(
+            keep_seen(entry, stream, now) if entry.name in readers else entry
+            for entry in altered.entries
+        )
+        pipeline = catalog.pipeline_into(stream)  # of the format queue
+        letters = catalog.letters_of(stream) if pipeline is None else pipeline
+        workspace.sources.disconnect(stream if pipeline is None else pipeline)
+        try:
+            workspace.save(replace(altered, entries=entries))
+        finally:
+            if workspace.writes:
+                present = workspace.catalog.get(stream.name)
+                workspace.sources.attach(present, letters)
+
+    def _fixed(self, stream: Entry, change: AlterColumn) -> str:
+        """Return why a stream can't be changed; empty if it can."""
+        catalog, sources = self._workspace.catalog, self._workspace.sources
+        if change.action != ADD:
+            return "only ADD COLUMN is possible, because its log keeps the records as they came"
+        if stream.role:
+            return "it belongs to another stream, pipeline or sink"
+        if stream.arranged:
+            return "it has OP or PRIMARY KEY, and its rows are stored with their columns"
+        if not stream.reopens:
+            return "a DataFrame or a pipeline gives its columns"
+        if sources.is_tenant(stream):
+            return "its columns are those of a table of another system"
+        if is_received(change.column):
+            return f"{change.column} is the time of receipt, which a stream has from the beginning"
+        if late := catalog.readers(stream.name + LATE):
+            return f"its late rows are read by {', '.join(late)}"
+        return ""
 
     def _replace(
         self,
@@ -136,7 +188,7 @@ class Altering:
         if sinks:
             raise _used(table, f"sinks follow it: {', '.join(sinks)}", "drop these sinks first")
         for view in catalog.below(table.name):
-            if view.paused:  # its epoch has no rows of the new table
+            if view.paused and table.kind == TABLE:  # its epoch has no rows of the new table
                 raise _used(table, f"view {view.name} reads it, and is paused", "resume it first")
         readers = [
             view for view in map(catalog.get, catalog.readers(table.name)) if view.kind == VIEW

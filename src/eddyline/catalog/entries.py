@@ -334,6 +334,14 @@ class Catalog:
         kept = tuple(e for e in self.entries if e.source != entry.id and e is not letters)
         return replace(self, entries=tuple(e for e in kept if e.name not in family))
 
+    def with_columns(self, stream: Entry, schema: str) -> Catalog:
+        """Return the catalog with other columns of a stream, and of its late rows."""
+        changed = {stream.name: replace(stream, schema=schema)}
+        for late in [entry for entry in self.entries if entry.late_of == stream.id]:
+            plain = replace(late, schema=schema)
+            changed[late.name] = _with_reason(plain) if late.gives_reasons else plain
+        return self._with(changed)
+
     def without(self, gone: Collection[Entry]) -> Catalog:
         """Return the catalog without these entries, whatever reads them."""
         return replace(self, entries=tuple(e for e in self.entries if e not in gone))

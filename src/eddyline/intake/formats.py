@@ -242,8 +242,16 @@ class FileFormat:
         if self._vectorised(stream, context):
             _files_per_entry(stream)
             _check_path(stream)
-        else:
-            self._spark.check(stream, context)
+            return
+        if stream.id and self._vectorised_so_far(stream, context):
+            raise DataError(
+                f"stream {stream.name} has begun to read its files without Spark, and can't with "
+                "these columns",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint="take another type: a text, which views cast or parse",
+            )
+        self._spark.check(stream, context)
 
     def letters(self, stream: Entry) -> str:
         """Return the role as for Spark's reader: vectorised code has no dead letters."""
@@ -287,6 +295,11 @@ class FileFormat:
             readable(arrow_schema(stream.columns, "UTC"))
             and context.zone in ("UTC", "Etc/UTC", "GMT")
         )
+
+    def _vectorised_so_far(self, stream: Entry, context: Context) -> bool:
+        """Whether a stream that exists has input, which Spark hasn't read."""
+        spark = context.files.exists(f"checkpoints/{stream.id}/offsets")
+        return not spark and bool(context.files.names(f"logs/{stream.id}"))
 
     def _read_by_spark(self, stream: Entry, context: Context) -> bool:
         """Whether Spark reads the files: it has begun to, or the path means something only to Spark."""

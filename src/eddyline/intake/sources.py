@@ -95,6 +95,10 @@ class Sources:
         """Raise DataError if a stream of this definition can't be opened."""
         self._format(entry.format).check(_as_source(entry), self._context)
 
+    def is_tenant(self, entry: Entry) -> bool:
+        """Return whether the source of an entry has things of its own on another system."""
+        return isinstance(self._sources.get(entry.id), Tenant)
+
     def letters_role(self, entry: Entry) -> str:
         """Return the role of an entry's stream of dead letters; empty if it needs none."""
         return self._format(entry.format).letters(_as_source(entry)) if entry.takes_input else ""

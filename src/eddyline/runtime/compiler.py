@@ -161,7 +161,9 @@ class Compiler:
                 seen = seen_by(entry, known)
                 try:
                     relation = self._relation(known, plan_of)
-                    if seen.altered:
+                    if seen.altered and known.kind == STREAM:  # it has got more columns since
+                        relation = replace(relation, schema=seen.columns)
+                    elif seen.altered:
                         places, key = seen.places(known), seen.key or None
                         bounds = {
                             seen.names.index(known.columns.names[place]): bound

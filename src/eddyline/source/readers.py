@@ -38,12 +38,23 @@ without `w` each row counts once. A reader runs in Spark's Python workers, so it
 def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tuple[pa.Table, int]]:
     """Read a segment of state or redo log, whose columns are `c0..` by position."""
     table = read_arrow(files, segment)
+    if segment.kind == LOG:
+        table = _with_added(table, wanted)
     extra = [name for name in (OPERATION, WEIGHT) if name in table.column_names]
     names = [*(f"c{place}" for place in wanted.places), *extra]
     for start in range(0, table.num_rows, ROWS_MAX):
         part = table.slice(start, ROWS_MAX)
         # Only now: pyarrow gives a slice of a table without columns any number of rows.
         yield part.select(names), part.num_rows
+
+
+def _with_added(table: pa.Table, wanted: Wanted) -> pa.Table:
+    """Add nulls for the wanted columns that a stream has got since the rows of a log were written."""
+    held = set(table.column_names)
+    for place, field in zip(wanted.places, wanted.schema, strict=True):
+        if f"c{place}" not in held:
+            table = table.append_column(f"c{place}", pa.nulls(table.num_rows, field.type))
+    return table
 
 
 READERS: Mapping[str, Reader] = {
