@@ -85,8 +85,8 @@ class Stops:
                 f"stream {entry.name} has stopped: {fault}",
                 condition="EXPECTATION_VIOLATED",
                 stream=entry.name,
-                hint="nothing was lost: ALTER STREAM ... DROP CONSTRAINT lets the row in and the stream go on; "
-                "or drop the stream, and mend its source",
+                hint=f"nothing was lost: ALTER STREAM {entry.name} DROP CONSTRAINT lets the row in, and the "
+                "stream goes on; or drop the stream, and mend its source",
             )
             checked = _Checked(good, text, error)
             self._report(error)
