@@ -212,13 +212,15 @@ def _offline(
     """
     plain = {}
     for known in map(catalog.get, entry.upstream):
-        content = session.table(quoted(known.name))
-        if known.name in logged and not filter_of(known, entry):
-            plain[known.name], content = content, logged[known.name]
-            content.createOrReplaceTempView(quoted(known.name))
         seen = seen_by(entry, known)
+        unchecked = known.name in logged and not filter_of(known, entry)
+        if not (unchecked or seen.altered):  # it is perhaps set aside, and not registered
+            continue
+        plain[known.name] = content = session.table(quoted(known.name))
+        if unchecked:
+            content = logged[known.name]
+            content.createOrReplaceTempView(quoted(known.name))
         if seen.altered:
-            plain.setdefault(known.name, content)
             columns = [
                 (lit(None) if own is None else col(quoted(own))).cast(f.dataType).alias(f.name)
                 for f, own in zip(seen.columns, seen.names, strict=True)
