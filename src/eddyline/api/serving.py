@@ -1,10 +1,11 @@
-"""The console of an engine in its own process."""
+"""The console, and servers for SQL clients, of an engine in its own process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from eddyline.api.epochs import Epochs
+from eddyline.api.sql_servers import Published, start_connect, start_thrift
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number, checked
 from eddyline.catalog.entries import Entry
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 @checked
 class Served:
-    """The part of an engine that serves its console."""
+    """The part of an engine that serves its console and SQL clients."""
 
     _workspace: Workspace
     _epochs: Epochs
     _console: Console | None = None
+    _published: Published | None = None
 
     def serve(self, port: int = 0, host: str = "127.0.0.1", token: str = "") -> str:
         """Serve the console, its JSON interface below `/api/`, `/metrics`, `/health` and `/ready`.
@@ -64,6 +66,52 @@ class Served:
             workspace.closing.append(console.stop)
             self._console = console
         return self._console.url
+
+    def serve_thrift(self, port: int = 0) -> str:
+        """Serve tables and views to JDBC and ODBC clients, by Spark's Thrift server, until the engine stops.
+
+        It listens on loopback only, and asks for no password: who reaches it can run any SQL as this
+        process. Each query reads the last epoch.
+
+        Args:
+            port: 0 for any that is free.
+
+        Returns:
+            The JDBC address, such as `jdbc:hive2://127.0.0.1:10000`.
+
+        Raises:
+            EngineError: NO_ADDRESS: the port is taken.
+        """
+        check_number("port", port, 0, 65_535)
+        self._publish()
+        return start_thrift(self._workspace, port)
+
+    def serve_connect(self, port: int = 0) -> str:
+        """Serve tables and views to clients of Spark Connect, until the engine stops.
+
+        It listens on loopback only, and clients need the token that the address has: they can run any
+        code as this process. Each query reads the last epoch.
+
+        Args:
+            port: 0 for any that is free.
+
+        Returns:
+            The address for `SparkSession.builder.remote`.
+
+        Raises:
+            EngineError: NO_ADDRESS: the port is taken.
+        """
+        check_number("port", port, 0, 65_535)
+        self._publish()
+        return start_connect(self._workspace, port)
+
+    def _publish(self) -> None:
+        """Let all sessions of the JVM see the tables and views, also those that come later."""
+        if self._published is None:
+            published = Published(self._workspace)
+            self._epochs.callbacks.append(lambda _: published.update())
+            self._published = published
+        self._published.update()
 
     def _known_plan(self, entry: Entry) -> str | None:
         """Return a view's plan as text; None if it isn't compiled now."""

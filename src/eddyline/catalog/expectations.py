@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from eddyline.catalog.entries import COMPANION, EXPECTATIONS, STREAM, Entry
 from eddyline.sql.expectations import DEAD_LETTER, STOP, Expectation
-from eddyline.sql.names import quoted
+from eddyline.sql.names import literal, quoted
 
 UNCHECKED, VIOLATIONS, REJECTED = "__unchecked", "__violations", "__rejected"
 """Suffixes of companions: all rows of a view's query, numbers of violations, rows kept out."""
@@ -45,7 +45,7 @@ def filter_of(stream: Entry, reader: Entry | None = None) -> str:
 def checked_query(name: str, expectations: Sequence[Expectation]) -> str:
     """Return the query of a view that keeps out rows of its companion, or fails because of them."""
     cases = [
-        f"WHEN {one.violated} THEN raise_error({_literal(_stopped(name, one))})"
+        f"WHEN {one.violated} THEN raise_error({literal(_stopped(name, one))})"
         for one in expectations
         if one.action == STOP
     ]
@@ -57,7 +57,7 @@ def checked_query(name: str, expectations: Sequence[Expectation]) -> str:
 def counting_query(source: str, expectations: Sequence[Expectation]) -> str:
     """Return the query that counts the rows of a relation which violate each expectation."""
     counts = [f"count_if({one.violated}) AS n{at}" for at, one in enumerate(expectations)]
-    pairs = ", ".join(f"{_literal(one.name)}, n{at}" for at, one in enumerate(expectations))
+    pairs = ", ".join(f"{literal(one.name)}, n{at}" for at, one in enumerate(expectations))
     return (
         f"SELECT stack({len(counts)}, {pairs}) AS (`constraint`, violations) "
         f"FROM (SELECT {', '.join(counts)} FROM {quoted(source)})"
@@ -67,7 +67,7 @@ def counting_query(source: str, expectations: Sequence[Expectation]) -> str:
 def rejecting_query(source: str, columns: Sequence[str], rules: Sequence[Expectation]) -> str:
     """Return the query of the rows that violate an expectation with DEAD LETTER, with their names."""
     letters = [one for one in rules if one.action == DEAD_LETTER]
-    names = ", ".join(f"CASE WHEN {one.violated} THEN {_literal(one.name)} END" for one in letters)
+    names = ", ".join(f"CASE WHEN {one.violated} THEN {literal(one.name)} END" for one in letters)
     violated = " OR ".join(f"({one.violated})" for one in letters)
     return (
         f"SELECT *, concat_ws(', ', {names}) AS {quoted(reason_column(columns))} "
@@ -89,10 +89,4 @@ def _all(stream: Entry) -> str:
 
 
 def _stopped(view: str, rule: Expectation) -> str:
-    return f"a row of view {view} violates constraint {rule.name}: EXPECT ({rule.condition})"
-
-
-def _literal(text: str) -> str:
-    """Return a string literal of Spark SQL."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", " ")
-    return f"'{escaped}'"
+    return f"a row of view {view} violates constraint {rule.name}: EXPECT ({' '.join(rule.condition.split())})"

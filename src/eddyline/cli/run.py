@@ -28,6 +28,11 @@ def add_to(commands: Commands) -> None:
         "--console", type=int, metavar="PORT", nargs="?", const=0,
         help="serve the console on this port of 127.0.0.1; without PORT: any that is free",
     )  # fmt: skip
+    for name, what in (("--thrift", "JDBC and ODBC"), ("--connect", "Spark Connect")):
+        parser.add_argument(
+            name, type=int, metavar="PORT", nargs="?", const=0,
+            help=f"serve {what} clients on this port of 127.0.0.1; without PORT: any that is free",
+        )  # fmt: skip
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="log what the engine does, on standard error"
     )
@@ -42,8 +47,12 @@ def _run(args: argparse.Namespace) -> int:
         engine.on_progress(lambda progress: show_progress(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         if args.console is not None:
-            _show_address(args.format, engine.serve(args.console))
+            _show_address(args.format, "console", engine.serve(args.console))
         answer = engine.execute(script)
+        if args.thrift is not None:
+            _show_address(args.format, "thrift", engine.serve_thrift(args.thrift))
+        if args.connect is not None:
+            _show_address(args.format, "connect", engine.serve_connect(args.connect))
         if answer is not None:
             print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
         if args.once:
@@ -55,11 +64,11 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_address(form: str, url: str) -> None:
+def _show_address(form: str, what: str, url: str) -> None:
     if form == JSON:
-        show_document({"console": url})
+        show_document({what: url})
     else:
-        print(f"console: {url}", flush=True)
+        print(f"{what}: {url}", flush=True)
 
 
 @contextmanager

@@ -53,3 +53,14 @@ def mentions(words: Collection[str], query: str, name: str) -> bool:
 def quoted(name: str) -> str:
     """Return a name in backticks, so that SQL takes it literally, dots and backticks included."""
     return f"`{name.replace('`', '``')}`"
+
+
+def literal(text: str) -> str:
+    r"""Return a string literal of Spark SQL.
+
+    Example:
+        >>> print(literal("it's"))
+        'it\'s'
+    """
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
