@@ -16,6 +16,7 @@ from eddyline_bench import (
     mars,
     relay,
     relay_parts,
+    sinks,
     small,
     two_level,
 )
@@ -137,6 +138,14 @@ def test_delivery():
     result = delivery.run(rows=20, repeat=1)
     assert result.equal
     assert "at_most_once" in result.text()
+
+
+@pytest.mark.slow
+def test_sinks_and_targets_by_hand_hold_the_same_rows():
+    result = sinks.run(rows=500, repeat=1)
+    assert result.equal
+    assert {*result.eddyline, *result.missing} == {"delta", "parquet", "postgres", "kafka"}
+    assert "ratio" in result.text()
 
 
 def mars_result(counted: int = 1000) -> mars.MarsResult:

@@ -17,6 +17,7 @@ from eddyline_bench import (
     mars,
     relay,
     relay_parts,
+    sinks,
     small,
     two_level,
 )
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "history": history.run,
     "growth": growth.run,
     "mars": mars.run,
+    "sinks": sinks.run,
     "small": small.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
@@ -69,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery), of the short history (history), of the largest batch (mars), of a round (relay); "
+        "delivery, sinks), of the short history (history), of the largest batch (mars), of a round (relay); "
         "orders changed in an epoch (small), rows of an epoch (growth)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
