@@ -77,11 +77,11 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
     if request.node.get_closest_marker("spark") is None:
         return
-    import eddyline.runtime.epoch
+    from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 
     chance = random.Random(request.node.nodeid)
 
-    def rows(_: object) -> int:
-        return chance.choice([0, 1 << 40])
+    def choose(*_: object) -> str:
+        return chance.choice([SHORT, WIDE])
 
-    monkeypatch.setattr(eddyline.runtime.epoch, "rows_of", rows)
+    monkeypatch.setattr(Lanes, "choose", choose)

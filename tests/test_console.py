@@ -273,6 +273,9 @@ def test_metrics_are_those_of_the_storage(engine, url):
     assert found['eddyline_sink_lag_epochs{sink="copy"}'] == 0
     assert found['eddyline_epoch_duration_seconds_count{stage="commit"}'] == epoch
     assert found['eddyline_view_changes_total{view="by_country"}'] >= 4
+    counted = 'eddyline_view_epochs_total{lane="%s",view="by_country"}'
+    lanes = [found.get(counted % lane, 0.0) for lane in ("short", "wide")]
+    assert sum(lanes) >= 1
     state = {
         name: value for name, value in found.items() if name.startswith("eddyline_state_rows{")
     }

@@ -174,6 +174,7 @@ def test_many_random_lines(
     check_lines(seed, kind, 900, tmp_path_factory.mktemp(kind), engine)
 
 
+@pytest.mark.slow
 def test_lines_of_ten_megabytes(tmp_path: Path, engine: Engine) -> None:
     long = b"x" * 10_000_000
     lines = [b'{"i": 1, "s": "%s"}' % long, b'{"i": 2}', b"[" + b"{}," * 3_000_000 + b"{}]"]

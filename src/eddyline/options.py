@@ -34,8 +34,8 @@ class Options:
         2, "number of tasks that read the input of one source in an epoch", 1, 4096
     )
     short_lane_rows: int = _setting(
-        20_000,
-        "rows of input up to which an epoch of a view runs in the driver, without a Spark job; 0: never",
+        200_000,
+        "rows of input up to which an epoch of a view may run in the driver, without a Spark job; 0: never",
         0,
         1_000_000,
     )

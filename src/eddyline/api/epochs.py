@@ -24,6 +24,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled
 from eddyline.runtime.faults import Piece
+from eddyline.runtime.lanes import SHORT, WIDE
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.sink.cursors import first_needed
 from eddyline.spark.failures import jvm_lost
@@ -82,7 +83,7 @@ class Epochs:
             workspace.epochs_session,
             workspace.compiler.catalyst,
             workspace.options.scan_tasks,
-            workspace.options.short_lane_rows,
+            workspace.lanes,
             workspace.zone,
             workspace.settings,
             self._show_rows,
@@ -253,7 +254,7 @@ class Epochs:
             if counts:
                 rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
                 if entry.kind == VIEW:
-                    lanes[entry.name] = "short" if counts["short"] else "wide"
+                    lanes[entry.name] = SHORT if counts["short"] else WIDE
             rows, size = state_size(manifest, entry)
             if rows:
                 state[entry.name] = {"rows": rows, "bytes": size}

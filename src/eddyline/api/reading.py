@@ -93,10 +93,11 @@ class Reading:
 
     def _lane_note(self, compiled: CompiledPlan) -> str:
         """Return a line that tells how epochs run a plan."""
-        most = self._workspace.options.short_lane_rows
-        if compiled.plan.short is None or not most:
+        plan = compiled.plan
+        if plan.short is None:
             return "lane: wide"
-        return f"lane: short for up to {most:,} rows of input, else wide"
+        rows = self._workspace.lanes.turning(plan.id, len(plan.parts))
+        return f"lane: short for up to about {rows:,} rows of input, else wide"
 
     def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
         """Return a table or view as of an epoch; see `View.snapshot`."""

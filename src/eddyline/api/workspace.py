@@ -28,6 +28,7 @@ from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
+from eddyline.runtime.lanes import Lanes
 from eddyline.spark.query_errors import quiet_query_errors
 from eddyline.spark.session import (
     ZONE,
@@ -130,6 +131,7 @@ class Workspace:
             self.sources.readers,
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
+        self.lanes = Lanes(options.short_lane_rows)
         self.reads = OpenReads(self.files, options.lease_seconds)
 
     @property

@@ -109,7 +109,11 @@ class StorageCollector(Collector):
         for family, counts in ((read, self._tally.rows_in), (written, self._tally.rows_out)):
             for name, count in list(counts.items()):
                 family.add_metric([name], float(count))
-        yield from (state, read, written)
+        text = "Epochs of a view in each lane since the console was started: in the driver, or as a Spark job."
+        epochs = CounterMetricFamily("eddyline_view_epochs_total", text, labels=["view", "lane"])
+        for labels, count in list(self._tally.lanes.items()):
+            epochs.add_metric(labels, float(count))
+        yield from (state, read, written, epochs)
 
     def _state(self) -> Iterator[Metric]:
         catalog, _ = self._observer.now()

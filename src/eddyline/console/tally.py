@@ -14,6 +14,7 @@ from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
+from eddyline.runtime.lanes import SHORT, WIDE
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 KEPT = 120
@@ -47,6 +48,7 @@ class Tally:
 
     Attributes:
         rows_in, rows_out: rows read and changes written since the console was started.
+        lanes: epochs of each view in each lane, by name and lane, since the console was started.
         histograms: for each stage the durations of epochs: how many were in each of `BUCKETS_S` and
             beyond, and their sum. Only for a console inside of the engine's process.
     """
@@ -59,6 +61,7 @@ class Tally:
         self._seconds: dict[int, Mapping[str, float]] = {}
         self.rows_in: Counter[str] = Counter()
         self.rows_out: Counter[str] = Counter()
+        self.lanes: Counter[tuple[str, str]] = Counter()
         self.histograms: dict[str, tuple[list[int], float]] = {}
         self._started = observer.now()[1].epoch
         self.follow()
@@ -96,10 +99,16 @@ class Tally:
         rows_in = {name: counts.get("in", 0) for name, counts in counters.items()}
         rows_out = {name: counts.get("out", 0) for name, counts in counters.items()}
         names = {entry.id: entry.name for entry in catalog.entries}
+        views = {entry.name for entry in catalog.entries if entry.kind == VIEW}
         positions = {names[i]: end for i, end in manifest.positions.items() if i in names}
         if manifest.epoch > self._started:
             self.rows_in.update(rows_in)
             self.rows_out.update(rows_out)
+            self.lanes.update(
+                (name, SHORT if counts["short"] else WIDE)
+                for name, counts in counters.items()
+                if name in views and "short" in counts
+            )
         time = manifest.committed_at / 1e6
         self._kept.append(EpochFacts(manifest.epoch, time, rows_in, rows_out, positions))
 

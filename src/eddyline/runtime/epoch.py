@@ -20,6 +20,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
 from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.runtime.faults import Piece, pieces_at_fault
+from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.short_lane import rows_of
@@ -99,7 +100,7 @@ class EpochRunner:
     """Runs epochs against one storage, in one time zone and with fixed settings of Spark.
 
     Attributes:
-        short_lane_rows: rows of input up to which a view's plan runs in the driver.
+        lanes: chooses between a run in the driver and a Spark job.
         abandoned: folders of attempts that failed, to be removed.
         show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
     """
@@ -108,7 +109,7 @@ class EpochRunner:
     session: SparkSession
     catalyst: Catalyst
     scan_tasks: int
-    short_lane_rows: int
+    lanes: Lanes
     zone: str
     settings: dict[str, str]
     show_rows: Callable[[Sequence[Piece]], Sequence[str]]
@@ -293,9 +294,13 @@ class EpochRunner:
         """Execute a plan; return the reports, or None if Spark's tasks have written them."""
         if isinstance(plan.physical, TableUpkeep):
             return plan.physical(context, [segment for _, segment in pieces])
-        if plan.short is not None and rows_of(s for _, s in pieces) <= self.short_lane_rows:
+        rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
+        started = time.perf_counter()
+        if plan.short is not None and self.lanes.choose(plan.id, rows, operators) == SHORT:
             reported = self._in_driver(plan, plan.short, pieces, context)
             if reported is not None:
+                spent = time.perf_counter() - started
+                self.lanes.measured(plan.id, SHORT, rows, spent, operators)
                 return reported
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
@@ -307,6 +312,7 @@ class EpochRunner:
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
+        self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - started, operators)
         return None
 
     def _in_driver(

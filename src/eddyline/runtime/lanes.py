@@ -1,0 +1,143 @@
+"""Which lane an epoch of a view takes: the one that is expected to be faster, from the epochs measured so far.
+
+Of each lane a view has a line: seconds = fixed + rows * slope, fitted by least squares to its epochs, the later
+ones weighing more. It begins with one that was measured for typical views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORT, WIDE = "short", "wide"
+
+MEMORY = 0.8
+"""What an epoch's weight is multiplied by with each later one of its view and lane."""
+
+ADVANTAGE = 0.75
+"""A view changes lanes only for an epoch that is expected to take less than this share of the time."""
+
+_TYPICAL = {SHORT: (0.012, 2.5e-6), WIDE: (0.06, 1e-6)}
+"""Fixed seconds and seconds a row, by operator: measured on two cores, see ARCHITECTURE.md."""
+
+_TYPICAL_ROWS = 100_000
+_ROWS_MAX = 1 << 40  # more is a guess where the rows of a file aren't known
+
+_KEPT = 0.25
+"""The weight of each of the two points that a line begins with; all later ones together weigh 5 at most."""
+
+
+class Line:
+    """A least-squares line of seconds over rows, whose fixed part and slope aren't negative.
+
+    Args:
+        fixed, slope: the line to begin with. Two points on it keep a small weight, so that epochs of
+            nearly equal size don't tilt the line.
+
+    Example:
+        >>> line = Line(0.1, 1e-6)
+        >>> for _ in range(20):
+        ...     line.add(0, 0.5)
+        ...     line.add(100_000, 2.5)
+        >>> round(line.at(50_000), 1)
+        1.5
+    """
+
+    def __init__(self, fixed: float, slope: float) -> None:
+        # weights, and weighted sums of rows, their squares, seconds, and products of rows and seconds
+        self._start = sum(
+            _KEPT * _moments(rows, fixed + slope * rows) for rows in (0, _TYPICAL_ROWS)
+        )
+        self._sums = np.zeros(5)
+
+    def add(self, rows: float, seconds: float) -> None:
+        """Add a point; those that were added before weigh less from then on."""
+        self._sums = self._sums * MEMORY + _moments(rows, seconds)
+
+    def fitted(self) -> tuple[float, float]:
+        """Return the fixed seconds and the seconds a row."""
+        weight, rows, squares, seconds, products = self._start + self._sums
+        slope = max(0.0, (weight * products - rows * seconds) / (weight * squares - rows * rows))
+        fixed = (seconds - slope * rows) / weight
+        if fixed < 0:
+            fixed, slope = 0.0, products / squares
+        return float(fixed), float(slope)
+
+    def at(self, rows: float) -> float:
+        """Return the expected seconds."""
+        fixed, slope = self.fitted()
+        return fixed + slope * rows
+
+
+def _moments(rows: float, seconds: float) -> NDArray[np.float64]:
+    return np.array([1.0, rows, rows * rows, seconds, rows * seconds])
+
+
+@dataclass(slots=True)
+class _View:
+    """The lines of a view's lanes; the first epoch in a lane isn't measured, as code is compiled in it."""
+
+    lines: dict[str, Line]
+    last: str = ""
+    seen: set[str] = field(default_factory=set)
+
+
+class Lanes:
+    """Chooses a lane for each epoch of each view.
+
+    Args:
+        most: rows of input beyond which no epoch takes the short lane.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._views: dict[str, _View] = {}
+
+    def choose(self, view: str, rows: int, operators: int) -> str:
+        """Return the lane for an epoch of a view that can take both.
+
+        Args:
+            view: its id.
+            rows: of its input.
+            operators: number of its stateful operators.
+        """
+        if rows > self.most:
+            return WIDE
+        known = self._view(view, operators)
+        short, wide = (known.lines[lane].at(rows) for lane in (SHORT, WIDE))
+        if known.last == SHORT:
+            return WIDE if wide < short * ADVANTAGE else SHORT
+        if known.last == WIDE:
+            return SHORT if short < wide * ADVANTAGE else WIDE
+        return SHORT if short <= wide else WIDE
+
+    def measured(self, view: str, lane: str, rows: int, seconds: float, operators: int) -> None:
+        """Note what an epoch has taken."""
+        known = self._view(view, operators)
+        known.last = lane
+        if lane in known.seen and rows < _ROWS_MAX:
+            known.lines[lane].add(rows, seconds)
+        known.seen.add(lane)
+
+    def turning(self, view: str, operators: int) -> int:
+        """Return up to how many rows the short lane is expected to be the faster one; at most `most`."""
+        lines = self._view(view, operators).lines
+        (fixed, slope), (wide_fixed, wide_slope) = (lines[lane].fitted() for lane in (SHORT, WIDE))
+        if fixed > wide_fixed:
+            return 0
+        if slope <= wide_slope:
+            return self.most
+        return min(self.most, int((wide_fixed - fixed) / (slope - wide_slope)))
+
+    def _view(self, view: str, operators: int) -> _View:
+        known = self._views.get(view)
+        if known is None:
+            parts = max(operators, 1)
+            lines = {
+                lane: Line(fixed * parts, slope * parts)
+                for lane, (fixed, slope) in _TYPICAL.items()
+            }
+            known = self._views[view] = _View(lines)
+        return known
