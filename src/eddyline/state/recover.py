@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
@@ -86,8 +87,9 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
         for name in recovery.stale:
             files.remove(f"{EPOCHS}/{name}")
         if lenient:
-            epochs = _undamaged(files, epochs)
-            flush(files, Epoch(0))
+            whole = _undamaged(files, epochs)
+            _sync(files, whole, set().union(*whole.values()))
+            epochs = list(whole)
         if epochs:
             sweep(files, read_manifest(files, epochs[0]))
     return manifest
@@ -109,16 +111,18 @@ def _last_undamaged(
             return manifest, epochs
 
 
-def _undamaged(files: Files, epochs: Sequence[Epoch]) -> list[Epoch]:
-    """Remove the manifests that are damaged or whose runs are missing; return the other epochs.
+def _undamaged(files: Files, epochs: Sequence[Epoch]) -> dict[Epoch, set[str]]:
+    """Remove the manifests that are damaged or whose runs are missing; return the runs of the other epochs.
 
     A power cut spares the files in no order: a later epoch may be whole where an earlier one isn't.
     """
-    whole = []
+    whole = {}
+    exists = cache(files.exists)  # most runs are those of many epochs
     for epoch in epochs:
         with contextlib.suppress(StateError):
-            if all(files.exists(run.name) for run in read_manifest(files, epoch).all_runs()):
-                whole.append(epoch)
+            runs = {run.name for run in read_manifest(files, epoch).all_runs()}
+            if all(map(exists, runs)):
+                whole[epoch] = runs
                 continue
         files.remove(manifest_name(epoch))
     return whole
@@ -133,15 +137,16 @@ def flush(files: Files, since: Epoch) -> None:
     """Flush to the disk what epochs after `since` have committed."""
     epochs = [epoch for epoch in committed_epochs(files) if epoch > since]
     runs = {run.name for epoch in epochs for run in read_manifest(files, epoch).all_runs()}
-    folders = {FOLDER}
+    _sync(files, epochs, {name for name in runs if _epoch_of(name.split("/")[-2]) > since})
+
+
+def _sync(files: Files, epochs: Iterable[Epoch], runs: Collection[str]) -> None:
+    """Flush runs, then the manifests of epochs, then the folders of both."""
     for name in sorted(runs):
-        folder = os.path.dirname(name)
-        if _epoch_of(os.path.basename(folder)) > since:
-            files.sync(name)
-            folders.add(folder)
+        files.sync(name)
     for epoch in epochs:
         files.sync(manifest_name(epoch))
-    for folder in sorted(folders):
+    for folder in sorted({FOLDER, *map(os.path.dirname, runs)}):
         files.sync(folder)
 
 
