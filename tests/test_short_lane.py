@@ -162,6 +162,31 @@ def test_an_epoch_takes_the_lane_by_its_rows(tmp_path: Path, spark: SparkSession
             assert engine.progress().lanes["sums"] == lane
             assert engine.verify()
         assert engine.progress().lanes["most"] == "wide"  # its input are the changes of sums
+        lanes, view = engine._workspace.lanes, engine.catalog.get("sums")
+        assert lanes._views[view.id].seen == {"short", "wide"}
+        for lane in ("short", "wide"):
+            weight, rows, _, seconds, _ = lanes._views[view.id].lines[lane]._sums
+            assert weight >= 1
+            assert rows / weight == (1 if lane == "short" else 11)
+            assert seconds > 0
+
+
+def test_a_run_in_the_driver_that_gives_up_counts_with_its_job(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eddyline.runtime.short_lane.OUTPUT_ROWS_MAX", 5)
+    with el.Engine(str(tmp_path / "s"), spark) as engine:
+        table = engine.table("t", "k INT")
+        engine.view("sums", "SELECT k, count(*) AS n FROM t GROUP BY k")
+        for _ in range(3):
+            table.insert([(i,) for i in range(20)])
+            engine.advance()
+            assert engine.progress().lanes["sums"] == "wide"
+        known = engine._workspace.lanes._views[engine.catalog.get("sums").id]
+        (short, wide) = (known.lines[lane]._sums for lane in ("short", "wide"))
+        assert short[0] >= 1
+        assert short[3] / short[0] > wide[3] / wide[0]
+        assert engine.verify()
 
 
 def test_a_plan_with_python_functions_is_always_a_job(

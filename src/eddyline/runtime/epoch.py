@@ -294,14 +294,25 @@ class EpochRunner:
         """Execute a plan; return the reports, or None if Spark's tasks have written them."""
         if isinstance(plan.physical, TableUpkeep):
             return plan.physical(context, [segment for _, segment in pieces])
+        if plan.short is None:
+            self._as_job(plan, context)
+            return None
         rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
+        lane = self.lanes.choose(plan.id, rows, operators)
         started = time.perf_counter()
-        if plan.short is not None and self.lanes.choose(plan.id, rows, operators) == SHORT:
+        reported = None
+        if lane == SHORT:
             reported = self._in_driver(plan, plan.short, pieces, context)
-            if reported is not None:
-                spent = time.perf_counter() - started
-                self.lanes.measured(plan.id, SHORT, rows, spent, operators)
-                return reported
+        if reported is None:
+            begun = time.perf_counter()
+            self._as_job(plan, context)
+            self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - begun, operators)
+        if lane == SHORT:  # with the job, if it took one after all
+            self.lanes.measured(plan.id, SHORT, rows, time.perf_counter() - started, operators)
+        return reported
+
+    def _as_job(self, plan: EpochPlan, context: EpochContext) -> None:
+        """Run a plan in the wide lane."""
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
         spark.setJobDescription(f"eddyline {plan.name}")
@@ -312,8 +323,6 @@ class EpochRunner:
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
-        self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - started, operators)
-        return None
 
     def _in_driver(
         self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
