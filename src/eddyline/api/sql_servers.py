@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from eddyline.catalog.entries import STREAM, Entry
+from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.errors import EngineError
 from eddyline.sql.names import literal, quoted
 
@@ -42,25 +42,24 @@ class Published:
         self._workspace = workspace
         self._session: SparkSession = workspace.spark.newSession()
         self._folder = tempfile.TemporaryDirectory(prefix="eddyline-names-")
-        self._seen: dict[str, str] = {}  # by name the columns
-        self._names: dict[str, str] = {}  # the same, with none for what can't be served
+        self._catalog: Catalog | None = None  # that of the last update
+        self._names: dict[str, str] = {}  # by name that is there the columns
         self._database = next(_DATABASES)
         self._run(f"CREATE DATABASE {self._database} LOCATION {literal(self._folder.name)}")
         workspace.closing.append(self.remove)
 
     def update(self) -> None:
         """Add, change and remove names so that they are those of the storage's tables and views."""
-        entries = {e.name: e for e in self._workspace.catalog.entries if e.kind != STREAM}
-        wanted = {name: _columns(entry) for name, entry in entries.items()}
-        if wanted == self._seen:
+        catalog = self._workspace.catalog
+        if catalog is self._catalog:
             return
-        self._seen = wanted
+        self._catalog = catalog
+        wanted = {e.name: _columns(e) for e in catalog.entries if e.kind != STREAM}
         for name in [name for name in self._names if self._names[name] != wanted.get(name)]:
             self._drop(name)
         storage = literal(self._workspace.files.root)
         for name in [name for name in wanted if name not in self._names]:
             table = f"{self._database}.{quoted(name)}"
-            self._names[name] = ""
             try:
                 self._run(f"CREATE TABLE {table} ({wanted[name]}) USING eddyline")
                 self._run(
@@ -82,9 +81,9 @@ class Published:
         self._folder.cleanup()
 
     def _drop(self, name: str) -> None:
-        if self._names.pop(name):
-            self._run(f"DROP VIEW default.{quoted(name)}")
-            self._run(f"DROP TABLE {self._database}.{quoted(name)}")
+        del self._names[name]
+        self._run(f"DROP VIEW default.{quoted(name)}")
+        self._run(f"DROP TABLE {self._database}.{quoted(name)}")
 
     def _run(self, statement: str) -> None:
         self._session.sql(statement)
