@@ -28,8 +28,9 @@ from deltalake.schema import PrimitiveType
 import eddyline as el
 from eddyline.errors import EddylineError
 from eddyline.source import delta
-from eddyline.source.delta import ADDED, DeltaStream, Wanted
+from eddyline.source.delta import ADDED, DeltaStream
 from eddyline.source.delta_log import DeltaLog, Layout
+from eddyline.source.log_files import LogColumn
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
@@ -111,7 +112,7 @@ def stream_of(
         "changed",
         starting,
         False,
-        [Wanted(f"c{place}", one.name, one.type) for place, one in enumerate(wanted)],
+        [LogColumn(f"c{place}", one.name, one.type) for place, one in enumerate(wanted)],
         fits,
         lambda: DeltaLog(deltalake, "changed", source.path),
         RedoLog(Files(str(folder)), "s"),

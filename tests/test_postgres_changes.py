@@ -22,7 +22,8 @@ import pytest
 import eddyline as el
 from eddyline.errors import EddylineError
 from eddyline.source import postgres
-from eddyline.source.pgoutput import ADDED, Wanted
+from eddyline.source.log_files import LogColumn
+from eddyline.source.pgoutput import ADDED
 from eddyline.source.postgres import PostgresStream
 from eddyline.source.postgres_server import Server
 from eddyline.source.redo_log import RedoLog
@@ -84,7 +85,7 @@ def stream_of(source: Source, folder: Path, **names: str) -> PostgresStream:
         source.table,
         names.get("slot", ""),
         names.get("publication", ""),
-        [Wanted(f"c{place}", one.name, one.type) for place, one in enumerate(columns)],
+        [LogColumn(f"c{place}", one.name, one.type) for place, one in enumerate(columns)],
         lambda _: None,
         lambda: Server(psycopg, psycopg.conninfo.conninfo_to_dict(source.program.url)),
         RedoLog(Files(str(folder)), "s"),
@@ -539,7 +540,7 @@ def test_a_value_that_does_not_fit_names_its_column(source, tmp_path):
     source.run("ALTER TABLE t ALTER COLUMN b TYPE date USING NULL")
     stream = stream_of(source, tmp_path)
     stream.wanted = [
-        Wanted(one.place, one.name, pa.date32() if one.name == "b" else one.type)
+        LogColumn(one.place, one.name, pa.date32() if one.name == "b" else one.type)
         for one in stream.wanted
     ]
     stream.pull()

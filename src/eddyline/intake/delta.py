@@ -13,15 +13,13 @@ from pyspark.sql.types import StructType
 from eddyline.catalog.entries import Entry
 from eddyline.changes import CHANGE_TYPE
 from eddyline.errors import DataError
-from eddyline.intake.formats import Context, check_columns
+from eddyline.intake.formats import Context, check_columns, log_columns
 from eddyline.sink.delta import is_held, package
 from eddyline.sink.secrets import filled_in
 from eddyline.source.base import Source
-from eddyline.source.delta import ADDED, DeltaStream, Wanted
+from eddyline.source.delta import ADDED, DeltaStream
 from eddyline.source.delta_log import DeltaLog, Layout
 from eddyline.source.readers import Reader
-from eddyline.source.received import given_places
-from eddyline.spark.schema import arrow_schema
 
 PATH, STARTING = "path", "startingversion"
 OPTIONS: Mapping[str, str] = {
@@ -90,17 +88,12 @@ class DeltaChanges:
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the source that follows the table."""
         given = {name.lower(): value for name, value in stream.options.items()}
-        places = given_places(stream.columns.names)
-        kinds = arrow_schema(stream.columns, "UTC")
         starting = given.get(STARTING)
         return DeltaStream(
             stream.name,
             None if starting is None else int(starting),
             bool(stream.operation),
-            [
-                Wanted(f"c{place}", stream.columns.names[place], kinds[place].type)
-                for place in places
-            ],
+            log_columns(stream),
             partial(_misfit, stream),
             partial(_log, stream.name, given),
             context.log_of(stream),

@@ -23,6 +23,7 @@ from eddyline.source.dead_letters import Rejects
 from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.lines import readable
+from eddyline.source.log_files import LogColumn
 from eddyline.source.parquet import parquet_fault
 from eddyline.source.readers import Reader
 from eddyline.source.received import given_places
@@ -444,3 +445,11 @@ def _files_per_entry(stream: Entry) -> int:
             hint="give a whole number from 1 on",
         )
     return int(text)
+
+
+def log_columns(stream: Entry) -> list[LogColumn]:
+    """Return the columns of a stream that its source gives, as its log has them."""
+    names, kinds = stream.columns.names, arrow_schema(stream.columns, "UTC")
+    return [
+        LogColumn(f"c{place}", names[place], kinds[place].type) for place in given_places(names)
+    ]

@@ -10,17 +10,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from eddyline.catalog.entries import Entry
 from eddyline.errors import DataError
-from eddyline.intake.formats import Context, check_given
+from eddyline.intake.formats import Context, check_given, log_columns
 from eddyline.sink.postgres import check_url, connection_settings, package, table_name
 from eddyline.sink.postgres_text import spark_type
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.base import Source
-from eddyline.source.pgoutput import ADDED, Table, Wanted
+from eddyline.source.pgoutput import ADDED, Table
 from eddyline.source.postgres import PostgresStream
 from eddyline.source.postgres_server import Server
 from eddyline.source.readers import Reader
-from eddyline.source.received import given_places
-from eddyline.spark.schema import arrow_schema
 
 OPTIONS: Mapping[str, str] = {
     "url": "postgresql://user@host:port/database, or key=value pairs; without a password",
@@ -63,17 +61,12 @@ class PostgresChanges:
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the source that follows the table."""
         given = {name.lower(): value for name, value in stream.options.items()}
-        places = given_places(stream.columns.names)
-        kinds = arrow_schema(stream.columns, "UTC")
         return PostgresStream(
             stream.name,
             _quoted(given),
             given.get("slot", ""),
             given.get("publication", ""),
-            [
-                Wanted(f"c{place}", stream.columns.names[place], kinds[place].type)
-                for place in places
-            ],
+            log_columns(stream),
             partial(_check_fit, stream),
             partial(_server, given),
             context.log_of(stream),

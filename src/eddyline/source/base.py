@@ -77,6 +77,32 @@ class Tenant(Source, Protocol):
         """Remove them: the stream has been dropped. What can't be removed is logged; raises nothing."""
 
 
+class CopiedSource:
+    """A source whose rows are copied into the redo log, because it may remove them itself."""
+
+    __slots__ = ()
+    log: RedoLog
+
+    @property
+    def replayable(self) -> bool:
+        """False: rows that are in the log may be gone from the source."""
+        return False
+
+    @property
+    def steps(self) -> bool:
+        """False: an epoch processes all entries that wait."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """None: what doesn't fit stops the stream."""
+        return None
+
+    def forget(self, position: int) -> None:
+        """Remove the entries before `position` from the log."""
+        self.log.forget(position)
+
+
 class PlannedSource(ABC):
     """A source whose data stays where it is: entries of the log only name it.
 

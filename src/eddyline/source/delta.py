@@ -29,10 +29,9 @@ from eddyline.changes import (
 )
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
-from eddyline.source.base import cannot_read
-from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.delta_log import Commit, DeltaLog, Layout
-from eddyline.source.log_files import new_file, write_rows
+from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
@@ -72,21 +71,6 @@ _LOG = logging.getLogger("eddyline.sources")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A column that the log keeps.
-
-    Attributes:
-        place: its name in the log.
-        name: its name in the table, or one of `ADDED`.
-        type: its type.
-    """
-
-    place: str
-    name: str
-    type: pa.DataType
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """What has been read.
 
@@ -110,7 +94,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(slots=True)
-class DeltaStream:
+class DeltaStream(CopiedSource):
     """The changes of a Delta table, copied into the redo log.
 
     Attributes:
@@ -127,7 +111,7 @@ class DeltaStream:
     name: str
     starting: int | None
     operations: bool
-    wanted: Sequence[Wanted]
+    wanted: Sequence[LogColumn]
     misfit: Callable[[Layout], str]
     reached: Callable[[], DeltaLog]
     log: RedoLog
@@ -152,21 +136,6 @@ class DeltaStream:
             self._delta = self.reached()
         return self._delta
 
-    @property
-    def replayable(self) -> bool:
-        """False: vacuum removes the files of old versions."""
-        return False
-
-    @property
-    def steps(self) -> bool:
-        """False: an epoch processes all entries that wait."""
-        return False
-
-    @property
-    def dead_letters(self) -> DeadLetters | None:
-        """None: a table that doesn't fit stops the stream."""
-        return None
-
     def pull(self) -> None:
         """Copy the snapshot, and the changes of all versions that are there now."""
         self._checked = 0.0
@@ -181,10 +150,6 @@ class DeltaStream:
     def stop(self) -> None:
         """End the thread; a version that it was copying is read again."""
         self._aside.stop()
-
-    def forget(self, position: int) -> None:
-        """Remove the entries before `position` from the log."""
-        self.log.forget(position)
 
     def _copy(self) -> None:
         number = self.log.end()

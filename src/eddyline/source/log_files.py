@@ -23,6 +23,21 @@ LOGGED = "file string, rows long, crc long, dead boolean"
 _SMALL_BYTES = 4 << 20  # rows of larger files stay in them
 
 
+@dataclass(frozen=True, slots=True)
+class LogColumn:
+    """A column of a source that is copied into a log.
+
+    Attributes:
+        place: its name in the log.
+        name: its name in the source, or that of a column which the stream adds.
+        type: its type.
+    """
+
+    place: str
+    name: str
+    type: pa.DataType
+
+
 def new_file(folder: str, number: int) -> str:
     """Return a name for a file of an entry in a log's folder."""
     return f"{folder}/{number:012d}-{uuid.uuid4().hex[:8]}.arrow"

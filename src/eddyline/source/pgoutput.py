@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.errors import DataError
+from eddyline.source.log_files import LogColumn
 
 OP, LSN, SEQ, COMMITTED_AT = "_op", "_lsn", "_seq", "_committed_at"
 ADDED = pa.schema(
@@ -82,15 +83,6 @@ class Table:
         return f"{self.schema}.{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A column of the stream: its name in the log, that in the table, and its type."""
-
-    place: str
-    name: str
-    type: pa.DataType
-
-
 class UndecodableError(Exception):
     """A change that can't become a row.
 
@@ -119,7 +111,7 @@ class Decoder:
 
     stream: str
     table: Table
-    wanted: Sequence[Wanted]
+    wanted: Sequence[LogColumn]
     confirmed: int
     sequence: int
     end: int = 0
@@ -319,7 +311,7 @@ class Decoder:
             differs |= sent & ~same.to_numpy(zero_copy_only=False)
         return differs
 
-    def _converted(self, texts: pa.Array, wanted: Wanted) -> pa.Array:
+    def _converted(self, texts: pa.Array, wanted: LogColumn) -> pa.Array:
         try:
             return converted(texts.cast(pa.string()), wanted.type)
         except (pa.ArrowInvalid, pl.exceptions.PolarsError) as error:

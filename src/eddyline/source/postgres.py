@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
-from eddyline.source.dead_letters import DeadLetters
-from eddyline.source.log_files import new_file, write_rows
-from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError, Wanted
+from eddyline.source.base import CopiedSource
+from eddyline.source.log_files import LogColumn, new_file, write_rows
+from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError
 from eddyline.source.positions import Positions
 from eddyline.source.postgres_server import Server, Slot
 from eddyline.source.redo_log import RedoLog
@@ -65,7 +65,7 @@ class State:
 
 
 @dataclass(slots=True)
-class PostgresStream:
+class PostgresStream(CopiedSource):
     """The changes of a table, copied into the redo log.
 
     Attributes:
@@ -83,7 +83,7 @@ class PostgresStream:
     table: str
     slot: str
     publication: str
-    wanted: Sequence[Wanted]
+    wanted: Sequence[LogColumn]
     fit: Callable[[Table], None]
     reached: Callable[[], Server]
     log: RedoLog
@@ -106,21 +106,6 @@ class PostgresStream:
             self._server = self.reached()
         return self._server
 
-    @property
-    def replayable(self) -> bool:
-        """False: the server keeps changes only until they are read."""
-        return False
-
-    @property
-    def steps(self) -> bool:
-        """False: an epoch processes all entries that wait."""
-        return False
-
-    @property
-    def dead_letters(self) -> DeadLetters | None:
-        """None: a value that doesn't fit stops the stream."""
-        return None
-
     def pull(self) -> None:
         """Copy the snapshot, or all changes that are committed now."""
         self._aside.now()
@@ -134,10 +119,6 @@ class PostgresStream:
         self._aside.stop(lambda: self.server.cancel())
         if self._server is not None:
             self._server.close()
-
-    def forget(self, position: int) -> None:
-        """Remove the entries before `position` from the log."""
-        self.log.forget(position)
 
     def drop(self) -> None:
         """Drop the slot, and the publication if it is our own. A server that can't be reached is told of."""

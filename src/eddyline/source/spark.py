@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from eddyline.changes import APPEND, DELETE, OPERATION
 from eddyline.errors import StateError
-from eddyline.source.base import cannot_read
+from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.log_files import BAD, LOGGED, LogTask
 from eddyline.source.received import given_places
@@ -36,7 +36,7 @@ RECORD, FILE = "eddyline record", "eddyline file"  # columns of a malformed reco
 
 
 @dataclass(slots=True)
-class SparkStream:
+class SparkStream(CopiedSource):
     """A streaming DataFrame, copied into the redo log batch by batch.
 
     Spark numbers its micro-batches and repeats the last one after a crash. The entry of a batch has
@@ -66,16 +66,6 @@ class SparkStream:
     query: StreamingQuery | None = field(default=None)
 
     @property
-    def replayable(self) -> bool:
-        """False: Spark's sources may remove rows that their checkpoint has passed."""
-        return False
-
-    @property
-    def steps(self) -> bool:
-        """False: an epoch processes all batches that wait."""
-        return False
-
-    @property
     def dead_letters(self) -> DeadLetters | None:
         """Malformed records, and rows with an unknown operation."""
         return self.rejects
@@ -101,10 +91,6 @@ class SparkStream:
         if self.query is not None:
             self.query.stop()
             self.query = None
-
-    def forget(self, position: int) -> None:
-        """Remove the entries before `position` from the log."""
-        self.log.forget(position)
 
     def _writer(self) -> DataStreamWriter:
         if self.log.end() and not self.files.exists(f"{self.checkpoint}/offsets"):

@@ -23,8 +23,8 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.errors import DataError, StateError
+from eddyline.source.base import CopiedSource
 from eddyline.source.compression import is_compressed, open_file
-from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.redo_log import RedoLog
 
@@ -74,7 +74,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class TailStream:
+class TailStream(CopiedSource):
     """The lines of files that grow, copied into the redo log.
 
     The positions of all files are written before each entry, under its number; they hold once the
@@ -100,21 +100,6 @@ class TailStream:
     _gone: frozenset[Known] = field(default=frozenset(), init=False)
     _unlike: set[tuple[object, ...]] = field(default_factory=set, init=False)
 
-    @property
-    def replayable(self) -> bool:
-        """False: log files are removed some day."""
-        return False
-
-    @property
-    def steps(self) -> bool:
-        """False: an epoch processes all entries that wait."""
-        return False
-
-    @property
-    def dead_letters(self) -> DeadLetters | None:
-        """None: any bytes are a line; those that aren't UTF-8 become the replacement character."""
-        return None
-
     def pull(self) -> None:
         """Copy all lines that are there now."""
         self._copy(None)
@@ -125,10 +110,6 @@ class TailStream:
 
     def stop(self) -> None:
         """Do nothing: files are open only while they are read."""
-
-    def forget(self, position: int) -> None:
-        """Remove the entries before `position` from the log."""
-        self.log.forget(position)
 
     def _copy(self, entries: int | None) -> None:
         """Write entries with new lines.
