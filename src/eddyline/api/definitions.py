@@ -18,7 +18,6 @@ from eddyline.api.replacing import (
     check_readers,
     compiled_readers,
     with_marks,
-    with_readers,
 )
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
@@ -149,14 +148,14 @@ class Definitions:
             draft,
             schema=compiled.compiled.schema.json(),
             upstream=compiled.upstream,
-            result=" ".join([compiled.plan.result.partition("/")[2], *map(str, compiled.order)]),
+            result=compiled.stored_result,
         )
         catalog, again = catalog.add(entry).in_order(), []
         if present is not None:
             again = compiled_readers(workspace, catalog, present, catalog.get(name), compiled)
             for reader, made in again:
                 self._epochs.sinks.check_replaced(reader, made)
-            catalog = with_readers(catalog, again)
+            catalog = catalog.with_entries(reader for reader, _ in again)
         self._fill(catalog, catalog.get(name), compiled, present, again)
         entry = workspace.catalog.get(name)
         self._warn_if_failing(entry, stacklevel=6)

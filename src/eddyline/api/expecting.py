@@ -139,8 +139,7 @@ class Expecting:
                 options[EXPECTATIONS] = option_of(left)
             changed = replace(stream, options=options)
             catalog = workspace.catalog
-            entries = tuple(changed if one.id == stream.id else one for one in catalog.entries)
-            workspace.save(replace(catalog, entries=entries))
+            workspace.save(catalog.with_entries([changed]))
             for entry in readers:  # the next epoch computes those again whose plan is another one
                 workspace.forget_plan(entry)
             workspace.compiler.frames.forget(stream.id)

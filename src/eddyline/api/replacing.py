@@ -65,14 +65,14 @@ def compiled_readers(
     """
     plans = {new.id: compiled}
     found: list[Reader] = []
+
+    def plan_of(entry: Entry) -> CompiledPlan:
+        return plans.get(entry.id) or workspace.plan(entry)
+
+    def compile_as(entry: Entry) -> CompiledPlan:
+        return workspace.compiler.view(entry, catalog, plan_of, entry.upstream)
+
     for reader in catalog.below(new.name):
-
-        def plan_of(entry: Entry) -> CompiledPlan:
-            return plans.get(entry.id) or workspace.plan(entry)
-
-        def compile_as(entry: Entry) -> CompiledPlan:
-            return workspace.compiler.view(entry, catalog, plan_of, entry.upstream)
-
         kept, plan = reader, None
         reason = f"{reader.name}, which reads it, would get other columns"
         if _has_columns(new, reader):
@@ -87,42 +87,28 @@ def compiled_readers(
             raise _read(
                 new, reason, f"drop {reader.name} first, or leave its columns in {new.name}"
             )
-        result = " ".join([plan.plan.result.partition("/")[2], *map(str, plan.order)])
         plans[reader.id] = plan
-        found.append((replace(kept, result=result, upstream=plan.upstream), plan))
+        found.append((replace(kept, result=plan.stored_result, upstream=plan.upstream), plan))
     return found
 
 
 def with_marks(catalog: Catalog, readers: Sequence[Reader], epoch: int) -> Catalog:
     """Return a catalog with the readers of a view marked, after the epoch before its replacement."""
     ids = {reader.id for reader, _ in readers}
-    mark = {REPLACING: str(epoch)}
-    return replace(
-        catalog,
-        entries=tuple(
-            replace(entry, options={**entry.options, **mark}) if entry.id in ids else entry
-            for entry in catalog.entries
-        ),
+    return catalog.with_entries(
+        replace(entry, options={**entry.options, REPLACING: str(epoch)})
+        for entry in catalog.entries
+        if entry.id in ids
     )
 
 
 def without_marks(catalog: Catalog) -> Catalog:
     """Return a catalog without the marks of a replacement."""
-    return replace(
-        catalog,
-        entries=tuple(
-            replace(entry, options={k: v for k, v in entry.options.items() if k != REPLACING})
-            if REPLACING in entry.options
-            else entry
-            for entry in catalog.entries
-        ),
+    return catalog.with_entries(
+        replace(entry, options={k: v for k, v in entry.options.items() if k != REPLACING})
+        for entry in catalog.entries
+        if REPLACING in entry.options
     )
-
-
-def with_readers(catalog: Catalog, readers: Sequence[Reader]) -> Catalog:
-    """Return a catalog with the readers of a view as they are after its replacement."""
-    now = {reader.id: reader for reader, _ in readers}
-    return replace(catalog, entries=tuple(now.get(entry.id, entry) for entry in catalog.entries))
 
 
 def _reads(reader: Entry, view: Entry) -> bool:

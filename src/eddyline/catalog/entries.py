@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -366,6 +366,11 @@ class Catalog:
             for entry in self.entries
             if name.lower() in (upstream.lower() for upstream in entry.upstream)
         ]
+
+    def with_entries(self, changed: Iterable[Entry]) -> Catalog:
+        """Return the catalog with some entries, by their ids, replaced."""
+        now = {entry.id: entry for entry in changed}
+        return replace(self, entries=tuple(now.get(entry.id, entry) for entry in self.entries))
 
     def below(self, name: str) -> list[Entry]:
         """Return the views that read a name, also through other views, upstream first."""

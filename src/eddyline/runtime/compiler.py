@@ -74,6 +74,11 @@ class CompiledPlan:
         return self.compiled.order
 
     @property
+    def stored_result(self) -> str:
+        """The name of the operator that holds the rows, and the sort keys, as the catalog keeps them."""
+        return " ".join([self.plan.result.partition("/")[2], *map(str, self.order)])
+
+    @property
     def key(self) -> tuple[int, ...] | None:
         """Places of the columns that identify a row of the view; None if there is no known key."""
         return self.compiled.key
