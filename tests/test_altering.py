@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from asking import refused, rows
 from eddyline.errors import EddylineError
 from eddyline.testing import FaultyFiles
 
@@ -29,17 +30,6 @@ CREATE VIEW above AS SELECT max(n) AS most FROM sums;
 def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
     with el.Engine(tmp_path / "storage", spark) as engine:
         yield engine
-
-
-def rows(engine: el.Engine, name: str) -> Counter:
-    return Counter(tuple(row) for row in engine.sql(f"SELECT * FROM {name}").collect())
-
-
-def refused(engine: el.Engine, statement: str, condition: str) -> str:
-    with pytest.raises(EddylineError) as error:
-        engine.execute(statement)
-    assert error.value.condition == condition
-    return str(error.value)
 
 
 def changes_after(engine: el.Engine, epoch: int, *views: str) -> list:

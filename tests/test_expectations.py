@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from asking import refused, rows
 from eddyline.cli import main
 from eddyline.console.metrics import metrics_text, registry_of
 from eddyline.console.observer import Observer
 from eddyline.console.tally import Tally
-from eddyline.errors import CONDITIONS, EddylineError
+from eddyline.errors import EddylineError
 from eddyline.testing import FaultyFiles
 
 pytestmark = pytest.mark.spark
@@ -30,22 +31,10 @@ def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
         yield engine
 
 
-def rows(engine: el.Engine, name: str) -> Counter:
-    return Counter(tuple(row) for row in engine.sql(f"SELECT * FROM `{name}`").collect())
-
-
 def violations(engine: el.Engine, name: str) -> dict[str, int | None]:
     status = engine.status()
     found = {one["name"]: one for one in [*status["sources"], *status["views"]]}
     return found[name]["violations"]
-
-
-def refused(engine: el.Engine, statement: str, condition: str) -> str:
-    assert condition in CONDITIONS
-    with pytest.raises(EddylineError) as error:
-        engine.execute(statement)
-    assert error.value.condition == condition
-    return str(error.value)
 
 
 def write(folder: Path, name: str, records: list[dict]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from asking import refused, rows
 from eddyline.errors import EddylineError
 from eddyline.testing import FaultyFiles
 
@@ -35,17 +36,6 @@ def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
         engine.execute(DEFINITIONS)
         engine.advance()
         yield engine
-
-
-def rows(engine: el.Engine, name: str) -> Counter:
-    return Counter(tuple(row) for row in engine.sql(f"SELECT * FROM {name}").collect())
-
-
-def refused(engine: el.Engine, statement: str, condition: str) -> str:
-    with pytest.raises(EddylineError) as error:
-        engine.execute(statement)
-    assert error.value.condition == condition
-    return str(error.value)
 
 
 def changed(engine: el.Engine, name: str, epoch: int) -> Counter:
