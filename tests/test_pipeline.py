@@ -724,6 +724,9 @@ def test_a_stream_of_a_queue_decodes_documents(tmp_path: Path, spark: SparkSessi
             engine.create_stream("x", "a INT", "queue", {"folder": "x"})
         with pytest.raises(DataError, match="needs columns"):
             engine.create_stream("x", None, "queue", {"path": folder})
+        engine.execute("DROP VIEW pages; DROP STREAM visits")
+        assert not engine.catalog.entries
+        assert not any(map(engine._workspace.files.names, ("logs", "pipelines")))
 
 
 def test_dead_letters_from_the_command_line(

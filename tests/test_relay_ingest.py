@@ -91,6 +91,12 @@ def test_records_of_a_request_may_have_a_key(server, queue):
     assert records["key"].to_pylist() == [b"lamp 1", b"lamp 1", None]
 
 
+def test_a_json_document_is_one_record(server, queue):
+    document = b'{\n  "a": 1\n}\n'
+    assert post(server, document, Content_Type="application/json")[2] == {"records": 1}
+    assert waiting(queue) == [document]
+
+
 def test_only_loopback_is_heard(server):
     assert urlparse(server.url).hostname == "127.0.0.1"
 
@@ -107,7 +113,7 @@ def test_an_empty_body_holds_no_record(server, queue):
         ({"Authorization": ""}, b"a", 401),
         ({"Authorization": TOKEN}, b"a", 401),
         ({"Authorization": "Bearer café"}, b"a", 401),
-        ({"Content_Type": "application/json"}, b"a", 415),
+        ({"Content_Type": "application/xml"}, b"a", 415),
         ({}, b"x" * (LIMIT + 1), 413),
     ],
 )

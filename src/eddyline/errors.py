@@ -139,7 +139,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
     # sinks
-    "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink, or the console's token, refers to an environment variable or file that can't be read. Set it for that process; a sink tries again by itself."),
+    "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink or stream, or the console's token, refers to an environment variable or file that can't be read. Set it for that process; a sink or stream tries again by itself."),
     "SINK_FAILED": Condition(ENVIRONMENT, True, "A sink's target can't be used: the message ends with the cause. Mend it; the sink tries again by itself, and nothing is lost."),
     "SINK_KEY": Condition(USER, False, "A sink's target needs a key that its view doesn't have. Leave the option key out, make the view unique by these columns, or take a format without a key."),
     "SINK_REFUSED": Condition(DATA, False, "A target refuses a row, and the sink has the option on_refused = 'stop'. Mend the row or the target's constraint, or let the sink keep such rows as dead letters."),

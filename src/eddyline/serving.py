@@ -74,6 +74,10 @@ class AppServer:
             self._thread.join()
         self._socket.close()
 
+    def close(self) -> None:
+        """Release the address of a server that was never started."""
+        self._socket.close()
+
     def __enter__(self) -> AppServer:
         self.start()
         return self

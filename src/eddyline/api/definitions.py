@@ -177,8 +177,10 @@ class Definitions:
             letters = workspace.catalog.letters_of(entry)
             family = workspace.catalog.companions(entry.name)
             workspace.save(workspace.catalog.drop(name))
-            for gone in filter(None, (*family, entry, letters)):
-                workspace.forget(gone)
+            gone = [one for one in (*family, entry, letters) if one is not None]
+            # a source stops before the files go that it writes
+            for one in sorted(gone, key=lambda one: workspace.sources.connected(one) is None):
+                workspace.forget(one)
 
     def pause(self, name: str) -> list[str]:
         """Pause a view and its readers; see `Engine.pause`."""

@@ -6,6 +6,7 @@ from eddyline.intake.delta import DeltaChanges
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat, TailFormat
 from eddyline.intake.postgres import PostgresChanges
 from eddyline.pipelines.documents import QueueFormat
+from eddyline.pipelines.http import HttpFormat
 from eddyline.sink.base import SinkFormat
 from eddyline.sink.delta import DeltaFormat
 from eddyline.sink.files import FilesFormat, write_csv, write_jsonl, write_parquet
@@ -17,6 +18,7 @@ from eddyline.source.segments import NDJSON, PARQUET
 FORMATS: dict[str, SourceFormat] = {
     "delta": DeltaChanges(),
     "generator": GeneratorFormat(),
+    "http": HttpFormat(),
     "json": FileFormat("json", NDJSON),
     "parquet": FileFormat("parquet", PARQUET),
     "postgres": PostgresChanges(),

@@ -307,14 +307,13 @@ class Catalog:
                 condition="STILL_READ",
                 hint="drop the sink first; what it has delivered stays in its target",
             )
-        pipeline = self.pipeline_into(entry)
-        if pipeline is not None:
+        pipeline, letters = self.pipeline_into(entry), self.letters_of(entry)
+        if pipeline is not None and pipeline is not letters:
             raise CatalogError(
                 f"{entry.kind} {entry.name} is fed by a pipeline",
                 condition="STILL_FED",
                 hint=f"drop {pipeline.name} first: that ends the pipeline",
             )
-        letters = self.letters_of(entry)
         family = [one.name for one in self.companions(entry.name)]
         owner = self.find(entry.options.get(COMPANION, ""))
         if owner is not None and not replaced:
@@ -352,8 +351,9 @@ class Catalog:
 
     def letters_of(self, stream: Entry) -> Entry | None:
         """Return the stream of a stream's dead letters, which is dropped with it."""
-        letters = (e for e in self.entries if e.role == REJECTS)
-        return next((e for e in letters if e.options[OF] == stream.id), None)
+        rejects = (e for e in self.entries if e.role == REJECTS)
+        found = next((e for e in rejects if e.options[OF] == stream.id), None)
+        return self.pipeline_into(stream) if found is None and stream.reopens else found
 
     def pipeline_into(self, stream: Entry) -> Entry | None:
         """Return the entry of the pipeline that writes a stream."""

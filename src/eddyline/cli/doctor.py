@@ -28,7 +28,7 @@ EXTRAS = {
     "delta": ("deltalake",),
     "kafka": ("confluent_kafka",),
     "postgres": ("psycopg",),
-    "ingest": ("starlette", "uvicorn"),
+    "http": ("starlette", "uvicorn"),
     "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
     "pipelines": ("yaml",),
 }

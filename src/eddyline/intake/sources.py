@@ -26,7 +26,9 @@ from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
-FOLDERS = ("logs", "checkpoints", INBOX)
+QUEUES = "queues"
+"""Queues of streams that have theirs in the storage, by the id of their dead letters."""
+FOLDERS = ("logs", "checkpoints", QUEUES, INBOX)
 _LATEST = 2**63 - 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyspark.sql.types import StructType
 
@@ -22,9 +21,8 @@ from eddyline.source.readers import Reader
 from eddyline.spark.schema import arrow_schema
 
 
-@dataclass(frozen=True, slots=True)
-class QueueFormat:
-    """A queue of JSON documents, read by a pipeline whose one bolt decodes them."""
+class DocumentFormat:
+    """What formats of JSON documents have in common; see `SourceFormat`."""
 
     @property
     def readers(self) -> Mapping[str, Reader]:
@@ -33,25 +31,41 @@ class QueueFormat:
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
         """Raise DataError: documents declare no columns."""
-        raise _without_columns(stream)
-
-    def check(self, stream: Entry, context: Context) -> None:
-        """Raise DataError if the options name no queue; QueueError if it can't be read."""
-        if stream.operation:
-            raise _without_columns(stream.name)
-        open_queue(stream).close()
+        raise without_columns(stream)
 
     def letters(self, stream: Entry) -> str:
         """Return `PIPELINE`: documents that can't be decoded are dead letters of the pipeline."""
         return PIPELINE
 
+
+class QueueFormat(DocumentFormat):
+    """A queue of JSON documents, read by a pipeline whose one bolt decodes them."""
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if the options name no queue; QueueError if it can't be read."""
+        check_documents(stream)
+        open_queue(stream).close()
+
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the pipeline, which owns the queue."""
         assert letters is not None
-        queue = open_queue(stream)
+        return DocumentStream(stream, letters, open_queue(stream), context)
+
+
+class DocumentStream(PipelineStream):
+    """The source of a stream of JSON documents; closes the queue when it stops.
+
+    Args:
+        stream: the stream; its columns say how documents are decoded.
+        letters: the stream of its dead letters.
+        queue: holds the documents.
+        context: the storage and the session.
+    """
+
+    def __init__(self, stream: Entry, letters: Entry, queue: DataQueue, context: Context) -> None:
         try:
             decode = Decode(arrow_schema(stream.given_columns, context.zone), context.zone)
-            return PipelineStream(
+            super().__init__(
                 stream.name,
                 pipeline_files(context.files, letters, stream, context.log_of),
                 queue,
@@ -85,9 +99,16 @@ def open_queue(stream: Entry) -> DataQueue:
     )
 
 
-def _without_columns(stream: str) -> DataError:
+def check_documents(stream: Entry) -> None:
+    """Raise DataError if documents can't be rows of a stream."""
+    if stream.operation:
+        raise without_columns(stream.name)
+
+
+def without_columns(stream: str) -> DataError:
+    """Return the error of a stream of documents that has no columns, or has operations."""
     return DataError(
-        "a stream of a queue needs columns, and has no operations",
+        "a stream of JSON documents from a queue or over HTTP needs columns, and has no operations",
         condition="BAD_STREAM",
         stream=stream,
         hint="give the columns of its JSON documents",

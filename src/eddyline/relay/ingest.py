@@ -4,8 +4,8 @@
     POST /records?key=K    the same, and all records get the key K
     GET  /health           answers 204 while the endpoint accepts records
 
-Requests other than /health need `Authorization: Bearer <token>`. A request is accepted completely
-or not at all. Errors:
+A body of the type application/json is one record, with its line ends. Requests other than /health need
+`Authorization: Bearer <token>`. A request is accepted completely or not at all. Errors:
 
 | status | reason |
 |---|---|
@@ -13,7 +13,7 @@ or not at all. Errors:
 | 401 | no token, or another one |
 | 408 | the body takes too long |
 | 413 | more bytes than allowed |
-| 415 | the content is neither text nor JSON lines |
+| 415 | the content is neither text nor JSON |
 | 429 | the queue is full, or too many requests wait; retry after the seconds in `Retry-After` |
 | 503 | the queue's disk or brokers fail; the records may or may not have been put |
 """
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import threading
 from functools import partial
 
 import pyarrow as pa
@@ -38,13 +39,14 @@ try:
 
     from eddyline.serving import LOOPBACK, AppServer
 except ImportError as error:
-    raise missing_package("the HTTP endpoint", str(error.name), "ingest") from error
+    raise missing_package("the HTTP endpoint", str(error.name), "http") from error
 
 BODY_BYTES_MAX = 8 << 20
 REQUESTS_MAX = 32
 BODY_SECONDS_MAX = 30.0
 RETRY_AFTER_S = 1
-TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")
+TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")  # a record a line
+DOCUMENT = "application/json"
 
 
 class _RefusedError(Exception):
@@ -57,7 +59,7 @@ class _RefusedError(Exception):
 
 
 class Ingest:
-    """The endpoint as an ASGI application; its attribute `app` runs on any ASGI server.
+    """The endpoint of a queue.
 
     Args:
         producer: puts the records into the queue.
@@ -65,6 +67,9 @@ class Ingest:
         body_bytes_max: maximum size of a request body.
         requests_max: maximum number of concurrent requests; each holds at most one body in memory.
         body_seconds_max: maximum time for a client to send its body.
+
+    Attributes:
+        app: an ASGI application with the endpoint at `/records`.
     """
 
     def __init__(
@@ -91,25 +96,22 @@ class Ingest:
         self._threads: CapacityLimiter | None = None
         self.app = Starlette(
             routes=[
-                Route("/records", self._put, methods=["POST"]),
-                Route("/health", self._health, methods=["GET"]),
+                Route("/records", self.put, methods=["POST"]),
+                Route("/health", _health, methods=["GET"]),
             ]
         )
 
-    async def _health(self, _: Request) -> Response:
-        return Response(status_code=204)
-
-    async def _put(self, request: Request) -> Response:
+    async def put(self, request: Request) -> Response:
+        """Answer a POST request: put its records into the queue."""
         try:
-            self._admit(request)
+            kind = self._admit(request)
         except _RefusedError as refused:
             return refused.response
         self._requests += 1
         try:
             async with asyncio.timeout(self.body_seconds_max):
                 body = await self._body(request)
-            lines = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
-            payloads = pa.array(lines.split(b"\n") if lines else [], pa.binary())
+            payloads = pa.array([body] if kind == DOCUMENT else _lines(body), pa.binary())
             key = request.query_params.get("key")
             keys = None if key is None else pa.repeat(key.encode(), len(payloads))
             self._threads = self._threads or CapacityLimiter(self.requests_max)
@@ -129,19 +131,27 @@ class Ingest:
         finally:
             self._requests -= 1
 
-    def _admit(self, request: Request) -> None:
-        """Check token, type and size before the body is read; raise _RefusedError if one is wrong."""
+    def _admit(self, request: Request) -> str:
+        """Check token, type and size before the body is read; return the type.
+
+        Raises:
+            _RefusedError: one is wrong.
+        """
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, self._expected):
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
         kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip()
-        if kind.lower() not in TYPES:
-            raise _RefusedError(415, f"send {' or '.join(TYPES)}, a record a line")
+        kind = kind.lower()
+        if kind not in (*TYPES, DOCUMENT):
+            raise _RefusedError(
+                415, f"send {' or '.join(TYPES)}, a record a line, or {DOCUMENT}, one record"
+            )
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self.body_bytes_max:
             raise self._too_large()
         if self._requests >= self.requests_max:
             raise self._busy("too many requests wait")
+        return kind
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
@@ -168,3 +178,79 @@ class IngestServer(AppServer):
 
     def __init__(self, ingest: Ingest, *, host: str = LOOPBACK, port: int = 0) -> None:
         super().__init__(ingest.app, "eddyline-ingest", host=host, port=port)
+
+
+class SharedServer(AppServer):
+    """Endpoints of several queues at one address; each has its own token and limits.
+
+    Made by `add_endpoint`, and stopped when its last endpoint is removed.
+
+    Args:
+        host, port: address to bind.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.endpoints: dict[str, Ingest] = {}
+        self._app = Starlette(routes=[Route("/health", _health, methods=["GET"])])
+        super().__init__(self._app, "eddyline-http", host=host, port=port)
+
+    def update(self, path: str, ingest: Ingest | None) -> None:
+        """Add or replace the endpoint at a path; remove it if `ingest` is None."""
+        routes = [one for one in self._app.routes if getattr(one, "path", "") != path]
+        self.endpoints.pop(path, None)
+        if ingest is not None:
+            self.endpoints[path] = ingest
+            routes.append(Route(path, ingest.put, methods=["POST"]))
+        self._app.router.routes = routes  # in one step: requests are answered meanwhile
+
+
+_SERVERS: dict[tuple[str, int], SharedServer] = {}
+_SERVERS_LOCK = threading.Lock()
+
+
+def add_endpoint(host: str, port: int, path: str, ingest: Ingest) -> str:
+    """Answer requests to a path at an address of this process; return the URL.
+
+    Raises:
+        EngineError: NO_ADDRESS: the address can't be bound, or has an endpoint at this path.
+    """
+    with _SERVERS_LOCK:
+        server = _SERVERS.get((host, port))
+        if server is None:
+            server = SharedServer(host, port)
+            server.start()
+            _SERVERS[host, port] = server
+        if server.endpoints.get(path, ingest) is not ingest:
+            raise EngineError(
+                f"{server.url}{path} is the endpoint of another engine in this process",
+                condition="NO_ADDRESS",
+                hint="give another port",
+            )
+        server.update(path, ingest)
+        return f"{server.url}{path}"
+
+
+def remove_endpoint(host: str, port: int, path: str, ingest: Ingest) -> None:
+    """Stop answering requests to a path, if the endpoint is there."""
+    with _SERVERS_LOCK:
+        server = _SERVERS.get((host, port))
+        if server is None or server.endpoints.get(path) is not ingest:
+            return
+        server.update(path, None)
+        if not server.endpoints:
+            del _SERVERS[host, port]
+            server.stop()
+
+
+def is_served(host: str, port: int) -> bool:
+    """Return whether this process has endpoints at an address."""
+    return (host, port) in _SERVERS
+
+
+async def _health(_: Request) -> Response:
+    return Response(status_code=204)
+
+
+def _lines(body: bytes) -> list[bytes]:
+    lines = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
+    return lines.split(b"\n") if lines else []

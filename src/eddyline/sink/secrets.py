@@ -1,4 +1,4 @@
-"""References to secrets in the options of sinks: the catalog holds the reference, never the secret."""
+"""References to secrets in the options of sinks and streams: the catalog holds the reference, never the secret."""
 
 from __future__ import annotations
 
