@@ -18,6 +18,7 @@ from eddyline_bench import (
     relay_parts,
     sinks,
     small,
+    sources,
     two_level,
 )
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
@@ -145,6 +146,15 @@ def test_sinks_and_targets_by_hand_hold_the_same_rows():
     result = sinks.run(rows=500, repeat=1)
     assert result.equal
     assert {*result.eddyline, *result.missing} == {"delta", "parquet", "postgres", "kafka"}
+    assert "ratio" in result.text()
+
+
+@pytest.mark.slow
+def test_sources_and_streaming_by_hand_give_the_same_totals():
+    result = sources.run(rows=1500, repeat=1)
+    assert result.equal
+    kinds = {"parquet", "json", "tail", "delta", "queue", "http", "postgres"}
+    assert {*result.eddyline, *result.missing} == kinds
     assert "ratio" in result.text()
 
 

@@ -19,6 +19,7 @@ from eddyline_bench import (
     relay_parts,
     sinks,
     small,
+    sources,
     two_level,
 )
 from eddyline_bench.page import require_matplotlib
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "mars": mars.run,
     "sinks": sinks.run,
     "small": small.run,
+    "sources": sources.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
     "relay": relay.run,
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks), of the short history (history), of the largest batch (mars), of a round (relay); "
+        "delivery, sinks, sources), of the short history (history), of the largest batch (mars), of a round (relay); "
         "orders changed in an epoch (small), rows of an epoch (growth)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
