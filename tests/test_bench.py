@@ -284,7 +284,7 @@ def test_recovery_is_when_throughput_is_back():
     assert slow.peak("tree", 1) == 20
 
 
-@pytest.mark.spark
+@pytest.mark.slow
 def test_small_changes_are_timed_beside_batch_spark_and_verified():
     result = small.run(rows=5, repeat=1, scale=0.001, queries=["q6"])
     assert result.equal

@@ -44,7 +44,15 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExe
         yield pool
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+# those between are slow: the oldest one needs all conversions that they need
+@pytest.mark.parametrize(
+    "version",
+    [
+        VERSIONS[0],
+        *(pytest.param(one, marks=pytest.mark.slow) for one in VERSIONS[1:-1]),
+        VERSIONS[-1],
+    ],
+)
 def test_a_storage_of_each_format_goes_on(version: str, process: ProcessPoolExecutor) -> None:
     expected = json.loads((COMPAT / f"{version}.json").read_text("utf-8"), parse_float=str)
     found = process.submit(gone_on, version).result()

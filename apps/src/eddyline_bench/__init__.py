@@ -15,6 +15,7 @@ from eddyline_bench import (
     history,
     keyed_total,
     mars,
+    projects,
     relay,
     relay_parts,
     sinks,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "history": history.run,
     "growth": growth.run,
     "mars": mars.run,
+    "projects": projects.run,
     "sinks": sinks.run,
     "small": small.run,
     "sources": sources.run,
@@ -73,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks, sources), of the short history (history), of the largest batch (mars), of a round (relay); "
+        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay); "
         "orders changed in an epoch (small), rows of an epoch (growth)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
