@@ -356,11 +356,11 @@ def test_documents_have_nested_columns() -> None:
 @pytest.mark.spark
 def test_a_format_of_a_missing_package_names_the_package(tmp_path: Path) -> None:
     with el.Engine(tmp_path / "storage") as engine:
-        options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+        options = {"path": str(tmp_path)}
         with pytest.raises(el.DataError, match="MISSING_PACKAGE") as caught:
-            engine.create_stream("s", "value BINARY", "kafka", options)
+            engine.create_stream("s", "value BINARY", "avro", options)
         version = engine.spark.version
-        assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" in caught.value.hint
+        assert f"org.apache.spark:spark-avro_2.13:{version}" in caught.value.hint
         assert engine.catalog.entries == ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eddyline.intake.delta import DeltaChanges
 from eddyline.intake.formats import FileFormat, GeneratorFormat, SourceFormat, TailFormat
+from eddyline.intake.kafka import KafkaRecords
 from eddyline.intake.postgres import PostgresChanges
 from eddyline.pipelines.documents import QueueFormat
 from eddyline.pipelines.http import HttpFormat
@@ -20,6 +21,7 @@ FORMATS: dict[str, SourceFormat] = {
     "generator": GeneratorFormat(),
     "http": HttpFormat(),
     "json": FileFormat("json", NDJSON),
+    "kafka": KafkaRecords(),
     "parquet": FileFormat("parquet", PARQUET),
     "postgres": PostgresChanges(),
     "queue": QueueFormat(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ try:
         KafkaException,
         Message,
         Producer,
+        TopicCollection,
         TopicPartition,
     )
     from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -27,7 +28,7 @@ try:
     )
     from confluent_kafka.cimpl import NewTopic
 except ImportError as error:
-    raise missing_package("a queue or sink on Kafka", "confluent-kafka", "kafka") from error
+    raise missing_package("a queue, stream or sink on Kafka", "confluent-kafka", "kafka") from error
 
 __all__ = [
     "AdminClient",
@@ -40,6 +41,7 @@ __all__ = [
     "NewTopic",
     "OffsetSpec",
     "Producer",
+    "TopicCollection",
     "TopicPartition",
 ]
 
@@ -89,6 +91,38 @@ def retried(request: Callable[[Any, float], Any], argument: Any) -> Any:
     while True:
         try:
             return request(argument, TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_EVERY_S)
+
+
+def offsets_at(
+    admin: AdminClient,
+    partitions: Iterable[tuple[str, int]],
+    spec: Any,
+    *,
+    read_committed: bool,
+    wait_s: float = TIMEOUT_S,
+) -> dict[tuple[str, int], int]:
+    """Return an offset of each partition, given by topic and number; retry transient failures.
+
+    Args:
+        spec: which one: an `OffsetSpec`.
+        read_committed: the latest one is that after all transactions that have ended.
+        wait_s: how long to wait for an answer.
+    """
+    level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+    asked = {TopicPartition(*one): spec for one in partitions}
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            answers = admin.list_offsets(
+                asked, isolation_level=level, request_timeout=wait_s
+            ).items()
+            return {
+                (at.topic, at.partition): future.result(wait_s).offset for at, future in answers
+            }
         except KafkaException as error:
             if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
                 raise

@@ -14,12 +14,12 @@ from eddyline.relay.kafka_client import (
     AdminClient,
     ConfigResource,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     OffsetSpec,
     TopicPartition,
+    offsets_at,
     timed_out,
 )
 
@@ -135,16 +135,6 @@ def _partitions(admin: AdminClient, topic: str) -> list[int]:
 def _offsets(
     admin: AdminClient, topic: str, partitions: list[int], spec: Any, *, read_committed: bool
 ) -> dict[int, int]:
-    level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        asked = {TopicPartition(topic, one): spec for one in partitions}
-        try:
-            answers = admin.list_offsets(
-                asked, isolation_level=level, request_timeout=TIMEOUT_S
-            ).items()
-            return {at.partition: future.result(TIMEOUT_S).offset for at, future in answers}
-        except KafkaException as error:
-            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
-                raise
-            time.sleep(RETRY_EVERY_S)
+    asked = [(topic, one) for one in partitions]
+    found = offsets_at(admin, asked, spec, read_committed=read_committed)
+    return {partition: offset for (_, partition), offset in found.items()}

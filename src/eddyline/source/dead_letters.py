@@ -55,10 +55,10 @@ def new_letters(
 
 @dataclass(slots=True)
 class Rejects:
-    """The dead letters of a stream that Spark reads: malformed records, and unknown operations.
+    """The dead letters of a stream whose source repeats whole batches: malformed records, and unknown operations.
 
-    A letter's position combines the number of its micro-batch and its index among the letters of
-    the batch. So a batch that Spark repeats writes the same letters again, which replace the first.
+    A letter's position combines the number of its batch and its index among the letters of the batch.
+    So a batch that is repeated writes the same letters again, which replace the first.
 
     Attributes:
         stream: name of the stream.
@@ -87,6 +87,12 @@ class Rejects:
         for segment in found:
             files.remove(segment.file)
 
+    def put(self, number: int, rows: pa.Table) -> None:
+        """Log the rows (`payload`, `error`, `key`) that an entry rejects; those of a repetition replace them."""
+        with self._lock:
+            letters = _rejected(rows, number << SEQUENCE_SHIFT)
+            self.log.append_tables([as_operations(letters, APPEND)])
+
     def finish(self) -> None:
         """Do nothing: a removal is one entry of the log."""
 
@@ -97,7 +103,7 @@ class Rejects:
                 self.log.append_tables([as_operations(letters, DELETE)])
 
     def replay(self, letters: pa.Table) -> None:
-        """Raise CatalogError: Spark's source reads each record only once."""
+        """Raise CatalogError: the source reads each record only once."""
         raise no_replay(self.stream)
 
 
@@ -112,15 +118,16 @@ def no_replay(stream: str) -> CatalogError:
 
 def _rejected(rows: pa.Table, start: int) -> pa.Table:
     position = pa.array(np.arange(start, start + rows.num_rows))
-    return _failed_once(position, rows["payload"], rows["error"], DECODE)
+    keys = rows["key"] if "key" in rows.column_names else None
+    return _failed_once(position, rows["payload"], rows["error"], DECODE, keys)
 
 
-def _failed_once(position: Any, payload: Any, error: Any, bolt: str) -> pa.Table:
+def _failed_once(position: Any, payload: Any, error: Any, bolt: str, keys: Any = None) -> pa.Table:
     count = len(position)
     return new_letters(
         position=position,
         payload=payload.cast(pa.binary()),
-        key=pa.nulls(count, pa.binary()),
+        key=pa.nulls(count, pa.binary()) if keys is None else keys,
         bolt=pa.array([bolt] * count, pa.string()),
         error=error,
         attempts=pa.array(np.ones(count, np.int32)),

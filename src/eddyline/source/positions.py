@@ -51,6 +51,14 @@ class Positions:
             hint="restore the folder from a copy, or drop the stream and create it again",
         )
 
+    def begun(self, number: int) -> dict[str, Any] | None:
+        """Return the position written for after entry `number`, which isn't in the log; None if there is none."""
+        name = self._name(number + 1)
+        if not self._log.files.exists(name):
+            return None
+        document: dict[str, Any] = self._log.files.read_json(name)
+        return document
+
     def write(self, number: int, position: dict[str, Any]) -> None:
         """Write the position that holds while the log has `number` entries."""
         self._log.files.make_folder(self._folder)

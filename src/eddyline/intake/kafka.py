@@ -1,0 +1,262 @@
+"""The format `USING kafka`: the records of topics."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+
+from eddyline.catalog.entries import REJECTS, Entry
+from eddyline.errors import DataError, EngineError
+from eddyline.intake.formats import Context, SparkFormat, check_columns, log_columns
+from eddyline.sink.secrets import check_secrets, filled_in
+from eddyline.source.base import Source
+from eddyline.source.dead_letters import Rejects
+from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream, Partition
+from eddyline.source.kafka_rows import (
+    HEADERS,
+    HEADERS_TYPE,
+    META,
+    RAW,
+    AsTheyAre,
+    Decode,
+    Decoded,
+    Json,
+)
+from eddyline.source.readers import Reader
+from eddyline.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from eddyline.intake.kafka_topics import KafkaTopics
+
+CLIENT = "kafka."
+SERVERS, SUBSCRIBE, PATTERN = "kafka.bootstrap.servers", "subscribe", "subscribepattern"
+STARTING, LIMIT, WITH_HEADERS = "startingoffsets", "maxoffsetspertrigger", "includeheaders"
+FORMAT = "value.format"
+FORMATS = ("json",)
+OPTIONS: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "addresses of brokers, such as host:9092",
+    "kafka.*": "any other setting of the client, librdkafka, such as kafka.security.protocol",
+    "subscribe": "names of topics, with commas",
+    "subscribePattern": "a regular expression of the names of topics, instead",
+    "startingOffsets": "earliest, latest, or a JSON object of offsets by topic and partition",
+    "maxOffsetsPerTrigger": "the number of records of an epoch at most",
+    "includeHeaders": "true: one more column, headers",
+    "value.format": "json: the columns are members of the value",
+}
+SECRETS = (
+    "kafka.sasl.password",
+    "kafka.ssl.key.password",
+    "kafka.ssl.key.pem",
+    "kafka.ssl.keystore.password",
+    "kafka.sasl.oauthbearer.client.secret",
+)
+_BOUND = ("group.id", "group.instance.id", "auto.offset.reset", "isolation.level")  # Java's names
+_KINDS: Mapping[str, Sequence[type[DataType]]] = {"_key": (BinaryType, StringType)}
+
+
+class KafkaRecords:
+    """The records of topics, each once: `USING kafka`."""
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """None: rows are copied into the redo log."""
+        return {}
+
+    def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
+        """Return the columns of records as they are; DataError if values are decoded."""
+        given = _checked(stream, options)
+        if FORMAT in given:
+            raise _bad(stream, "documents declare no columns", "give the columns of the values")
+        return _raw(given)
+
+    def check(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if the topics, the columns or an option don't fit."""
+        if _read_by_spark(stream, context):
+            SparkFormat("kafka").check(stream, context)
+            return
+        given = _checked(stream.name, stream.options)
+        if FORMAT in given:
+            _check_decoded(stream, context)
+        else:
+            check_columns(stream, _raw(given))
+            if stream.operation:
+                raise _bad(
+                    stream.name,
+                    "records as they are have no operations",
+                    f"leave OP out, or give {FORMAT}",
+                )
+        topics = _topics(stream.name, given, threading.Event())
+        try:
+            missing = [name for name, found in topics.describe(()).items() if found is None]
+        finally:
+            topics.close()
+        if missing:
+            raise _bad(stream.name, f"there is no topic {missing[0]}", "create the topic first")
+
+    def letters(self, stream: Entry) -> str:
+        """Return `REJECTS` where values are decoded, or operations: a record may not fit."""
+        decoded = any(name.lower() == FORMAT for name in stream.options)
+        return REJECTS if decoded or stream.operation else ""
+
+    def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
+        """Return the source that reads the topics; that of Spark if it has begun to."""
+        if _read_by_spark(stream, context):
+            return SparkFormat("kafka").open(stream, letters, context)
+        given = {name.lower(): value for name, value in stream.options.items()}
+        limit = given.get(LIMIT)
+        return KafkaStream(
+            stream.name,
+            _starting(stream.name, given),
+            _decode(stream, given, context),
+            None if limit is None else int(limit),
+            partial(_topics, stream.name, given),
+            context.log_of(stream),
+            f"checkpoints/{stream.id}",
+            None if letters is None else Rejects(stream.name, context.log_of(letters)),
+        )
+
+
+def _read_by_spark(stream: Entry, context: Context) -> bool:
+    """Return whether an earlier version has begun to read a stream, by Spark's source."""
+    return bool(stream.id) and context.files.exists(f"checkpoints/{stream.id}/offsets")
+
+
+def _bad(stream: str, why: str, way_out: str) -> DataError:
+    return DataError(
+        f"stream {stream} can't read from Kafka: {why}",
+        condition="BAD_STREAM",
+        stream=stream,
+        hint=way_out,
+    )
+
+
+def _checked(stream: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by names in lower case; an error if one is unknown, missing or wrong."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in OPTIONS}
+    for name in given:
+        if name not in known and not name.startswith(CLIENT):
+            raise _bad(stream, f"it has no option {name}", f"the options are {', '.join(OPTIONS)}")
+        if name.removeprefix(CLIENT) in _BOUND:
+            raise _bad(
+                stream,
+                f"it sets {name} itself",
+                "leave it out: only committed records are read, and no group is joined",
+            )
+    check_secrets(given, SECRETS)
+    if not given.get(SERVERS, "").strip():
+        raise _bad(stream, f"the option {SERVERS} is missing", "give addresses such as host:9092")
+    if (PATTERN in given) == bool(_names(given)):
+        raise _bad(stream, "it needs subscribe or subscribePattern", "give one of the two")
+    try:
+        re.compile(given.get(PATTERN, ""))
+    except re.error as error:
+        why = f"subscribePattern is no regular expression: {error}"
+        raise _bad(stream, why, "correct it") from error
+    if not given.get(LIMIT, "1").isdecimal() or int(given.get(LIMIT, "1")) < 1:
+        raise _bad(stream, f"maxOffsetsPerTrigger is {given[LIMIT]!r}", "give a number from 1 on")
+    if given.get(WITH_HEADERS, "false").lower() not in ("true", "false"):
+        raise _bad(stream, f"includeHeaders is {given[WITH_HEADERS]!r}", "give true or false")
+    if given.get(FORMAT, FORMATS[0]) not in FORMATS:
+        way_out = f"give {' or '.join(FORMATS)}, or leave it out for records as they are"
+        raise _bad(stream, f"{FORMAT} is {given[FORMAT]!r}", way_out)
+    if FORMAT in given and WITH_HEADERS in given:
+        raise _bad(stream, "decoded values come without headers", "leave includeHeaders out")
+    _starting(stream, given)
+    return given
+
+
+def _names(given: Mapping[str, str]) -> list[str]:
+    names = (name.strip() for name in given.get(SUBSCRIBE, "").split(","))
+    return [name for name in names if name]
+
+
+def _starting(stream: str, given: Mapping[str, str]) -> int | Mapping[Partition, int]:
+    """Return where to begin; DataError if it is neither a word nor offsets by topic and partition."""
+    text = given.get(STARTING, "earliest").strip()
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        offsets = {
+            (topic, int(number)): offset
+            for topic, numbers in json.loads(text).items()
+            for number, offset in numbers.items()
+        }
+        if all(type(offset) is int and offset >= EARLIEST for offset in offsets.values()):
+            return offsets
+    except (ValueError, AttributeError):
+        pass
+    raise _bad(
+        stream,
+        f"startingOffsets is {text!r}",
+        'give earliest, latest, or JSON such as {"clicks": {"0": 23, "1": -2}}, where -2 is the first '
+        "offset and -1 the last",
+    )
+
+
+def _topics(stream: str, given: Mapping[str, str], stopped: threading.Event) -> KafkaTopics:
+    """Return the topics, with the secrets of the options filled in."""
+    from eddyline.intake.kafka_topics import KafkaTopics  # needs the package confluent-kafka
+
+    settings = {
+        name.removeprefix(CLIENT): value
+        for name, value in filled_in(given).items()
+        if name.startswith(CLIENT)
+    }
+    return KafkaTopics(stream, settings, _names(given), given.get(PATTERN, ""), stopped)
+
+
+def _raw(given: Mapping[str, str]) -> StructType:
+    """Return the columns of records as they are."""
+    schema = RAW
+    if given.get(WITH_HEADERS, "false").lower() == "true":
+        schema = schema.append(pa.field(HEADERS, HEADERS_TYPE))
+    return from_arrow_schema(schema)
+
+
+def _check_decoded(stream: Entry, context: Context) -> None:
+    """Raise DataError unless the columns of a stream of decoded values can be read."""
+    for one in stream.given_columns:
+        what = META.get(one.name.lower())
+        if what is None:
+            continue
+        kinds = _KINDS.get(one.name.lower()) or (type(from_arrow_schema(RAW)[what].dataType),)
+        if not isinstance(one.dataType, tuple(kinds)):
+            shown = " or ".join(kind.typeName().upper() for kind in kinds)
+            raise _bad(
+                stream.name,
+                f"column {one.name} is of the record, and no {one.dataType.simpleString().upper()}",
+                f"declare it as {shown}",
+            )
+    try:
+        Json(_of_values(stream, context), context.zone)(pa.array([b"{}"]))
+    except EngineError:
+        raise
+    except Exception as error:
+        why = f"the columns can't be read from JSON: {error}"
+        raise _bad(stream.name, why, "declare other types, such as STRING") from error
+
+
+def _of_values(stream: Entry, context: Context) -> pa.Schema:
+    """Return the columns that are in the values, with that of operations."""
+    own = StructType([one for one in stream.given_columns if one.name.lower() not in META])
+    if stream.operation:
+        own = own.add(stream.operation, "string")
+    return arrow_schema(own, context.zone)
+
+
+def _decode(stream: Entry, given: Mapping[str, str], context: Context) -> Decode:
+    wanted: Any = log_columns(stream)
+    if FORMAT not in given:
+        return AsTheyAre(wanted)
+    values = Json(_of_values(stream, context), context.zone)
+    return Decoded(wanted, values, stream.operation, bool(stream.key))

@@ -1,0 +1,266 @@
+"""Topics of Kafka, as streams read them: with a consumer that belongs to no group."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from eddyline.errors import DataError
+from eddyline.relay.kafka_client import (
+    RETRY_EVERY_S,
+    TIMEOUT_S,
+    TRANSIENT,
+    AdminClient,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    OffsetSpec,
+    TopicCollection,
+    TopicPartition,
+    offsets_at,
+    timed_out,
+)
+from eddyline.source.base import cannot_read
+from eddyline.source.kafka import (
+    EARLIEST,
+    ENTRY_BYTES,
+    Described,
+    Partition,
+    StoppedError,
+    lost,
+)
+
+OURS: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+"""Settings of the client that the source itself needs."""
+
+_SETTINGS: Mapping[str, Any] = {
+    "group.id": "eddyline",  # the client asks for one, and doesn't join it
+    "fetch.wait.max.ms": 100,
+    "fetch.error.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+}
+WAIT_S = 10.0
+"""So long topics are asked for; reading waits for `TIMEOUT_S`."""
+
+_READ_AT_ONCE = 10_000
+_STALL_S = 1.0  # an entry ends when no record has come for so long
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
+_LOST = (
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._LOG_TRUNCATION,  # noqa: SLF001
+)
+
+
+class KafkaTopics:
+    """The topics of a stream; see `eddyline.source.kafka.Topics`.
+
+    Args:
+        stream: its name, for errors.
+        settings: of the client, with its addresses.
+        names: the topics to read.
+        pattern: a regular expression of the names of topics to read, too; empty for none.
+        stopped: is set when calls shall return.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        settings: Mapping[str, Any],
+        names: Sequence[str],
+        pattern: str,
+        stopped: threading.Event,
+    ) -> None:
+        self._stream, self._names, self._stopped = stream, names, stopped
+        self._pattern = re.compile(pattern) if pattern else None
+        shared = {
+            **settings,
+            "logger": logging.getLogger("eddyline.kafka"),
+            "error_cb": lambda _: None,  # errors are raised by the calls that they break
+        }
+        own = {**_SETTINGS, **settings, **OURS}
+        with self._named():
+            try:
+                self._consumer = Consumer({**shared, **own})
+                self._admin = AdminClient(shared)
+            except KafkaException as error:
+                raise DataError(
+                    f"stream {stream} has a setting that the Kafka client doesn't take: "
+                    f"{error.args[0].str()}",
+                    condition="BAD_STREAM",
+                    stream=stream,
+                    hint="the settings after kafka. are those of librdkafka, which has other names for "
+                    "some of Java's client: kafka.ssl.ca.location, kafka.sasl.username",
+                ) from error
+        self._next: dict[Partition, int] | None = None  # where the consumer is
+
+    def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
+        """Return the topics to read, and those that are known; None for one that isn't there."""
+        names = list(self._names)
+        with self._named():
+            if self._pattern is not None:
+                there = self._admin.list_topics(timeout=WAIT_S).topics
+                names += sorted(filter(self._pattern.fullmatch, there))
+            found: dict[str, Described | None] = {}
+            asked, deadline = list(dict.fromkeys([*names, *known])), time.monotonic() + WAIT_S
+            while asked:
+                answers = self._admin.describe_topics(
+                    TopicCollection(asked), request_timeout=WAIT_S
+                )
+                asked = []
+                for name, future in answers.items():
+                    try:
+                        found[name] = _described(future.result(WAIT_S))
+                    except KafkaException as error:
+                        code = error.args[0].code()
+                        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                            found[name] = None
+                        elif code in TRANSIENT and time.monotonic() < deadline:
+                            asked.append(name)
+                        else:
+                            raise
+                self._check_stopped()
+                if asked:
+                    time.sleep(RETRY_EVERY_S)
+            return found
+
+    def offsets(self, partitions: Iterable[Partition], which: int) -> dict[Partition, int]:
+        """Return for each partition its first offset, or that after all committed records."""
+        asked = list(partitions)
+        if not asked:
+            return {}
+        spec = OffsetSpec.earliest() if which == EARLIEST else OffsetSpec.latest()
+        with self._named():
+            committed = which != EARLIEST
+            return offsets_at(self._admin, asked, spec, read_committed=committed, wait_s=WAIT_S)
+
+    def read(
+        self, after: Mapping[Partition, int], ends: Mapping[Partition, int], most: int | None
+    ) -> tuple[list[Message], dict[Partition, int]]:
+        """Return committed records, and the offsets after them; see `eddyline.source.kafka.Topics`."""
+        with self._named():
+            if self._next != after:
+                self._assign(after)
+            messages, offsets = self._read(dict(after), dict(ends), most)
+            self._next = offsets
+            if most is not None:
+                return messages, offsets
+            cut = {**after, **ends}
+            self._next = None if cut != offsets else offsets
+            within = (m for m in messages if (m.offset() or 0) < ends.get(_partition(m), 0))
+            return list(within), cut
+
+    def _read(
+        self, offsets: dict[Partition, int], left: dict[Partition, int], most: int | None
+    ) -> tuple[list[Message], dict[Partition, int]]:
+        """Read until all partitions in `left` have been read up to these offsets, or it is enough."""
+        messages: list[Message] = []
+        size, moved = 0, time.monotonic()
+        while left and (most is None or (len(messages) < most and size < ENTRY_BYTES)):
+            self._check_stopped()
+            rest = _READ_AT_ONCE if most is None else min(_READ_AT_ONCE, most - len(messages))
+            # a wait for several messages lasts for its whole time, however many are there
+            found = self._consumer.consume(1, 0.1) or []
+            if found and rest > 1:
+                found += self._consumer.consume(rest - 1, 0)
+            told = [message for message in found if message.error() is not None]
+            if told:
+                found = [message for message in found if message.error() is None]
+            if found:
+                topics, numbers = [m.topic() for m in found], [m.partition() for m in found]
+                places: Any = zip(topics, numbers, strict=True)
+                last: Any = zip(places, [m.offset() for m in found], strict=True)
+                offsets |= {one: offset + 1 for one, offset in dict(last).items()}
+                messages += found
+                size += sum(map(len, found))
+                moved = time.monotonic()
+            if not self._accept(told, offsets) and messages and most is not None:
+                break
+            left = {one: end for one, end in left.items() if offsets[one] < end}
+            waited = time.monotonic() - moved
+            if messages and most is not None and waited > _STALL_S:
+                break
+            if waited > TIMEOUT_S:
+                raise timed_out()
+        return messages, offsets
+
+    def _accept(self, told: Sequence[Message], offsets: dict[Partition, int]) -> bool:
+        """Take in what the client tells beside records; return whether all topics are there.
+
+        Raises:
+            EngineError: SOURCE_LOST.
+            KafkaException: brokers refuse something.
+        """
+        there = True
+        for message in told:
+            error, one = message.error(), _partition(message)
+            assert error is not None
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                offsets[one] = max(offsets[one], message.offset() or 0)
+            elif error.code() in _LOST:
+                self._raise_lost(one, offsets[one], error)
+            elif error.code() not in TRANSIENT:
+                raise KafkaException(error)
+            elif error.code() in _GONE:
+                there = False
+        return there
+
+    def _raise_lost(self, one: Partition, offset: int, error: KafkaError) -> None:
+        first = self.offsets([one], EARLIEST)[one]
+        where = f"partition {one[1]} of topic {one[0]}"
+        if offset < first:
+            raise lost(
+                self._stream,
+                f"{where} begins at offset {first} by now, and {first - offset} offsets before it were not "
+                "read: retention has deleted their records",
+            )
+        raise lost(self._stream, f"{where} has no offset {offset}: {error.str()}")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def _assign(self, offsets: Mapping[Partition, int]) -> None:
+        self._consumer.assign([TopicPartition(*one, offset) for one, offset in offsets.items()])
+        self._next = dict(offsets)
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise StoppedError
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Translate the client's errors."""
+        try:
+            yield
+        except KafkaException as error:
+            self._next = None
+            raise cannot_read(self._stream, f"Kafka: {error.args[0].str()}") from error
+        except TimeoutError as error:
+            self._next = None
+            raise cannot_read(self._stream, "Kafka: no broker answers") from error
+        except BaseException:
+            self._next = None
+            raise
+
+
+def _described(topic: Any) -> Described:
+    number = topic.topic_id
+    known = number.get_most_significant_bits() or number.get_least_significant_bits()
+    return Described(str(number) if known else "", len(topic.partitions))
+
+
+def _partition(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0

@@ -1,0 +1,499 @@
+"""Streams of the records of Kafka's topics: `USING kafka`."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+import eddyline as el
+from broker import Broker
+from eddyline.changes import APPEND, DELETE
+from eddyline.errors import EddylineError
+from eddyline.intake import kafka_topics
+from eddyline.intake.kafka_topics import KafkaTopics
+from eddyline.source.dead_letters import Rejects
+from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream
+from eddyline.source.kafka_rows import HEADERS, HEADERS_TYPE, RAW, AsTheyAre, Decoded, Json
+from eddyline.source.log_files import LogColumn
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.segments import read_arrow
+from eddyline.storage.files import Files
+from kafka_topics import Topic
+
+pytestmark = pytest.mark.kafka
+
+COLUMNS = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+
+def wanted(schema: pa.Schema) -> list[LogColumn]:
+    return [LogColumn(f"c{place}", one.name, one.type) for place, one in enumerate(schema)]
+
+
+def stream_of(
+    topic: Topic,
+    folder: Path,
+    schema: pa.Schema = COLUMNS,
+    *,
+    raw: bool = False,
+    operation: str = "",
+    starting: Any = EARLIEST,
+    limit: int | None = None,
+    names: list[str] | None = None,
+    pattern: str = "",
+) -> KafkaStream:
+    """A stream of JSON documents; their place is added."""
+    added = [("_partition", pa.int32()), ("_offset", pa.int64())]
+    files = Files(str(folder))
+    own = pa.schema([*schema, (operation, pa.string())]) if operation else schema
+    decode = AsTheyAre(wanted(schema)) if raw else None
+    names = names or ([] if pattern else [topic.name])
+    return KafkaStream(
+        "s",
+        starting,
+        decode or Decoded(wanted(pa.schema([*schema, *added])), Json(own, "UTC"), operation, False),
+        limit,
+        lambda stopped: KafkaTopics("s", topic.settings, names, pattern, stopped),
+        RedoLog(files, "s"),
+        "checkpoints/s",
+        None if raw else Rejects("s", RedoLog(files, "dead")),
+    )
+
+
+def entries(stream: KafkaStream) -> list[list[dict[str, Any]]]:
+    """The rows of each entry of the redo log."""
+    names = [one.name for one in stream.decode.wanted]  # type: ignore[attr-defined]
+    found = []
+    for number in range(stream.log.start(), stream.log.end()):
+        segments = stream.log.segments(number, number + 1)
+        tables = [read_arrow(stream.log.files, one) for one in segments]
+        rows = [
+            dict(zip(names, row.values(), strict=False)) for t in tables for row in t.to_pylist()
+        ]
+        found.append(rows)
+    return found
+
+
+def rows_of(stream: KafkaStream) -> list[dict[str, Any]]:
+    """All rows; checks that none is there twice, and those of a partition are in order."""
+    rows = [row for rows in entries(stream) for row in rows]
+    last: dict[int, int] = {}
+    for row in rows:
+        assert last.get(row["_partition"], -1) < row["_offset"], row
+        last[row["_partition"]] = row["_offset"]
+    return rows
+
+
+def letters_of(stream: KafkaStream) -> dict[int, dict[str, Any]]:
+    """The dead letters by position, as the stream of operations keeps them."""
+    assert stream.rejects is not None
+    log, found = stream.rejects.log, {}
+    for segment in log.segments(log.start(), log.end()):
+        for row in read_arrow(log.files, segment).to_pylist():
+            position, payload, key, bolt, error, attempts, *_ = row.values()
+            found[position] = {"payload": payload, "key": key, "error": error}
+            assert (bolt, attempts) == ("decode", 1)
+    return found
+
+
+def values(stream: KafkaStream) -> list[int]:
+    return sorted(row["a"] for row in rows_of(stream))
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the streams of a test at its end."""
+    made: list[KafkaStream] = []
+    init = KafkaStream.__post_init__
+
+    def noted(self: KafkaStream) -> None:
+        init(self)
+        made.append(self)
+
+    monkeypatch.setattr(KafkaStream, "__post_init__", noted)
+    yield
+    for stream in made:
+        stream.stop()
+
+
+def refused(stream: KafkaStream, match: str) -> None:
+    with pytest.raises(EddylineError, match=match):
+        stream.pull()
+
+
+def test_records_come_once_each_partition_in_order(broker: Broker, tmp_path: Path) -> None:
+    """In entries of various sizes, by a stream that is opened again and again."""
+    topic, dice = Topic(broker, 3), random.Random(1)
+    stream, sent = stream_of(topic, tmp_path / "s"), 0
+    for turn in range(9):
+        for _ in range(dice.randrange(1, 4)):
+            count = dice.randrange(1, 20)
+            documents = [{"a": n, "b": "x"} for n in range(sent, sent + count)]
+            kind = dice.randrange(6)
+            if kind == 0:
+                topic.transaction(*documents, commit=False, partition=dice.randrange(3))
+                continue
+            send = topic.transaction if kind == 1 else topic.send
+            send(*documents, partition=dice.randrange(3))
+            sent += count
+        if turn % 3 == 2:
+            stream.stop()
+            stream = stream_of(topic, tmp_path / "s", limit=dice.choice([None, 1, 7]))
+        stream.pull()
+        assert values(stream) == list(range(sent))
+    if stream.limit is None:
+        return
+    assert stream.steps
+
+
+def test_columns_of_records_are_those_of_spark(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.send(b"\xff", key=b"k", timestamp=1_700_000_000_123, headers=[("h", b"1"), ("h", None)])
+    topic.send(None)
+    stream = stream_of(topic, tmp_path / "s", RAW.append(pa.field(HEADERS, HEADERS_TYPE)), raw=True)
+    stream.pull()
+    first, second = entries(stream)[0]
+    assert first["timestamp"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
+    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    assert {**first, "timestamp": 0} == {
+        "key": b"k", "value": b"\xff", "topic": topic.name, "partition": 0, "offset": 0,
+        "timestamp": 0, "timestampType": 0, "headers": headers,
+    }  # fmt: skip
+    assert (second["key"], second["value"], second["offset"]) == (None, None, 1)
+    assert second["headers"] in (None, [])
+
+
+class CrashError(Exception):
+    pass
+
+
+@pytest.mark.guarantee(
+    "stream `kafka`", "exactly once", "a crash at each write of entries with dead letters"
+)
+def test_a_crash_at_any_write_loses_and_doubles_nothing(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More records come after the crash; the dead letters of the entry are those of before."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # it is the process that crashes
+    topic, sent, bad, crashes = Topic(broker, 2), 0, 0, 0
+    for effect in range(200):
+        stream, left = stream_of(topic, tmp_path / f"{effect}", limit=7), effect
+        for partition in (0, 1):
+            topic.send({"a": sent}, "{", {"a": sent + 1}, partition=partition)
+            sent, bad = sent + 2, bad + 1
+
+        def step(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise CrashError
+
+        stream.log.files.step = step  # type: ignore[method-assign]
+        with suppress(CrashError):
+            stream.pull()
+        stream.stop()
+        topic.send({"a": sent}, "[", partition=effect % 2)
+        sent, bad = sent + 1, bad + 1
+        stream = stream_of(topic, tmp_path / f"{effect}", limit=100)
+        stream.pull()
+        assert values(stream) == list(range(sent))
+        payloads = [letter["payload"] for letter in letters_of(stream).values()]
+        assert len(payloads) == bad
+        stream.stop()
+        if left >= 0:
+            break
+        crashes += 1
+        if effect > 25:  # later entries are written like these
+            break
+    assert crashes > 15
+
+
+def test_open_and_aborted_transactions_are_not_seen(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.transaction({"a": 1}, {"a": 2})
+    topic.transaction({"a": 10}, commit=False)
+    pending = topic.begin({"a": 3})
+    topic.send({"a": 4})
+    stream = stream_of(topic, tmp_path / "s")
+    stream.pull()
+    assert values(stream) == [1, 2]
+    pending.commit_transaction(20)
+    stream.pull()
+    assert values(stream) == [1, 2, 3, 4]
+    # what is no record is read, too: the stream isn't behind when retention deletes it
+    topic.transaction({"a": 11}, commit=False)
+    stream.pull()
+    stream.stop()
+    topic.expire(-1)
+    stream = stream_of(topic, tmp_path / "s")
+    stream.pull()
+    topic.send({"a": 5})
+    stream.pull()
+    assert values(stream) == [1, 2, 3, 4, 5]
+
+
+def test_records_that_retention_deleted_are_an_error(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.send({"a": 1})
+    stream = stream_of(topic, tmp_path / "s")
+    stream.pull()
+    topic.send({"a": 2}, {"a": 3}, {"a": 4})
+    stream.stop()
+    topic.expire(3)
+    stream = stream_of(topic, tmp_path / "s")
+    for _ in range(2):
+        refused(
+            stream, r"SOURCE_LOST.*partition 0 of topic \w+ begins at offset 3 by now, and 2 offs"
+        )
+    assert values(stream) == [1]
+    fresh = stream_of(topic, tmp_path / "fresh")
+    fresh.pull()
+    assert values(fresh) == [4]
+
+
+def test_a_topic_that_is_deleted_or_made_again_is_an_error(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.send({"a": 1}, {"a": 2})
+    stream = stream_of(topic, tmp_path / "s")
+    stream.pull()
+    topic.delete()
+    refused(stream, r"SOURCE_CHANGED.*topic \w+ isn't there")
+    for _ in range(50):  # brokers may need a moment
+        with suppress(Exception):
+            topic.create()
+            break
+        time.sleep(0.1)
+    topic.send({"a": 3}, {"a": 4}, {"a": 5})
+    refused(stream, r"SOURCE_CHANGED.*topic \w+ has been deleted and created again")
+    assert values(stream) == [1, 2]
+
+
+def test_new_partitions_and_topics_are_read_from_their_beginning(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = Topic(broker)
+    prefix = topic.name
+    topic.send({"a": 1})
+    stream = stream_of(topic, tmp_path / "s", pattern=f"{prefix}.*", starting=LATEST)
+    stream.pull()
+    assert values(stream) == []
+    topic.extend(2)
+    topic.send({"a": 2}, partition=1)
+    topic.send({"a": 3})
+    stream.pull()
+    assert values(stream) == [2, 3]
+    other = Topic(broker, name=f"{prefix}.more")
+    other.send({"a": 4})
+    stream.pull()
+    assert sorted(row["a"] for rows in entries(stream) for row in rows) == [2, 3, 4]
+
+
+def test_offsets_to_begin_at(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker, 4)
+    for partition in range(4):
+        topic.send(*({"a": 10 * partition + n} for n in range(3)), partition=partition)
+    starting = {(topic.name, 0): 2, (topic.name, 1): LATEST, (topic.name, 2): EARLIEST}
+    stream = stream_of(topic, tmp_path / "s", starting=starting)
+    stream.pull()
+    assert values(stream) == [2, 20, 21, 22, 30, 31, 32]
+    topic.send({"a": 13}, partition=1)
+    stream.pull()
+    assert values(stream) == [2, 13, 20, 21, 22, 30, 31, 32]
+
+
+def test_documents_that_do_not_fit_are_dead_letters(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.send({"a": 1}, {"a": "x"}, "[1]", "", None, {"b": "y"}, key=b"k")
+    stream = stream_of(topic, tmp_path / "s")
+    stream.pull()
+    assert [(row["a"], row["b"], row["_offset"]) for row in rows_of(stream)] == [
+        (1, None, 0),
+        (None, "y", 5),
+    ]
+    dead = list(letters_of(stream).values())
+    assert [letter["payload"] for letter in dead] == [b'{"a": "x"}', b"[1]", b""]
+    assert {letter["key"] for letter in dead} == {b"k"}
+    assert dead[1]["error"].startswith(f"topic {topic.name}, partition 0, offset 2: ")
+    topic.send("{")
+    stream.pull()
+    topic.send("}")
+    stream.pull()
+    assert len(letters_of(stream)) == 5  # entries without rows have letters of their own
+
+
+def test_a_record_without_a_value_tells_that_its_key_is_gone(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = Topic(broker)
+    topic.send({"a": 1}, "{", None, {"a": 2}, key=b"k")
+    schema = pa.schema([("a", pa.int64()), ("_key", pa.string())])
+    stream = stream_of(topic, tmp_path / "s", schema)
+    stream.decode.values.__init__(pa.schema([("a", pa.int64())]), "UTC")  # type: ignore[attr-defined]
+    stream.pull()
+    assert [(row["a"], row["_key"], row["_offset"]) for row in rows_of(stream)] == [
+        (1, "k", 0),
+        (None, "k", 2),
+        (2, "k", 3),
+    ]
+    assert len(letters_of(stream)) == 1
+
+
+def test_operations_are_in_a_column_of_the_documents(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    for op in ("c", "d", "?", None, "+I"):
+        topic.send({"a": 1, "op": op})
+    topic.send(None, "{")
+    stream = stream_of(topic, tmp_path / "s", operation="op")
+    stream.pull()
+    (segment,) = stream.log.segments(0, 1)
+    table = read_arrow(stream.log.files, segment)
+    assert table["op"].to_pylist() == [APPEND, DELETE, APPEND]
+    errors = [letter["error"].partition(": ")[2] for letter in letters_of(stream).values()]
+    assert errors[:2] == ["unknown operation ?", "unknown operation null"]
+    assert len(errors) == 3
+
+
+def test_settings_of_the_client_are_checked(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.settings["no.such.setting"] = "1"
+    refused(stream_of(topic, tmp_path / "s"), "BAD_STREAM.*no.such.setting")
+
+
+def follow_until(stream: KafkaStream, done: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        with suppress(EddylineError):
+            stream.follow(0.1)
+
+
+@pytest.mark.guarantee("stream `kafka`", "exactly once", "the broker, once by kill -9")
+def test_a_broker_that_is_killed_is_read_on(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_topics, "WAIT_S", 1.0)
+    monkeypatch.setattr(kafka_topics, "TIMEOUT_S", 1.0)
+    topic = Topic(broker, 2)
+    topic.send(*({"a": n} for n in range(500)))
+    stream = stream_of(topic, tmp_path / "s", limit=100)
+    stream.pull()
+    broker.stop(kill=True)
+    try:
+        refused(stream, "STREAM_FAILED")
+    finally:
+        broker.start()
+    topic.send(*({"a": n} for n in range(500, 600)), partition=1)
+    until = time.monotonic() + 60
+    while len(values(stream)) < 600:
+        assert time.monotonic() < until
+        with suppress(EddylineError):
+            stream.follow(0.1)
+    assert values(stream) == list(range(600))
+
+
+def options_of(topic: Topic, **more: str) -> str:
+    return ", ".join(f"{name} '{value}'" for name, value in topic.options(**more).items())
+
+
+COLUMNS_OF = "id BIGINT, v DOUBLE, ts TIMESTAMP"
+STREAMS = {
+    "documents": f"({COLUMNS_OF}, _partition INT, _offset BIGINT) USING kafka",
+    "applied": f"({COLUMNS_OF}) USING kafka OP op",
+    "latest": f"({COLUMNS_OF}, PRIMARY KEY (id)) USING kafka",
+    "timed": f"({COLUMNS_OF}, WATERMARK FOR ts AS ts - INTERVAL 1 HOUR) USING kafka",
+    "raw": "USING kafka",
+}
+VIEWS = {
+    "documents": "SELECT _partition, max(_offset) AS last, count(*) AS n, sum(v) AS v FROM documents GROUP BY 1",
+    "applied": "SELECT count(*) AS n, sum(v) AS v FROM applied",
+    "latest": "SELECT v, count(*) AS n FROM latest GROUP BY v",
+    "timed": "SELECT window(ts, '1 hour').start AS h, count(*) AS n FROM timed GROUP BY 1",
+    "raw": "SELECT d.id, count(*) AS n FROM (SELECT from_json(cast(value AS STRING), 'id BIGINT') AS d "
+    "FROM raw) GROUP BY 1",
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "chosen",
+    [("documents", "applied"), pytest.param(("latest", "timed", "raw"), marks=pytest.mark.slow)],
+)
+def test_views_of_topics_equal_offline_queries_at_each_epoch(
+    broker: Broker, tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    """Of documents, with keys, operations and a watermark, and of records as they are."""
+    topic, dice, sent = Topic(broker, 2), random.Random(5), 0
+    for opening in range(2):
+        with el.Engine(tmp_path / "storage") as engine:
+            for name in () if opening else chosen:
+                json_too = {} if name == "raw" else {"value_format": "json"}
+                engine.execute(
+                    f"CREATE STREAM {name} {STREAMS[name]} OPTIONS ({options_of(topic, **json_too)})"
+                )
+                engine.view(f"of_{name}", VIEWS[name])
+            for _ in range(2 - opening):
+                hour = f"2026-01-01T{dice.randrange(10, 20)}:00:00Z"
+                for partition in (0, 1):
+                    rows: list[Any] = [
+                        {"id": dice.randrange(5), "v": dice.randrange(3), "ts": hour, "op": "c"}
+                        for _ in range(30)
+                    ]
+                    undone = {**rows[3], "op": "d"}
+                    topic.send(*rows, {"id": "x"}, undone, partition=partition)
+                sent += 2
+                topic.transaction({"id": 1}, commit=False)
+                engine.advance()
+                assert engine.verify()
+                expected = {"documents": 31, "applied": 29, "timed": 31, "raw": 32}
+                for name in chosen:
+                    (n,) = engine.sql(f"SELECT count(*) FROM {name}").first()
+                    assert n == (5 if name == "latest" else expected[name] * sent), name
+                    if name not in ("raw", "latest"):
+                        assert engine.sql(f"SELECT * FROM {name}__dead").count() == sent
+                if "documents" in chosen:
+                    places = engine.sql("SELECT count(DISTINCT _partition, _offset) FROM documents")
+                    assert places.first()[0] == 31 * sent
+
+
+@pytest.mark.spark
+def test_wrong_definitions_are_refused(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    right = topic.options(value_format="json")
+    plain = topic.options()
+    with el.Engine(tmp_path / "storage") as engine:
+
+        def refused(match: str, columns: str | None, options: dict[str, str], **more: Any) -> None:
+            with pytest.raises(EddylineError, match=match):
+                engine.create_stream("s", columns, "kafka", options, **more)
+            assert engine.catalog.entries == ()
+
+        refused("documents declare no columns", None, right)
+        refused("there is no topic none", None, {**plain, "subscribe": "none"})
+        refused("no option failondataloss", None, {**plain, "failOnDataLoss": "false"})
+        refused("sets kafka.group.id itself", None, {**plain, "kafka.group.id": "g"})
+        refused("setting that the Kafka client doesn't take", None, {**plain, "kafka.no": "1"})
+        refused("in the clear", None, {**plain, "kafka.sasl.password": "p"})
+        refused("SECRET_MISSING", None, {**plain, "kafka.sasl.password": "${env:NO_SUCH}"})
+        refused("bootstrap.servers is missing", None, {"subscribe": topic.name})
+        refused("subscribe or subscribePattern", None, {**plain, "subscribePattern": "x"})
+        refused("no regular expression", None, {**plain, "subscribe": "", "subscribePattern": "("})
+        refused("maxOffsetsPerTrigger is '0'", None, {**plain, "maxOffsetsPerTrigger": "0"})
+        refused("startingOffsets is 'soon'", None, {**plain, "startingOffsets": "soon"})
+        refused("startingOffsets is", None, {**plain, "startingOffsets": '{"t": {"0": -3}}'})
+        refused("value.format is 'xml'", "a INT", {**plain, "value.format": "xml"})
+        refused("a int is no column of this source", "a INT", plain)
+        refused("_offset is of the record, and no INT", "a INT, _offset INT", right)
+        refused("records as they are have no operations", "value BINARY", plain, op="op")
+        assert engine.create_stream("s", "a INT, _key STRING", "kafka", right).name == "s"
+        more = {"includeHeaders": "true", "startingOffsets": "latest"}
+        stream = engine.create_stream("h", None, "kafka", {**plain, **more})
+        assert stream.schema.names[-1] == "headers"
