@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import eddyline as el
+from avro import framed, registry
 from broker import Broker
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
@@ -404,6 +405,7 @@ def options_of(topic: Topic, **more: str) -> str:
     return ", ".join(f"{name} '{value}'" for name, value in topic.options(**more).items())
 
 
+TAGS = {"type": "array", "items": "string"}
 COLUMNS_OF = "id BIGINT, v DOUBLE, ts TIMESTAMP"
 STREAMS = {
     "documents": f"({COLUMNS_OF}, _partition INT, _offset BIGINT) USING kafka",
@@ -497,3 +499,63 @@ def test_wrong_definitions_are_refused(broker: Broker, tmp_path: Path) -> None:
         more = {"includeHeaders": "true", "startingOffsets": "latest"}
         stream = engine.create_stream("h", None, "kafka", {**plain, **more})
         assert stream.schema.names[-1] == "headers"
+
+
+@pytest.mark.spark
+def test_a_topic_of_avro_with_a_schema_that_changes(broker: Broker, tmp_path: Path) -> None:
+    """The registry is a server of our own, see `avro.registry`."""
+
+    def record(*fields: tuple[str, Any]) -> dict[str, Any]:
+        types = [{"name": name, "type": kind} for name, kind in fields]
+        return {"type": "record", "name": "Order", "fields": types}
+
+    cents = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    old = record(("id", "int"), ("price", cents))
+    new = record(("id", "long"), ("price", ["null", cents]), ("tags", ["null", TAGS]))
+    topic = Topic(broker)
+    with registry() as known, el.Engine(tmp_path / "storage") as engine:
+        options = topic.options(value_format="avro", schema_registry_url=known.url)
+        with pytest.raises(EddylineError, match="has no subject"):
+            engine.create_stream("orders", None, "kafka", options)
+        declared = "id BIGINT, price DECIMAL(12, 2), _offset BIGINT"
+        engine.create_stream("declared", declared, "kafka", options)
+        first = known.add(f"{topic.name}-value", old)
+        second = known.add(f"{topic.name}-value", new)
+        with pytest.raises(EddylineError, match="field id is int64, and the column string"):
+            engine.create_stream("orders", "id STRING", "kafka", options)
+        with pytest.raises(EddylineError, match="needs a schema registry"):
+            engine.create_stream("orders", None, "kafka", topic.options(value_format="avro"))
+        secret = {**options, "schema.registry.basic.auth.user.info": "me:secret"}
+        with pytest.raises(EddylineError, match="in the clear"):
+            engine.create_stream("orders", None, "kafka", secret)
+        orders = engine.create_stream("orders", None, "kafka", options)
+        shown = [(one.name, one.dataType.simpleString()) for one in orders.schema]
+        assert shown == [("id", "bigint"), ("price", "decimal(10,2)"), ("tags", "array<string>")]
+        engine.view("sums", "SELECT count(*) AS n, sum(price) AS price FROM orders")
+        engine.view("all", "SELECT count(*) AS n, sum(price) AS price FROM declared")
+        good = framed(second, new, {"id": 2, "price": -50, "tags": ["a"]})
+        topic.send(framed(first, old, {"id": 1, "price": 125}), good, good[:-1], b"{}")
+        engine.advance()
+        assert engine.verify()
+        for view in ("sums", "all"):
+            assert [str(value) for value in engine.snapshot(view).first()] == ["2", "0.75"]
+        topic.send(framed(77, new, {"id": 3, "price": 1, "tags": None}), good)
+        engine.advance()
+        assert engine.verify()
+        assert engine.snapshot("sums").first().n == 3
+        errors = [
+            row.error
+            for row in engine.sql("SELECT * FROM orders__dead ORDER BY position").collect()
+        ]
+        place = f"topic {topic.name}, partition 0, offset"
+        assert errors == [
+            f"{place} 2: no value of schema 2: it ends too early",
+            f"{place} 3: no value of Avro: it doesn't begin with a zero byte and the number of a schema",
+            f"{place} 4: schema 77 can't be read: the schema registry has no schema 77",
+        ]
+        assert known.asked.count("/schemas/ids/1") == 2  # once by each stream
+    with el.Engine(tmp_path / "storage") as engine:  # without the registry
+        topic.send(good)
+        with pytest.raises(EddylineError, match=r"STREAM_FAILED.*schema registry"):
+            engine.advance()
+        assert engine.snapshot("sums").first().n == 3

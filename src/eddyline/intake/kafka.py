@@ -8,15 +8,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from eddyline.catalog.entries import REJECTS, Entry
-from eddyline.errors import DataError, EngineError
+from eddyline.errors import DataError
 from eddyline.intake.formats import Context, SparkFormat, check_columns, log_columns
 from eddyline.sink.secrets import check_secrets, filled_in
+from eddyline.source.avro import AvroReader, AvroValues
+from eddyline.source.avro_schema import Kind, UnreadableError
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream, Partition
@@ -29,8 +32,10 @@ from eddyline.source.kafka_rows import (
     Decode,
     Decoded,
     Json,
+    Values,
 )
 from eddyline.source.readers import Reader
+from eddyline.source.schema_registry import Registry
 from eddyline.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
@@ -40,7 +45,9 @@ CLIENT = "kafka."
 SERVERS, SUBSCRIBE, PATTERN = "kafka.bootstrap.servers", "subscribe", "subscribepattern"
 STARTING, LIMIT, WITH_HEADERS = "startingoffsets", "maxoffsetspertrigger", "includeheaders"
 FORMAT = "value.format"
-FORMATS = ("json",)
+REGISTRY, REGISTRY_USER = "schema.registry.url", "schema.registry.basic.auth.user.info"
+JSON, AVRO = "json", "avro"
+FORMATS = (JSON, AVRO)
 OPTIONS: Mapping[str, str] = {
     "kafka.bootstrap.servers": "addresses of brokers, such as host:9092",
     "kafka.*": "any other setting of the client, librdkafka, such as kafka.security.protocol",
@@ -49,7 +56,9 @@ OPTIONS: Mapping[str, str] = {
     "startingOffsets": "earliest, latest, or a JSON object of offsets by topic and partition",
     "maxOffsetsPerTrigger": "the number of records of an epoch at most",
     "includeHeaders": "true: one more column, headers",
-    "value.format": "json: the columns are members of the value",
+    "value.format": "json or avro: the columns are members of the value",
+    "schema.registry.url": "address of the schema registry, for avro",
+    "schema.registry.basic.auth.user.info": "user:password for it, as a reference such as ${env:NAME}",
 }
 SECRETS = (
     "kafka.sasl.password",
@@ -57,6 +66,7 @@ SECRETS = (
     "kafka.ssl.key.pem",
     "kafka.ssl.keystore.password",
     "kafka.sasl.oauthbearer.client.secret",
+    REGISTRY_USER,
 )
 _BOUND = ("group.id", "group.instance.id", "auto.offset.reset", "isolation.level")  # Java's names
 _KINDS: Mapping[str, Sequence[type[DataType]]] = {"_key": (BinaryType, StringType)}
@@ -71,11 +81,13 @@ class KafkaRecords:
         return {}
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
-        """Return the columns of records as they are; DataError if values are decoded."""
+        """Return the columns of records as they are, or of the latest schema; documents declare none."""
         given = _checked(stream, options)
-        if FORMAT in given:
+        if FORMAT not in given:
+            return _raw(given)
+        if given[FORMAT] == JSON:
             raise _bad(stream, "documents declare no columns", "give the columns of the values")
-        return _raw(given)
+        return from_arrow_schema(pa.schema(_latest(stream, given).arrow))
 
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError if the topics, the columns or an option don't fit."""
@@ -84,7 +96,7 @@ class KafkaRecords:
             return
         given = _checked(stream.name, stream.options)
         if FORMAT in given:
-            _check_decoded(stream, context)
+            _check_decoded(stream, given, context)
         else:
             check_columns(stream, _raw(given))
             if stream.operation:
@@ -170,6 +182,12 @@ def _checked(stream: str, options: Mapping[str, str]) -> dict[str, str]:
         raise _bad(stream, f"{FORMAT} is {given[FORMAT]!r}", way_out)
     if FORMAT in given and WITH_HEADERS in given:
         raise _bad(stream, "decoded values come without headers", "leave includeHeaders out")
+    if (given.get(FORMAT) == AVRO) != (REGISTRY in given):
+        way_out = f"give both {FORMAT} '{AVRO}' and {REGISTRY}, or neither"
+        raise _bad(stream, f"{AVRO} needs a schema registry, which nothing else has", way_out)
+    if REGISTRY in given and urlsplit(given[REGISTRY]).scheme not in ("http", "https"):
+        why = f"{REGISTRY} is {given[REGISTRY]!r}"
+        raise _bad(stream, why, "give an address such as http://registry:8081")
     _starting(stream, given)
     return given
 
@@ -223,7 +241,28 @@ def _raw(given: Mapping[str, str]) -> StructType:
     return from_arrow_schema(schema)
 
 
-def _check_decoded(stream: Entry, context: Context) -> None:
+def _registry(stream: str, given: Mapping[str, str]) -> Registry:
+    """Return the schema registry, with the secret filled in."""
+    options = filled_in(given)
+    return Registry(stream, options[REGISTRY], options.get(REGISTRY_USER, ""))
+
+
+def _latest(stream: str, given: Mapping[str, str]) -> Kind:
+    """Return the latest schema of the values of a stream's one topic."""
+    names = _names(given)
+    if len(names) != 1:
+        raise _bad(
+            stream, "the columns of several topics aren't in one schema", "declare the columns"
+        )
+    try:
+        return _registry(stream, given).latest(f"{names[0]}-value")
+    except UnreadableError as error:
+        raise _bad(
+            stream, str(error), "declare the columns, or register the schema first"
+        ) from error
+
+
+def _check_decoded(stream: Entry, given: Mapping[str, str], context: Context) -> None:
     """Raise DataError unless the columns of a stream of decoded values can be read."""
     for one in stream.given_columns:
         what = META.get(one.name.lower())
@@ -237,13 +276,24 @@ def _check_decoded(stream: Entry, context: Context) -> None:
                 f"column {one.name} is of the record, and no {one.dataType.simpleString().upper()}",
                 f"declare it as {shown}",
             )
+    schema = _of_values(stream, context)
+    if given[FORMAT] == JSON:
+        try:
+            Json(schema, context.zone)(pa.array([b"{}"]))
+        except Exception as error:
+            why = f"the columns can't be read from JSON: {error}"
+            raise _bad(stream.name, why, "declare other types, such as STRING") from error
+        return
     try:
-        Json(_of_values(stream, context), context.zone)(pa.array([b"{}"]))
-    except EngineError:
-        raise
-    except Exception as error:
-        why = f"the columns can't be read from JSON: {error}"
-        raise _bad(stream.name, why, "declare other types, such as STRING") from error
+        registry = _registry(stream.name, given)
+        latest = [registry.latest(f"{name}-value") for name in _names(given)]
+    except UnreadableError:  # schemas may be of other subjects, and come later
+        return
+    try:
+        for kind in latest:
+            AvroReader(kind, schema)
+    except UnreadableError as error:
+        raise _bad(stream.name, str(error), "declare the column as its schema has it") from error
 
 
 def _of_values(stream: Entry, context: Context) -> pa.Schema:
@@ -258,5 +308,13 @@ def _decode(stream: Entry, given: Mapping[str, str], context: Context) -> Decode
     wanted: Any = log_columns(stream)
     if FORMAT not in given:
         return AsTheyAre(wanted)
-    values = Json(_of_values(stream, context), context.zone)
+    schema = _of_values(stream, context)
+    values: Values = Json(schema, context.zone)
+    if given[FORMAT] == AVRO:
+        values = AvroValues(schema, partial(_numbered, stream.name, given))
     return Decoded(wanted, values, stream.operation, bool(stream.key))
+
+
+def _numbered(stream: str, given: Mapping[str, str], number: int) -> Kind:
+    """Return the schema of a number; the registry isn't asked before it is needed."""
+    return _registry(stream, given).numbered(number)
