@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,6 +32,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from kafka_topics import Topic
+from processes import Child
 
 pytestmark = pytest.mark.kafka
 
@@ -442,8 +445,8 @@ def test_views_of_topics_equal_offline_queries_at_each_epoch(
                     f"CREATE STREAM {name} {STREAMS[name]} OPTIONS ({options_of(topic, **json_too)})"
                 )
                 engine.view(f"of_{name}", VIEWS[name])
-            for _ in range(2 - opening):
-                hour = f"2026-01-01T{dice.randrange(10, 20)}:00:00Z"
+            for _ in range(2 if "raw" in chosen else 1):
+                hour = f"2026-01-01T{10 + sent}:00:00Z"
                 for partition in (0, 1):
                     rows: list[Any] = [
                         {"id": dice.randrange(5), "v": dice.randrange(3), "ts": hour, "op": "c"}
@@ -539,8 +542,11 @@ def test_a_topic_of_avro_with_a_schema_that_changes(broker: Broker, tmp_path: Pa
         assert engine.verify()
         for view in ("sums", "all"):
             assert [str(value) for value in engine.snapshot(view).first()] == ["2", "0.75"]
+        engine.execute("ALTER STREAM declared ADD COLUMN tags ARRAY<STRING>")
         topic.send(framed(77, new, {"id": 3, "price": 1, "tags": None}), good)
         engine.advance()
+        tags = engine.sql("SELECT tags FROM declared ORDER BY _offset").collect()
+        assert [row.tags for row in tags] == [None, None, ["a"]]
         assert engine.verify()
         assert engine.snapshot("sums").first().n == 3
         errors = [
@@ -559,3 +565,81 @@ def test_a_topic_of_avro_with_a_schema_that_changes(broker: Broker, tmp_path: Pa
         with pytest.raises(EddylineError, match=r"STREAM_FAILED.*schema registry"):
             engine.advance()
         assert engine.snapshot("sums").first().n == 3
+
+
+@pytest.mark.guarantee(
+    "stream `kafka`", "exactly once", "the engine 6 times, and the broker 3 times by kill -9"
+)
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_kills_of_engine_and_broker_lose_and_double_nothing(tmp_path: Path) -> None:
+    """While records are sent, some of them in transactions, some that can't be decoded."""
+    folder, dice = tmp_path / "broker", random.Random(7)
+    folder.mkdir()
+    sent, bad = list[int](), list[str]()
+
+    def send(topic: Topic, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            first, partition = len(sent), dice.randrange(3)
+            documents = [{"id": n} for n in range(first, first + dice.randrange(1, 200))]
+            kind = dice.randrange(10)
+            if kind == 0:
+                topic.transaction(*documents, commit=False, partition=partition)
+                continue
+            if kind == 1:
+                topic.transaction(*documents, partition=partition)
+            else:
+                topic.send(*documents, partition=partition)
+            sent.extend(one["id"] for one in documents)
+            if kind == 2:
+                bad.append(f"bad {len(bad)}")
+                topic.send(bad[-1], partition=partition)
+            time.sleep(0.02)
+
+    with Broker(folder) as own:
+        topic = Topic(own, 3)
+
+        def child(what: str) -> Child:
+            file = str(Path(__file__).with_name("kafka_child.py"))
+            given = [str(tmp_path / "storage"), own.address, topic.name, what]
+            return Child([sys.executable, file, *given], tmp_path / "stderr")
+
+        for turn in range(6):
+            killed = child("follow")
+            try:
+                killed.wait_for("epoch")
+                send(topic, dice.uniform(1, 5))
+                if turn % 2:
+                    own.stop(kill=True)
+                    time.sleep(dice.uniform(0, 2))
+                    own.start()
+                    send(topic, 2)
+                assert killed.process.poll() is None, killed.last_words()
+            finally:
+                killed.kill()
+            send(topic, 0.3)
+        last = child("end")
+        try:
+            ids, dead = json.loads(last.wait_for("ids"))
+        finally:
+            last.kill()
+    assert ids == sent
+    assert dead == sorted(bad)
+    assert len(sent) > 5000
+    assert len(bad) > 3
+
+
+@pytest.mark.spark
+def test_a_stream_of_an_earlier_version_goes_on_with_sparks_source(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Its checkpoint tells; here Spark's package is missing, which the error names."""
+    topic = Topic(broker)
+    with el.Engine(tmp_path / "storage") as engine:
+        engine.create_stream("s", None, "kafka", topic.options())
+        (entry,) = engine.catalog.entries
+    (tmp_path / "storage" / "checkpoints" / entry.id / "offsets").mkdir(parents=True)
+    with pytest.raises(EddylineError, match=r"MISSING_PACKAGE.*spark-sql-kafka"):
+        el.Engine(tmp_path / "storage")
