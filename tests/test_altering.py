@@ -119,13 +119,15 @@ def test_what_is_refused(engine, tmp_path):
         assert all(word in text for word in words), text
     assert "sums" not in refused(engine, "ALTER TABLE t DROP COLUMN b", "STILL_READ")
     refused(engine, "ALTER TABLE other ADD COLUMN c INT", "NOT_FOUND")
-    refused(engine, "ALTER STREAM s DROP COLUMN value", "NOT_ALTERABLE")
+    refused(engine, "ALTER STREAM s DROP COLUMN value", "UNKNOWN_COLUMN")
+    refused(engine, "ALTER STREAM s DROP COLUMN v", "BAD_SCHEMA")
     engine.view("framed", lambda: engine.relation("t").select("k"))
     assert "framed" in refused(engine, "ALTER TABLE t ADD COLUMN c INT", "STILL_READ")
     engine.execute("DROP VIEW framed; DROP VIEW above; DROP VIEW sums; DROP VIEW star")
     assert "TYPE SMALLINT" not in refused(
         engine, "ALTER TABLE t ALTER COLUMN a TYPE SMALLINT", "BAD_SCHEMA"
     )
+    refused(engine, "ALTER TABLE t RENAME COLUMN a TO _received_at", "RESERVED_COLUMN")
     engine.execute(
         "ALTER TABLE t ALTER COLUMN a TYPE BIGINT; INSERT INTO t VALUES (1, 5000000000, 'x')"
     )

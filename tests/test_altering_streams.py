@@ -1,4 +1,4 @@
-"""ALTER STREAM ... ADD COLUMN: new records have it, views and earlier records stay as they are."""
+"""ALTER STREAM: columns come, leave and change, while views and earlier records stay as they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -110,13 +112,10 @@ def test_files_that_the_log_only_names_have_what_they_hold(engine, tmp_path, spa
     assert rows(engine, "SELECT * FROM star") == Counter([(1,), (2,)])
     assert engine.verify()
     assert "c" in refused(engine, "ALTER STREAM s ADD COLUMN C INT", "BAD_SCHEMA")
-    refused(engine, "ALTER STREAM s RENAME COLUMN a TO b", "NOT_ALTERABLE")
+    refused(engine, "ALTER STREAM s RENAME COLUMN a TO b", "STILL_READ")
     refused(engine, "ALTER STREAM s ADD COLUMN _received_at TIMESTAMP", "NOT_ALTERABLE")
     engine.view("framed", lambda: engine.spark.table("s").select("a"))
     refused(engine, "ALTER STREAM s ADD COLUMN e INT", "STILL_READ")
-    keyed = f"CREATE STREAM k (a INT, PRIMARY KEY (a)) USING csv OPTIONS (path '{folder}')"
-    engine.execute(keyed)
-    assert "PRIMARY KEY" in refused(engine, "ALTER STREAM k ADD COLUMN e INT", "NOT_ALTERABLE")
     engine.stream("d", spark.readStream.format("rate").load())
     assert "DataFrame" in refused(engine, "ALTER STREAM d ADD COLUMN e INT", "NOT_ALTERABLE")
 
@@ -137,7 +136,173 @@ def test_documents_of_a_queue_get_a_column(engine, tmp_path):
     assert rows(engine, "SELECT * FROM texts") == Counter([(None, 2), ("x", 1), ("y", 1)])
     assert rows(engine, "SELECT * FROM total") == Counter([(4, 6)])
     assert rows(engine, "SELECT count(*) FROM s__dead") == Counter([(2,)])
+    engine.execute(
+        "DROP VIEW total; DROP VIEW star; ALTER STREAM s ALTER COLUMN a TYPE BIGINT;"
+        "ALTER STREAM s RENAME COLUMN a TO n; DROP VIEW texts; ALTER STREAM s DROP COLUMN c"
+    )
+    producer.put(['{"a": 5000000000, "c": ["any"]}'])
+    engine.execute("CREATE VIEW large AS SELECT n FROM s WHERE n > 2")
+    engine.advance()
+    assert rows(engine, "SELECT * FROM large") == Counter([(3,), (5_000_000_000,)])
     assert engine.verify()
+
+
+def test_documents_keep_the_names_of_their_members(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    write(folder, "1.json", '{"a": 1, "b": "x", "c": 5}', '{"a": 2, "b": "y", "c": 5000000000}')
+    stream = "CREATE STREAM s (a INT, {more}) USING json OPTIONS (path '{folder}');"
+    engine.execute(stream.format(more="b STRING, c INT, e INT", folder=folder))
+    engine.execute("CREATE VIEW total AS SELECT count(*) AS n, sum(a) AS s FROM s")
+    engine.advance()
+    assert rows(engine, "SELECT a, b, c FROM s") == Counter([(1, "x", 5), (2, "y", None)])
+    before, epoch = plans(engine), engine._workspace.manifest.epoch
+    engine.execute(
+        "ALTER STREAM s RENAME COLUMN b TO text; ALTER STREAM s ALTER COLUMN c TYPE BIGINT;"
+        "ALTER STREAM s DROP COLUMN e"
+    )
+    assert engine._workspace.manifest.epoch == epoch
+    engine.execute("CREATE VIEW sums AS SELECT text, sum(c) AS c FROM s GROUP BY text")
+    assert rows(engine, "SELECT * FROM sums") == Counter([("x", 5), ("y", 5_000_000_000)])
+    write(folder, "2.json", '{"a": 3, "b": "x", "text": "no", "c": 1, "e": 7}')
+    engine.advance()
+    assert rows(engine, "SELECT * FROM sums") == Counter([("x", 6), ("y", 5_000_000_000)])
+    assert engine.verify()
+    for statement, condition, words in (
+        ("DROP COLUMN text", "STILL_READ", "sums"),
+        ("RENAME COLUMN text TO t", "STILL_READ", "sums"),
+        ("ALTER COLUMN c TYPE DECIMAL(20, 0)", "STILL_READ", "sums"),
+        ("ADD COLUMN b STRING", "BAD_SCHEMA", "text"),
+        ("RENAME COLUMN c TO _received_at", "NOT_ALTERABLE", "receipt"),
+        ("ALTER COLUMN text TYPE INT", "BAD_SCHEMA", "cast"),
+    ):
+        assert words in refused(engine, f"ALTER STREAM s {statement}", condition)
+    engine.execute("ALTER STREAM s ADD COLUMN e STRING")
+    assert rows(engine, "SELECT a, e FROM s") == Counter([(1, None), (2, None), (3, "7")])
+    now = plans(engine)
+    assert before.items() <= now.items()
+    engine.stop()
+    with el.Engine(tmp_path / "storage", spark) as again:
+        again.execute(stream.format(more="text STRING, c BIGINT, e STRING", folder=folder))
+        write(folder, "3.json", '{"a": 4, "b": "z"}')
+        assert again.advance() == again._workspace.manifest.epoch
+        assert plans(again) == now
+        assert rows(again, "SELECT * FROM total") == Counter([(4, 10)])
+        assert rows(again, "SELECT * FROM s") == Counter(
+            [
+                (1, "x", 5, None),
+                (2, "y", 5_000_000_000, None),
+                (3, "x", 1, "7"),
+                (4, "z", None, None),
+            ]
+        )
+        assert again.verify()
+
+
+def test_a_parquet_file_that_was_set_aside_is_read_with_the_wider_type(engine, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def put(name: str, value: int, kind: pa.DataType) -> None:
+        pq.write_table(pa.table({"c": pa.array([value], kind), "t": ["x"]}), folder / name)
+
+    put("1.parquet", 5, pa.int32())
+    engine.execute(f"CREATE STREAM s (c INT) USING parquet OPTIONS (path '{folder}')")
+    engine.advance()
+    put("2.parquet", 5_000_000_000, pa.int64())
+    engine.advance()
+    assert rows(engine, "SELECT * FROM s") == Counter([(5,)])
+    assert "1.parquet" in refused(engine, "ALTER STREAM s ADD COLUMN t INT", "BAD_STREAM")
+    engine.execute("ALTER STREAM s ALTER COLUMN c TYPE BIGINT; ALTER STREAM s RENAME COLUMN c TO d")
+    engine.execute("CREATE VIEW v AS SELECT sum(d) AS s FROM s")
+    engine.advance()
+    assert rows(engine, "SELECT * FROM v") == Counter([(5_000_000_005,)])
+    assert engine.verify()
+
+
+def test_logged_rows_get_wider_types_and_other_places(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    times = "2024-01-01T00:{}:00Z"
+    write(folder, "1.csv", f"p,1,{times.format('10')},1", f"q,2,{times.format('11')},2")
+    engine.execute(
+        "CREATE STREAM s (x STRING, y INT, ts TIMESTAMP, a INT, "
+        "WATERMARK FOR ts AS ts - INTERVAL 1 MINUTE, CONSTRAINT small EXPECT (a < 100) ON VIOLATION DROP ROW) "
+        f"USING csv OPTIONS (path '{folder}');"
+        "CREATE VIEW total AS SELECT count(*) AS n, sum(a) AS s FROM s;"
+        "CREATE VIEW late AS SELECT a, reason IS NULL AS r FROM s__late"
+    )
+    engine.advance()
+    write(folder, "2.csv", f"p,3,{times.format('00')},7", f"q,4,{times.format('12')},3")
+    engine._workspace.sources.pull()
+    assert "small" in refused(engine, "ALTER STREAM s RENAME COLUMN a TO z", "STILL_READ")
+    assert "event time" in refused(engine, "ALTER STREAM s DROP COLUMN ts", "NOT_ALTERABLE")
+    before = plans(engine)
+    engine.execute(
+        "ALTER STREAM s DROP COLUMN x; ALTER STREAM s ALTER COLUMN y TYPE DECIMAL(12, 1);"
+        "ALTER STREAM s RENAME COLUMN ts TO t; ALTER STREAM s ADD COLUMN x STRING"
+    )
+    write(
+        folder,
+        "3.csv",
+        f"p,5,{times.format('00')},8,new",
+        f"q,5000000000,{times.format('15')},4,new",
+    )
+    engine.advance()
+    every = [(1, "1.0", None), (2, "2.0", None), (3, "4.0", None), (4, "5000000000.0", "new")]
+    assert rows(engine, "SELECT a, string(y), x FROM s") == Counter(every)
+    assert engine.sql("SELECT * FROM s__late").columns == ["y", "t", "a", "x", "reason"]
+    assert rows(engine, "SELECT * FROM late") == Counter([(7, False), (8, False)])
+    assert rows(engine, "SELECT a, x FROM s__late") == Counter([(7, None), (8, "new")])
+    assert engine.verify()
+    engine.stop()
+    with el.Engine(tmp_path / "storage", spark) as again:
+        write(folder, "4.csv", f"p,6,{times.format('16')},5,", f"p,6,{times.format('16')},500,")
+        again.advance()
+        assert before.items() <= plans(again).items()
+        assert rows(again, "SELECT * FROM total") == Counter([(5, 15)])
+        assert again.verify()
+
+
+def test_a_stream_of_operations_is_stored_anew(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    write(folder, "1.csv", "1,a,10,+", "2,b,20,+", "9,x,1,?")
+    engine.execute(
+        "CREATE STREAM s (k INT, t STRING, n INT, _received_at TIMESTAMP, PRIMARY KEY (k)) "
+        f"USING csv OP op OPTIONS (path '{folder}');"
+        "CREATE VIEW total AS SELECT count(*) AS n, sum(n) AS s FROM s;"
+        "CREATE VIEW times AS SELECT k, _received_at FROM s"
+    )
+    engine.advance()
+    write(folder, "2.csv", "2,b,21,u", "3,c,30,+")
+    engine._workspace.sources.pull()  # in the log, and in no epoch yet
+    before, epoch = plans(engine), engine._workspace.manifest.epoch
+    engine.execute("ALTER STREAM s ADD COLUMN z INT; ALTER STREAM s DROP COLUMN t")
+    write(folder, "3.csv", "4,d,40,+,7", "1,a,10,-,", "8,x,1,?,1")
+    engine.advance()
+    assert rows(engine, "SELECT k, n, z FROM s") == Counter(
+        [(2, 21, None), (3, 30, None), (4, 40, 7)]
+    )
+    assert rows(engine, "SELECT count(*) FROM s__dead") == Counter([(2,)])
+    assert rows(engine, "SELECT count(*) FROM times WHERE _received_at IS NULL") == Counter([(0,)])
+    assert engine.verify()
+    with pytest.raises(EddylineError, match="NO_SUCH_EPOCH"):
+        engine.sql(f"SELECT * FROM s VERSION AS OF {epoch}").collect()
+    assert "primary key" in refused(
+        engine, "ALTER STREAM s ALTER COLUMN k TYPE BIGINT", "BAD_SCHEMA"
+    )
+    engine.pause("times")
+    assert "resume" in refused(engine, "ALTER STREAM s ADD COLUMN y INT", "STILL_READ")
+    engine.resume("times")
+    engine.execute("DROP VIEW times; ALTER STREAM s RENAME COLUMN k TO id")
+    engine.stop()
+    with el.Engine(tmp_path / "storage", spark) as again:
+        write(folder, "4.csv", "4,d,41,u,8", "5,d,50,+,9")
+        again.advance()
+        assert rows(again, "SELECT id, n, z FROM s") == Counter(
+            [(2, 21, None), (3, 30, None), (4, 41, 8), (5, 50, 9)]
+        )
+        assert before["total"] == plans(again)["total"]
+        assert rows(again, "SELECT * FROM total") == Counter([(4, 142)])
+        assert again.verify()
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_PRIMARY_KEY": Condition(USER, False, "Upserts and deletes by key need a table with a primary key. Give it one when creating it."),
     "STILL_FED": Condition(USER, False, "A pipeline writes into this stream. Drop the pipeline first."),
     "BEING_ALTERED": Condition(ENVIRONMENT, True, "A DataFrame was written into a table while ALTER TABLE changed it. Nothing was inserted; write again."),
-    "NOT_ALTERABLE": Condition(USER, False, "The columns of this stream can't be changed in this way: they are those of its source, or its rows can change. Only ADD COLUMN is possible, for most streams. Create a second stream, and a view that unites both."),
+    "NOT_ALTERABLE": Condition(USER, False, "This column of a stream can't be changed in this way: it is the event time or the time of receipt, or a DataFrame, a pipeline or a table of another system gives it. Create a second stream, and a view that unites both."),
     "VIEW_CIRCLE": Condition(USER, False, "A new query of a view reads a view that reads it. Read what that one is made of instead."),
     "STILL_READ": Condition(USER, False, "Views or sinks read this definition, or this column. Drop them first, or replace them."),
     "UNKNOWN_COLUMN": Condition(USER, False, "A named column doesn't exist. The hint lists the columns."),

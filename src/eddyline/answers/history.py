@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from eddyline.catalog.logged import Logged
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
@@ -25,7 +26,7 @@ class SegmentsReader:
 
     Attributes:
         assigned: the segments of each task.
-        names: names of the columns.
+        names, places: names of the columns of the log, and where those of the stream are among them.
         time: position of the event-time column of a stream with a watermark; else None.
         late: return the rejected rows instead of the accepted ones.
         reasons: the last column says why a row is rejected.
@@ -35,6 +36,7 @@ class SegmentsReader:
     files: Files
     assigned: tuple[tuple[Segment, ...], ...]
     names: tuple[str, ...]
+    places: tuple[int, ...]
     schema: pa.Schema
     time: int | None
     late: bool
@@ -43,7 +45,7 @@ class SegmentsReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks numbered in the input, without weights, which are all 1."""
-        columns = numbered("c", len(self.names))
+        columns = numbered("c", len(self.places))
         stored = columns[:-1] if self.reasons else columns
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -51,7 +53,7 @@ class SegmentsReader:
                     wire = pa.schema(
                         [pa.field(n, f.type) for n, f in zip(stored, self.schema, strict=False)]
                     ).append(pa.field(WEIGHT, pa.int64()))
-                    places = range(len(stored))
+                    places = self.places[: len(stored)]
                     for table in read_segment(
                         self.files, segment, self.names, places, wire, self.readers
                     ):
@@ -65,7 +67,7 @@ class SegmentsReader:
         column = f"c{self.time}"
         if not self.late:
             return accepted_by_time(table, column, segment).rows
-        reason = f"c{len(self.names) - 1}" if self.reasons else None
+        reason = f"c{len(self.places) - 1}" if self.reasons else None
         return rejected_by_time(table, column, segment, reason)
 
 
@@ -74,6 +76,7 @@ def segments_frame(
     files: Files,
     assigned: Sequence[Sequence[Segment]],
     schema: StructType,
+    log: Logged,
     time: int | None = None,
     *,
     late: bool = False,
@@ -84,6 +87,7 @@ def segments_frame(
 
     Args:
         assigned: the segments that each task reads.
+        log: the columns of the log that has them.
         time: position of the event-time column of a stream with a watermark; else None.
         late: return the rejected rows instead of the accepted ones.
         reasons: the last column says why a row is rejected.
@@ -92,7 +96,9 @@ def segments_frame(
     plain = plain_schema(schema)
     zone = zone_of(session)
     given = tuple(tuple(segments) for segments in assigned)
-    names, arrow = tuple(schema.names), arrow_schema(plain, zone)
-    reader = SegmentsReader(files, given, names, arrow, time, late, reasons, readers)
+    arrow = arrow_schema(plain, zone)
+    reader = SegmentsReader(
+        files, given, log.names, log.places, arrow, time, late, reasons, readers
+    )
     frame = numbers(session, len(given)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)

@@ -16,6 +16,7 @@ from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.catalog.expectations import filter_of
+from eddyline.catalog.logged import logged
 from eddyline.changes import Epoch
 from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
@@ -102,6 +103,7 @@ class Results:
             self.files,
             distribute(segments, self.scan_tasks),
             entry.columns,
+            logged(entry),
             entry.time_place,
             late=bool(entry.late_of),
             reasons=entry.gives_reasons,

@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import col, expr
 from pyspark.sql.types import TimestampNTZType
 
 from eddyline.answers.results import Results
 from eddyline.catalog.entries import STREAM, Entry
+from eddyline.catalog.logged import as_source, logged
 from eddyline.source.files import check_size
 from eddyline.source.parquet import parquet_fault
 from eddyline.source.received import is_received
@@ -50,11 +51,20 @@ def read_by_spark(
     if not _unchanged(segments):
         return None
     paths = sorted({os.path.abspath(segment.file) for segment in segments})
+    source = as_source(entry).given_columns
     if kind == PARQUET:
-        schema = arrow_schema(entry.given_columns, "UTC")
+        schema = arrow_schema(source, "UTC")
         if any(parquet_fault(path, schema, by_spark=True) for path in paths):
             return None
-    rows = session.read.schema(entry.given_columns).format(_FORMATS[kind]).load(paths)
+    rows = session.read.schema(source).format(_FORMATS[kind]).load(paths)
+    log = logged(entry)
+    rows = rows.select(
+        *(
+            col(quoted(log.names[place])).alias(name)
+            for name, place in zip(entry.columns.names, log.places, strict=True)
+            if not is_received(name)
+        )
+    )
     timed = entry.columns != entry.given_columns
     return _accepted(rows, entry, segments) if timed or entry.event_time else rows
 

@@ -15,6 +15,7 @@ from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import (
     DEAD,
     INTO,
+    LOGGED,
     OF,
     PIPELINE,
     STREAM,
@@ -211,7 +212,8 @@ def same(entry: Entry, present: Entry) -> bool:
     if entry.format.lower() == present.format.lower():
         entry = replace(entry, format=present.format)
     own = replace(entry, id=present.id, name=present.name, since=present.since)
-    return own == present
+    options = {name: text for name, text in present.options.items() if name != LOGGED}
+    return own == replace(present, options=options)
 
 
 def name_taken(entry: Entry) -> CatalogError:

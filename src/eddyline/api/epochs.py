@@ -166,15 +166,16 @@ class Epochs:
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
     def load(self, table: Entry) -> dict[str, float]:
-        """Compute the rows of a table that isn't in the catalog yet, in an epoch that no view reads.
+        """Compute the rows of a table or stream that isn't in the catalog yet, in an epoch that no view reads.
 
         Returns:
             The seconds of each stage.
         """
         workspace = self._workspace
         base, plan = workspace.manifest, workspace.compiler.table(table).plan
-        end = workspace.sources.log(table).end()
-        segments = workspace.sources.segments(table, base, 0, end)
+        log = workspace.sources.log(table)
+        start, end = log.start(), log.end()
+        segments = workspace.sources.segments(table, base, start, end)
         watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
         inputs = [PlanInput(plan, {plan.leaves[0].name: segments})]
         return self._run(inputs, {table.id: end}, watermarks)

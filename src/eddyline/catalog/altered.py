@@ -35,13 +35,6 @@ class Seen:
     key: tuple[int, ...]
     altered: bool
 
-    def places(self, relation: Entry) -> tuple[int, ...] | None:
-        """Return the place of each column in the relation, -1 if it has left; None if all are the same."""
-        known = relation.columns.names
-        if not self.altered:
-            return None
-        return tuple(-1 if name is None else known.index(name) for name in self.names)
-
 
 def seen_by(view: Entry, relation: Entry) -> Seen:
     """Return the columns of a relation as a view sees them."""

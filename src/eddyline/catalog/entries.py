@@ -27,6 +27,9 @@ MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_a
 IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
 TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
 EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
+LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`
+LEFT = "left"  # in the metadata of a column of a log that the stream no longer has
+LATER = "later"  # in that of a column which a stream of operations got later: it comes after `OP`
 COMPANION = (
     "companion of"  # option of a view that belongs to a stream or view: its name in lower case
 )
@@ -95,7 +98,7 @@ class Entry:
         from pyspark.sql.types import StructType
 
         columns = self.columns
-        return StructType([columns[place] for place in given_places(columns.names)])
+        return StructType([columns[place] for place in source_places(columns)])
 
     @property
     def source(self) -> str:
@@ -142,7 +145,7 @@ class Entry:
     @property
     def source_options(self) -> dict[str, str]:
         """The options that its source reads."""
-        own = (EXPECTATIONS, *(TIME_OPTIONS if self.event_time else ()))
+        own = (EXPECTATIONS, LOGGED, *(TIME_OPTIONS if self.event_time else ()))
         return {name: value for name, value in self.options.items() if name not in own}
 
     @property
@@ -333,11 +336,16 @@ class Catalog:
         kept = tuple(e for e in self.entries if e.source != entry.id and e is not letters)
         return replace(self, entries=tuple(e for e in kept if e.name not in family))
 
-    def with_columns(self, stream: Entry, schema: str) -> Catalog:
-        """Return the catalog with other columns of a stream, and of its late rows."""
-        changed = {stream.name: replace(stream, schema=schema)}
+    def with_columns(self, stream: Entry) -> Catalog:
+        """Return the catalog with a stream that has other columns, and its late rows with the same."""
+        changed = {stream.name: stream}
         for late in [entry for entry in self.entries if entry.late_of == stream.id]:
-            plain = replace(late, schema=schema)
+            options = {name: text for name, text in late.options.items() if name != LOGGED}
+            if LOGGED in stream.options:
+                options[LOGGED] = stream.options[LOGGED]
+            plain = replace(
+                late, schema=stream.schema, options=options, event_time=stream.event_time
+            )
             changed[late.name] = _with_reason(plain) if late.gives_reasons else plain
         return self._with(changed)
 
@@ -472,6 +480,11 @@ class Catalog:
 
     def _with(self, changed: Mapping[str, Entry]) -> Catalog:
         return replace(self, entries=tuple(changed.get(e.name, e) for e in self.entries))
+
+
+def source_places(columns: StructType) -> list[int]:
+    """Return the places of a log's columns whose values the source gives."""
+    return [place for place in given_places(columns.names) if LEFT not in columns[place].metadata]
 
 
 def _with_reason(late: Entry) -> Entry:

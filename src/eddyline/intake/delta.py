@@ -64,7 +64,7 @@ class DeltaChanges:
                 "this source has deletes and old rows, which PRIMARY KEY alone would keep",
                 f"give OP {CHANGE_TYPE}, too, or leave PRIMARY KEY out",
             )
-        about = [name for name in stream.columns.names if name in ADDED.names]
+        about = [name for name in stream.given_columns.names if name in ADDED.names]
         if about and stream.operation and not stream.key:
             raise _bad(
                 stream.name,

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import expr, lit
+from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from eddyline.catalog.entries import REJECTS, Entry
+from eddyline.catalog.entries import LATER, LEFT, REJECTS, Entry, source_places
 from eddyline.errors import DataError
 from eddyline.source.base import Source
 from eddyline.source.compression import compression_fault
@@ -26,7 +26,7 @@ from eddyline.source.lines import readable
 from eddyline.source.log_files import LogColumn
 from eddyline.source.parquet import parquet_fault
 from eddyline.source.readers import Reader
-from eddyline.source.received import given_places
+from eddyline.source.received import is_received
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON
 from eddyline.source.spark import FILE, RECORD, SparkStream
@@ -47,6 +47,8 @@ _PACKAGES = {
     "avro": "org.apache.spark:spark-avro_2.13",
 }  # that Spark's distribution lacks
 _OWN_SCHEMA = ("rate", "rate-micro-batch", "kafka")  # formats that take no schema
+_BY_NAME = (*_OWN_SCHEMA, "json", "xml", "parquet", "orc", "avro", "text")
+_BY_PLACE = "csv"  # finds the columns of a record by their places
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,13 @@ class SparkFormat:
 
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError if Spark can't open it with these columns and options."""
+        if _left(stream) and self.name.lower() not in (*_BY_NAME, _BY_PLACE):
+            raise DataError(
+                f"columns can't leave a stream of format {self.name}, which may find them by their places",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint="leave them, and read the stream through a view without them",
+            )
         self._frame(stream, context)
 
     def letters(self, stream: Entry) -> str:
@@ -160,17 +169,19 @@ class SparkFormat:
         return self.name.lower() in _WITH_MALFORMED and modes == [DROP_MALFORMED]
 
     def _frame(self, stream: Entry, context: Context) -> DataFrame:
-        columns = stream.given_columns
+        read = [one for one in stream.columns if not is_received(one.name)]
         if stream.operation:
-            columns.add(stream.operation, "string")
+            at = sum(LATER not in one.metadata for one in read)
+            read.insert(at, StructField(stream.operation, StringType()))
+        columns = StructType(read)
         if not self._drops_malformed(stream):
             return self._load(columns, stream.options, context)
         # in PERMISSIVE mode Spark keeps the same records, in a column of their own
         kept = {k: v for k, v in stream.options.items() if k.lower() not in (MODE, _CORRUPT)}
         corrupt = _corrupt_column(stream, context)  # it isn't a field of the records
-        read = StructType([column for column in columns if column.name != corrupt])
-        read = read.add(RECORD, "string")
-        frame = self._load(read, {**kept, _CORRUPT: RECORD}, context, file_names=True)
+        found = StructType([column for column in columns if column.name != corrupt])
+        found = found.add(RECORD, "string")
+        frame = self._load(found, {**kept, _CORRUPT: RECORD}, context, file_names=True)
         return (
             frame
             if corrupt not in columns.names
@@ -194,13 +205,21 @@ class SparkFormat:
         session = cloned(context.spark, **{ZONE: context.zone})
         reader = session.readStream.format(self.name).options(**options)
         if columns is not None and self.name.lower() not in _OWN_SCHEMA:
-            reader = reader.schema(columns)
+            placed = self.name.lower() == _BY_PLACE
+            found = [one for one in columns if placed or LEFT not in one.metadata]
+            reader = reader.schema(StructType(found))
         try:
             frame = reader.load()
             if columns is None:
                 return frame
             more = [expr("_metadata.file_path").alias(FILE)] if file_names else []
-            return frame.select(*map(quoted, columns.names), *more)
+            wanted = [
+                lit(None).cast(one.dataType).alias(one.name)
+                if LEFT in one.metadata
+                else col(quoted(one.name))
+                for one in columns
+            ]
+            return frame.select(*wanted, *more)
         except Exception as error:  # Spark's own errors, of many classes
             package = _PACKAGES.get(self.name.lower())
             if package is not None and "Failed to find data source" in str(error):
@@ -243,6 +262,7 @@ class FileFormat:
         if self._vectorised(stream, context):
             _files_per_entry(stream)
             _check_path(stream)
+            self._check_files(stream, context)
             return
         if stream.id and self._vectorised_so_far(stream, context):
             raise DataError(
@@ -272,6 +292,20 @@ class FileFormat:
             fault=self._fault(stream),
         )
 
+    def _check_files(self, stream: Entry, context: Context) -> None:
+        """Raise DataError if Parquet files that a stream has read already lack a column of its type."""
+        if not stream.id or self.kind == NDJSON:
+            return
+        log, fault = context.log_of(stream), self._fault(stream)
+        files = dict.fromkeys(one.file for one in log.segments(log.start(), log.end()))
+        if bad := next(((file, why) for file in files if (why := fault(file))), None):
+            raise DataError(
+                f"stream {stream.name} has read {bad[0]}: {bad[1]}",
+                condition="BAD_STREAM",
+                stream=stream.name,
+                hint="take the type that all files have, or make a second stream",
+            )
+
     def _fault(self, stream: Entry) -> Callable[[str], str]:
         """Return the function that tells why a file can't be read."""
         if self.kind == NDJSON:
@@ -293,7 +327,7 @@ class FileFormat:
         if not set(stream.options) <= {PATH, FILES_PER_ENTRY}:
             return False
         return self.kind != NDJSON or (
-            readable(arrow_schema(stream.columns, "UTC"))
+            readable(arrow_schema(stream.given_columns, "UTC"))
             and context.zone in ("UTC", "Etc/UTC", "GMT")
         )
 
@@ -391,7 +425,7 @@ class TailFormat:
         return TailStream(
             stream.name,
             os.path.abspath(stream.options[PATH]),
-            [(place, names[place].lower()) for place in given_places(names)],
+            [(place, names[place].lower()) for place in source_places(stream.columns)],
             context.log_of(stream),
             f"checkpoints/{stream.id}",
         )
@@ -451,5 +485,11 @@ def log_columns(stream: Entry) -> list[LogColumn]:
     """Return the columns of a stream that its source gives, as its log has them."""
     names, kinds = stream.columns.names, arrow_schema(stream.columns, "UTC")
     return [
-        LogColumn(f"c{place}", names[place], kinds[place].type) for place in given_places(names)
+        LogColumn(f"c{place}", names[place], kinds[place].type)
+        for place in source_places(stream.columns)
     ]
+
+
+def _left(stream: Entry) -> bool:
+    """Whether a stream has had columns that have left it."""
+    return any(LEFT in column.metadata for column in stream.columns)

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from eddyline.catalog.entries import PIPELINE, STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.logged import as_source
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
@@ -95,7 +96,7 @@ class Sources:
 
     def check(self, entry: Entry) -> None:
         """Raise DataError if a stream of this definition can't be opened."""
-        self._format(entry.format).check(_as_source(entry), self._context)
+        self._format(entry.format).check(as_source(entry), self._context)
 
     def is_tenant(self, entry: Entry) -> bool:
         """Return whether the source of an entry has things of its own on another system."""
@@ -103,7 +104,7 @@ class Sources:
 
     def letters_role(self, entry: Entry) -> str:
         """Return the role of an entry's stream of dead letters; empty if it needs none."""
-        return self._format(entry.format).letters(_as_source(entry)) if entry.takes_input else ""
+        return self._format(entry.format).letters(as_source(entry)) if entry.takes_input else ""
 
     @property
     def readers(self) -> dict[str, Reader]:
@@ -126,7 +127,7 @@ class Sources:
         opened = self._format(entry.format) if frame is None else SparkFormat(entry.format, frame)
         holder = _holder(entry, letters)
         self.disconnect(holder)
-        self._sources[holder.id] = opened.open(_as_source(entry), letters, self._context)
+        self._sources[holder.id] = opened.open(as_source(entry), letters, self._context)
 
     def attached(self, entry: Entry, letters: Entry | None) -> bool:
         """Return whether the source of a stream is open."""
@@ -380,8 +381,3 @@ def _holder(entry: Entry, letters: Entry | None) -> Entry:
 def _newest(received: int | None, max_ahead: int, local: Callable[[int], int]) -> int | None:
     """Return the latest event time that rows of an entry may have; it follows from what is stored."""
     return None if received is None else min(local(received) + max_ahead, _LATEST)
-
-
-def _as_source(entry: Entry) -> Entry:
-    """Return an entry as its format sees it: without the options that the engine itself reads."""
-    return replace(entry, options=entry.source_options)

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.arguments import check_number
+from eddyline.catalog.entries import source_places
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError, QueueError
 from eddyline.pipelines.failures import retries_and_letters, untried_records
@@ -40,7 +41,6 @@ from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.log_files import as_operations, write_rows
-from eddyline.source.received import given_places
 from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
 from eddyline.spark.schema import arrow_schema
@@ -117,7 +117,7 @@ class PipelineStream:
         lanes = settings.lanes or spark.sparkContext.defaultParallelism
         places = None
         if columns is not None:
-            places = given_places(columns.names)
+            places = source_places(columns)
             given = StructType([columns[place] for place in places])
             fit = Fit(arrow_schema(given, zone), name, zone)
             # the same row never fits: no second attempt, and no time limit that could fail it

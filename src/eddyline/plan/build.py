@@ -38,6 +38,7 @@ class Relation:
         reasons: the last column of late rows says why each isn't in the stream.
         key: positions of columns of which no two rows have the same values; None if not known.
         places: where its stored rows have these columns, -1 for nowhere; None if at the same places.
+        stored: names of all columns of its stored rows, for a log that may only name data; else empty.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Relation:
     key: tuple[int, ...] | None = None
     reasons: bool = False
     places: tuple[int, ...] | None = None
+    stored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

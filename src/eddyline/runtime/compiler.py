@@ -14,9 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from eddyline.catalog.altered import seen_by
+from eddyline.catalog.altered import Seen, seen_by
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
 from eddyline.catalog.expectations import filter_of
+from eddyline.catalog.logged import logged
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
@@ -166,18 +167,8 @@ class Compiler:
                 seen = seen_by(entry, known)
                 try:
                     relation = self._relation(known, plan_of)
-                    if seen.altered and known.kind == STREAM:  # it has got more columns since
-                        relation = replace(relation, schema=seen.columns)
-                    elif seen.altered:
-                        places, key = seen.places(known), seen.key or None
-                        bounds = {
-                            seen.names.index(known.columns.names[place]): bound
-                            for place, bound in relation.bounds.items()
-                            if known.columns.names[place] in seen.names
-                        }
-                        relation = replace(
-                            relation, schema=seen.columns, key=key, places=places, bounds=bounds
-                        )
+                    if seen.altered:
+                        relation = _as_seen(relation, seen, known)
                 except QueryError as error:
                     broken.append(error)  # the name may also be that of a column
                     continue
@@ -264,7 +255,7 @@ class Compiler:
         bounds = {} if place is None or late else {place: stream_bound(entry.name)}
         names = entry.columns.names
         key = tuple(names.index(name) for name in entry.key) if entry.key else None
-        return Relation(
+        relation = Relation(
             entry.name,
             entry.columns,
             stream,
@@ -275,11 +266,13 @@ class Compiler:
             key,
             entry.gives_reasons,
         )
+        return _in_log(relation, entry) if stream else relation
 
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
         columns = entry.columns
-        build = self._build(self.catalyst, entry, {entry.name: _plain(entry.name, columns)})
+        operations = _in_log(_plain(entry.name, columns), entry)
+        build = self._build(self.catalyst, entry, {entry.name: operations})
         build.hash_bits = HASH_BITS  # the options of views must not change how rows are stored
         key = tuple(columns.names.index(name) for name in entry.key)
         compiled = compile_table(build, columns, key)
@@ -341,19 +334,18 @@ class Compiler:
         """
         relation = known.get(leaf.relation)
         columns = StructType() if relation is None else relation.schema
-        time = None
+        names, places, time = tuple(columns.names), tuple(range(len(columns))), None
+        if relation is not None and relation.places is not None:
+            names, places = relation.stored, relation.places
         if leaf.time is not None:
             kind = arrow_schema(StructType([columns[leaf.time]]), self.zone).types[0]
-            time = leaf.time, kind
-        names, places = tuple(columns.names), leaf.columns
-        if relation is not None and relation.places is not None:
-            names, places = (), tuple(relation.places[place] for place in places)
+            time = places[leaf.time], kind
         return LeafScan(
             self.files,
             node,
             leaf.name,
             names,
-            places,
+            tuple(places[place] for place in leaf.columns),
             arrow_schema(schema, self.zone),
             time,
             leaf.late,
@@ -368,8 +360,10 @@ class Compiler:
             columns = StructType(columns.fields[:-1])
         every = tuple(range(len(columns)))
         weighted = StructType([*plain_schema(columns), StructField(WEIGHT, LongType())])
-        leaf = Leaf("rows", entry.name, every)
-        return self._scan(entry.id, {entry.name: _plain(entry.name, columns)}, leaf, weighted)
+        leaf, relation = Leaf("rows", entry.name, every), _plain(entry.name, columns)
+        if entry.kind == STREAM and not entry.arranged:
+            relation = _in_log(relation, entry)
+        return self._scan(entry.id, {entry.name: relation}, leaf, weighted)
 
     def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:
         """Return the function that Spark runs for a stateful operator."""
@@ -441,6 +435,29 @@ def _form(build: Build) -> tuple[object, ...]:
 def _plain(name: str, columns: StructType) -> Relation:
     """Return a relation of which all stored rows are read."""
     return Relation(name, columns, append_only=False)
+
+
+def _in_log(relation: Relation, entry: Entry) -> Relation:
+    """Return a relation whose rows are read from the log of a stream; that of a table as it is."""
+    if entry.kind != STREAM:
+        return relation
+    log = logged(entry)
+    return replace(relation, places=log.places, stored=log.names)
+
+
+def _as_seen(relation: Relation, seen: Seen, known: Entry) -> Relation:
+    """Return a relation with the columns that it has for a view."""
+    names, own = known.columns.names, relation.places
+    places = tuple(-1 if name is None else names.index(name) for name in seen.names)
+    at = {name: place for place, name in enumerate(seen.names) if name is not None}
+    return replace(
+        relation,
+        schema=seen.columns,
+        key=seen.key or None,
+        places=places if own is None else tuple(p if p < 0 else own[p] for p in places),
+        bounds={at[names[p]]: bound for p, bound in relation.bounds.items() if names[p] in at},
+        time=None if relation.time is None else at[names[relation.time]],
+    )
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

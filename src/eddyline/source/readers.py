@@ -39,7 +39,7 @@ def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tupl
     """Read a segment of state or redo log, whose columns are `c0..` by position."""
     table = read_arrow(files, segment)
     if segment.kind == LOG:
-        table = _with_added(table, wanted)
+        table = _as_wanted(table, wanted)
     extra = [name for name in (OPERATION, WEIGHT) if name in table.column_names]
     names = [*(f"c{place}" for place in wanted.places), *extra]
     for start in range(0, table.num_rows, ROWS_MAX):
@@ -48,13 +48,22 @@ def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tupl
         yield part.select(names), part.num_rows
 
 
-def _with_added(table: pa.Table, wanted: Wanted) -> pa.Table:
-    """Add nulls for the wanted columns that a stream has got since the rows of a log were written."""
-    held = set(table.column_names)
+def _as_wanted(table: pa.Table, wanted: Wanted) -> pa.Table:
+    """Return rows of a log with the columns that the stream has got, and the types that it has, since."""
+    held = {name: place for place, name in enumerate(table.column_names)}
     for place, field in zip(wanted.places, wanted.schema, strict=True):
-        if f"c{place}" not in held:
-            table = table.append_column(f"c{place}", pa.nulls(table.num_rows, field.type))
+        name, kind = f"c{place}", field.type
+        at = held.get(name)
+        if at is None:
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
+        elif table.schema.types[at] != kind and _is_number(kind):
+            table = table.set_column(at, name, table.column(at).cast(kind))
     return table
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
+    return any(is_one(kind) for is_one in numbers)
 
 
 READERS: Mapping[str, Reader] = {

@@ -43,9 +43,9 @@ KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
 """What a script can create, show and drop."""
 
 WAYS_OUT = {
-    "ALTER": "a table has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE type; a "
-    "stream ADD COLUMN c type, DROP CONSTRAINT c, RESET WATERMARK; a view CREATE OR REPLACE VIEW; else DROP "
-    "it and CREATE it anew",
+    "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
+    "type; a stream also DROP CONSTRAINT c, RESET WATERMARK; a view CREATE OR REPLACE VIEW; else DROP it and "
+    "CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
     "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",

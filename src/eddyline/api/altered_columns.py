@@ -1,0 +1,209 @@
+"""What ALTER TABLE and ALTER STREAM have in common: the columns after a change, and who keeps them from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.types import StructField
+
+from eddyline.answers.stored import Relation
+from eddyline.api import drafts
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.altered import keep_seen, seen_by
+from eddyline.catalog.entries import COMPANION, LATE, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import expectations_of
+from eddyline.errors import CatalogError, DataError, QueryError
+from eddyline.spark.schema import widens
+from eddyline.sql.forms import AlterColumn
+
+ADD, DROP, RENAME, TYPE = "add", "drop", "rename", "type"
+"""Actions of `AlterColumn`."""
+
+Fields = Sequence[tuple[StructField, str | None]]
+"""The columns after a change, each with its name so far; None for a new one."""
+
+
+def changed(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple[str, ...]]:
+    """Return the columns of a table or stream after a change, and the key.
+
+    Raises:
+        DataError: there is no such column, or it can't be changed in this way.
+    """
+    fields: list[tuple[StructField, str | None]] = [(f, f.name) for f in relation.columns]
+    known = {name.lower(): place for place, name in enumerate(relation.columns.names)}
+    place = known.get(change.column.lower())
+    key = relation.key
+    if change.action == ADD:
+        if place is not None:
+            raise wrong(relation, f"there is a column {change.column} already", "take another name")
+        return [*fields, (_field(relation, change.column, change.to), None)], key
+    if place is None:
+        raise DataError(
+            f"there is no column {change.column}",
+            condition="UNKNOWN_COLUMN",
+            table=relation.name,
+            hint=f"the columns are {', '.join(relation.columns.names)}",
+        )
+    field = relation.columns[place]
+    if change.action == RENAME:
+        if known.get(change.to.lower(), place) != place:
+            raise wrong(relation, f"there is a column {change.to} already", "take another name")
+        renamed = _field(relation, change.to, "INT")
+        fields[place] = StructField(renamed.name, field.dataType), field.name
+        return fields, tuple(change.to if name == field.name else name for name in key)
+    if field.name in key:
+        raise wrong(
+            relation,
+            f"column {field.name} is part of the primary key",
+            "create a table with the new key, and INSERT INTO it SELECT from this one"
+            if relation.kind == TABLE
+            else "create a second stream with the new key",
+        )
+    if change.action == DROP:
+        if len(fields) == 1:
+            raise wrong(relation, "its only column can't leave", f"DROP {relation.kind.upper()}")
+        return [*fields[:place], *fields[place + 1 :]], key
+    wider = _field(relation, field.name, change.to)
+    if not widens(field.dataType, wider.dataType):
+        raise wrong(
+            relation,
+            f"{wider.dataType.simpleString()} doesn't hold all values of {field.name}, which is "
+            f"{field.dataType.simpleString()}",
+            "ADD a COLUMN of that type, and fill it with UPDATE"
+            if relation.kind == TABLE
+            else "cast it in a view",
+        )
+    fields[place] = wider, field.name
+    return fields, key
+
+
+def check_unused(workspace: Workspace, relation: Entry, change: AlterColumn) -> None:
+    """Raise CatalogError if views use a column that changes, or sinks follow the relation."""
+    catalog, name = workspace.catalog, relation.name
+    sinks = [s.name for s in catalog.sinks if name.lower() in map(str.lower, s.upstream)]
+    if sinks:
+        raise _used(relation, f"sinks follow it: {', '.join(sinks)}", "drop these sinks first")
+    for view in catalog.below(name):
+        if view.paused and relation.arranged:  # its epoch has no rows of the new relation
+            raise _used(relation, f"view {view.name} reads it, and is paused", "resume it first")
+    readers = [view for view in map(catalog.get, catalog.readers(name)) if view.kind == VIEW]
+    frames = [view.name for view in readers if view.of_frame]
+    if frames:  # whose columns are those of the relation that their program has read
+        raise _used(
+            relation,
+            f"views of DataFrames read it: {', '.join(frames)}",
+            "drop these views first, and define them again afterwards",
+        )
+    if change.action == ADD:
+        return
+    using = [view for view in readers if _uses(workspace, view, relation, change.column)]
+    users, companions = (
+        [view.name for view in using if (COMPANION in view.options) is own] for own in (False, True)
+    )
+    if companions:
+        rules = ", ".join(one.name for one in expectations_of(relation))
+        raise _used(
+            relation,
+            f"its constraints ({rules}) or the rows that they reject use column {change.column}, in "
+            f"{', '.join(companions)}",
+            f"ALTER STREAM {name} DROP CONSTRAINT first",
+        )
+    if users:
+        raise _used(
+            relation,
+            f"views use column {change.column}: {', '.join(users)}",
+            "drop these views first, or replace them (CREATE OR REPLACE VIEW) by ones that don't use "
+            "the column",
+        )
+
+
+def next_names(relation: Entry, fields: Fields) -> dict[str, str | None]:
+    """Return for each column of a relation its next name; None for one that leaves."""
+    names = {old: field.name for field, old in fields if old is not None}
+    return {name: names.get(name) for name in relation.columns.names}
+
+
+def with_seen(catalog: Catalog, relation: Entry, now: Mapping[str, str | None]) -> Catalog:
+    """Return a catalog in which the readers of a relation keep the columns that they see.
+
+    Args:
+        now: for each column its next name.
+    """
+    readers = map(catalog.get, catalog.readers(relation.name))
+    return catalog.with_entries([keep_seen(reader, relation, now) for reader in readers])
+
+
+def stored_columns(
+    workspace: Workspace, relation: Entry, names: Sequence[str | None], kinds: pa.Schema
+) -> Iterator[list[pa.ChunkedArray]]:
+    """Yield the stored rows of a table, or a stream of operations, as columns of other types.
+
+    Args:
+        names: of each column its name so far; None for a new one.
+    """
+    known = relation.columns.names
+    for part in Relation(workspace.files, relation, workspace.manifest).snapshot().parts():
+        rows = part.read()
+        if rows is not None:
+            yield [
+                pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+                if name is None
+                else rows[f"c{known.index(name)}"].cast(field.type)
+                for field, name in zip(kinds, names, strict=True)
+            ]
+
+
+def put_in_place(
+    workspace: Workspace, old: Entry, made: Entry, fields: Fields, also: Callable[[Entry], Entry]
+) -> None:
+    """Put a relation with other columns and a new id in the place of one, by one write of the catalog.
+
+    Args:
+        also: returns another entry as it is from then on.
+    """
+    catalog = with_seen(workspace.catalog, old, next_names(old, fields))
+    readers = catalog.readers(old.name)
+    entries = [made if entry.id == old.id else also(entry) for entry in catalog.entries]
+    try:
+        workspace.save(replace(catalog, entries=tuple(entries)))
+    except BaseException:
+        workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
+        raise
+    for reader in map(workspace.catalog.get, readers):
+        workspace.forget_plan(reader)  # it reads other places
+    workspace.forget(old)
+
+
+def _uses(workspace: Workspace, view: Entry, relation: Entry, column: str) -> bool:
+    """Return whether a view reads a column; True if it can't be compiled now."""
+    seen = seen_by(view, relation)
+    try:
+        leaves = workspace.plan(view).plan.leaves
+    except QueryError:
+        return True
+    read = {
+        seen.names[place]
+        for leaf in leaves
+        if leaf.relation.lower() == relation.name.lower()
+        for place in leaf.columns
+    }
+    return column.lower() in {name.lower() for name in read if name is not None}
+
+
+def _field(relation: Entry, name: str, kind: str) -> StructField:
+    """Return a column as the catalog stores it."""
+    text = name.replace("`", "``")
+    (made,) = drafts.table(relation.name, f"`{text}` {kind}", ()).columns.fields
+    return made
+
+
+def wrong(relation: Entry, message: str, hint: str) -> DataError:
+    """Return the error for a change that doesn't fit the columns."""
+    return DataError(message, condition="BAD_SCHEMA", table=relation.name, hint=hint)
+
+
+def _used(relation: Entry, message: str, hint: str) -> CatalogError:
+    name = relation.name.removesuffix(LATE) if relation.late_of else relation.name
+    return CatalogError(message, condition="STILL_READ", table=name, hint=hint)

@@ -1,0 +1,204 @@
+"""ALTER STREAM: columns of a stream that come, leave, and get another name or a wider type."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from eddyline.api.altered_columns import (
+    ADD,
+    DROP,
+    RENAME,
+    TYPE,
+    Fields,
+    changed,
+    check_unused,
+    next_names,
+    put_in_place,
+    stored_columns,
+    with_seen,
+    wrong,
+)
+from eddyline.api.epochs import Epochs
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import OF, REJECTS, STREAM, Entry
+from eddyline.catalog.logged import as_source, logged, with_fields
+from eddyline.changes import APPEND, OPERATION
+from eddyline.errors import CatalogError
+from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
+from eddyline.source.received import RECEIVED_AT, is_received
+from eddyline.source.segments import RUN
+from eddyline.spark.schema import arrow_schema
+from eddyline.sql.forms import AlterColumn
+
+
+class AlteringStreams:
+    """Changes the columns of streams.
+
+    A log stays as it is: the catalog keeps where each column is in it, and its name in the source
+    (`catalog/logged.py`). The rows of a stream of operations are stored apart from its log, so the stream is
+    put in its own place under a new id, as a table is; its new log goes on with the number of the old one,
+    and its positions in the source are linked.
+
+    The source is stopped meanwhile, so that a record is logged either before or after the change.
+    """
+
+    def __init__(self, workspace: Workspace, epochs: Epochs) -> None:
+        self._workspace = workspace
+        self._epochs = epochs
+
+    def alter(self, stream: Entry, change: AlterColumn) -> None:
+        """Change a column of a stream.
+
+        Raises:
+            CatalogError: NOT_ALTERABLE, or views or constraints use the column.
+            DataError: there is no such column, or the source can't give it in this way.
+        """
+        workspace = self._workspace
+        if why := self._fixed(stream, change):
+            raise CatalogError(
+                f"stream {stream.name} can't be changed: {why}",
+                condition="NOT_ALTERABLE",
+                hint="create a second stream with the new columns, and a view that unites both",
+            )
+        fields, key = changed(stream, change)
+        for relation in (stream, *self._late(stream)):
+            check_unused(workspace, relation, change)
+        made = with_fields(stream, fields)
+        made = replace(
+            made, key=key, event_time=next_names(stream, fields).get(stream.event_time) or ""
+        )
+        _check_fields(stream, made, change)
+        workspace.sources.check(made)
+        with self._stopped(stream):
+            workspace.files.remove(f"{workspace.sources.log(stream).folder}/{SET_ASIDE}")
+            if stream.arranged and change.action != RENAME:
+                while self._epochs.run_next(0.0):  # so that the stream's state has all rows
+                    pass
+                self._rewrite(stream, made, fields)
+            else:
+                self._store(stream, made, fields)
+        workspace.compiler.frames.forget(stream.id)
+
+    def _store(self, stream: Entry, made: Entry, fields: Fields) -> None:
+        """Store a stream whose columns are found in its log, or have other names only."""
+        catalog = self._workspace.catalog
+        catalog_made = catalog.with_columns(made)
+        catalog_made = with_seen(catalog_made, stream, next_names(stream, fields))
+        for late in self._late(stream):
+            now = next_names(late, fields)
+            if late.gives_reasons:
+                now[late.columns.names[-1]] = catalog_made.get(late.name).columns.names[-1]
+            catalog_made = with_seen(catalog_made, late, now)
+        self._workspace.save(catalog_made)
+        self._workspace.forget_plan(stream)
+
+    def _rewrite(self, stream: Entry, made: Entry, fields: Fields) -> None:
+        """Put a stream of operations with other columns in the place of one."""
+        workspace, catalog = self._workspace, self._workspace.catalog
+        made = replace(made, id=f"{STREAM[0]}{catalog.next_id}", since=0)
+        workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
+        seconds = None
+        if end := workspace.sources.log(stream).end():
+            self._begin_log(stream, made, fields, end)
+            seconds = self._epochs.load(made)
+        self._link(f"checkpoints/{stream.id}", f"checkpoints/{made.id}")
+        made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
+
+        def with_letters(entry: Entry) -> Entry:
+            own = entry.role == REJECTS and entry.options[OF] == stream.id
+            return replace(entry, options={**entry.options, OF: made.id}) if own else entry
+
+        put_in_place(workspace, stream, made, fields, with_letters)
+        if seconds is not None:
+            self._epochs.committed({"ingest": 0.0, **seconds})
+
+    def _begin_log(self, stream: Entry, made: Entry, fields: Fields, end: int) -> None:
+        """Write the rows of a stream as the last entry before `end` of a new log."""
+        workspace = self._workspace
+        log = workspace.sources.log(made)
+        kinds = arrow_schema(made.columns, workspace.zone)
+        names = [f"c{place}" for place in logged(made).places]
+        log.skip(end - 1)
+        log.clear(end - 1)
+        segments = []
+        for own in stored_columns(workspace, stream, [old for _, old in fields], kinds):
+            rows = pa.table(own, names=names)
+            rows = rows.append_column(OPERATION, pa.repeat(pa.scalar(APPEND), rows.num_rows))
+            written = write_rows(workspace.files, new_file(log.folder, end - 1), rows)
+            segments.append(replace(written, kind=RUN))  # `_received_at` is in the rows
+        log.append(end - 1, segments, new=True)
+
+    def _link(self, folder: str, second: str) -> None:
+        """Give all files of a folder second names."""
+        files = self._workspace.files
+        for path, _, names in os.walk(files.path(folder)):
+            inner = os.path.normpath(
+                os.path.join(second, os.path.relpath(path, files.path(folder)))
+            )
+            files.make_folder(inner)
+            for name in names:
+                files.link(os.path.relpath(os.path.join(path, name), files.root), f"{inner}/{name}")
+            files.sync(inner)
+
+    @contextmanager
+    def _stopped(self, stream: Entry) -> Iterator[None]:
+        """Stop the source of a stream during the context, and open that of the stream as it is then."""
+        sources, catalog = self._workspace.sources, self._workspace.catalog
+        sources.disconnect(catalog.pipeline_into(stream) or stream)  # of the format queue
+        try:
+            yield
+        finally:
+            if self._workspace.writes:
+                now = self._workspace.catalog
+                present = now.get(stream.name)
+                sources.attach(present, now.letters_of(present) or now.pipeline_into(present))
+
+    def _late(self, stream: Entry) -> list[Entry]:
+        """Return the stream of late rows, if there is one."""
+        return [e for e in self._workspace.catalog.entries if e.late_of == stream.id]
+
+    def _fixed(self, stream: Entry, change: AlterColumn) -> str:
+        """Return why a stream can't be changed; empty if it can."""
+        if stream.role:
+            return "it belongs to another stream, pipeline or sink"
+        if not stream.reopens:
+            return "a DataFrame or a pipeline gives its columns"
+        if self._workspace.sources.is_tenant(stream) and change.action in (ADD, TYPE):
+            return "its columns are those that a table of another system had at the beginning"
+        if is_received(change.column) and change.action == ADD:
+            return f"{change.column} is the time of receipt, which a stream has from the beginning"
+        if change.action == RENAME and any(map(is_received, (change.column, change.to))):
+            return f"{RECEIVED_AT} is the time of receipt by its name"
+        timed = stream.event_time.lower() == change.column.lower()
+        if timed and change.action in (DROP, TYPE):
+            return f"{change.column} is the event time of its watermark"
+        return ""
+
+
+def _check_fields(stream: Entry, made: Entry, change: AlterColumn) -> None:
+    """Raise DataError if the source can't have these columns."""
+    source = as_source(made)
+    if not source.given_columns.names:
+        raise wrong(stream, f"the source would give no column but {RECEIVED_AT}", "DROP STREAM")
+    if change.action != ADD:
+        return
+    names = logged(stream).names
+    own = {
+        names[place].lower(): name
+        for name, place in zip(stream.columns.names, logged(stream).places, strict=True)
+    }
+    if (known := own.get(change.column.lower())) is not None:
+        raise wrong(
+            stream,
+            f"what the source calls {change.column} is column {known} since it was renamed",
+            f"RENAME COLUMN {known} TO {change.column}, or take another name",
+        )
+    if change.column.lower() == stream.operation.lower():
+        raise wrong(
+            stream, f"{change.column} holds the operations of the stream", "take another name"
+        )
