@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 import eddyline as el
@@ -306,34 +309,121 @@ def test_a_stream_of_operations_is_stored_anew(engine, tmp_path, spark):
 
 
 @pytest.mark.slow
+def test_a_stream_follows_a_delta_table_that_has_got_a_wider_type(engine, tmp_path, spark):
+    folder = str(tmp_path / "delta")
+
+    def put(numbers: dict[int, int], kind: pa.DataType, mode: str) -> None:
+        columns = {"id": pa.array(numbers, pa.int64()), "n": pa.array(numbers.values(), kind)}
+        feed = {"delta.enableChangeDataFeed": "true"}
+        evolve = {"schema_mode": "overwrite"} if mode == "overwrite" else {}
+        write_deltalake(folder, pa.table(columns), mode=mode, configuration=feed, **evolve)
+
+    put({1: 1, 2: 2}, pa.int32(), "append")
+    engine.execute(
+        "CREATE STREAM p (id BIGINT, n INT, _change_type STRING) "
+        f"USING delta OPTIONS (path '{folder}', startingVersion 0);"
+        "CREATE STREAM k (id BIGINT, n INT, _change_type STRING, PRIMARY KEY (id)) "
+        f"USING delta OP _change_type OPTIONS (path '{folder}');"
+        "CREATE VIEW v AS SELECT _change_type, count(*) AS n FROM p GROUP BY _change_type"
+    )
+    engine.advance()
+    put({3: 3}, pa.int32(), "append")
+    put({1: 1, 4: 5_000_000_000}, pa.int64(), "overwrite")
+    with pytest.raises(EddylineError, match=r"SOURCE_CHANGED.*n is bigint.*ALTER STREAM"):
+        engine.advance()
+    for stream in ("p", "k"):
+        engine.execute(f"ALTER STREAM {stream} ALTER COLUMN n TYPE BIGINT")
+    engine.execute("ALTER STREAM k RENAME COLUMN id TO number")
+    engine.advance()
+    assert rows(engine, "SELECT * FROM v") == Counter([("insert", 5), ("delete", 3)])
+    assert rows(engine, "SELECT * FROM k") == Counter([(1, 1), (4, 5_000_000_000)])
+    assert engine.verify()
+    engine.stop()
+    put({7: 7}, pa.int64(), "append")
+    with el.Engine(tmp_path / "storage", spark) as again:
+        again.advance()
+        assert rows(again, "SELECT number FROM k WHERE n < 10") == Counter([(1,), (7,)])
+        assert again.verify()
+
+
+@pytest.mark.slow
 def test_a_crash_at_effects_on_the_disk(tmp_path, spark):
-    """Either the stream has the column or not; records are in it once, and views are right."""
+    """Either the stream has the change or not; records are in it once, and views are right."""
     folder = tmp_path / "in"
-    write(folder, "0.csv", "0")
+    write(folder, "0.csv", "0,0,0")
     files = FaultyFiles(str(tmp_path / "storage"))
     engine = el.Engine(files, spark)
-    engine.execute(f"CREATE STREAM s (a INT) USING csv OPTIONS (path '{folder}')")
+    engine.execute(f"CREATE STREAM s (x STRING, a INT) USING csv OPTIONS (path '{folder}')")
     engine.execute("CREATE VIEW v AS SELECT count(*) AS n, sum(a) AS s FROM s")
     engine.advance()
-    number, hit = 0, True
-    while hit:
-        number += 1
-        write(folder, f"{number}.csv", f"{number},{number},{number}")
-        files.arm(number, "crash", "driver")
-        try:
-            engine.execute(f"ALTER STREAM s ADD COLUMN c{number} INT")
+    total = 0
+    for change in (
+        "ADD COLUMN c INT", "ALTER COLUMN c TYPE BIGINT", "RENAME COLUMN c TO d",
+        "RENAME COLUMN x TO c", "DROP COLUMN d", "DROP COLUMN c",
+    ):  # fmt: skip
+        number, hit = 0, True
+        while hit:
+            number, total = number + 1, total + 1
+            write(folder, f"{total}.csv", f"{total},{total},{total}")
+            files.arm(number, "crash", "driver")
+            try:
+                engine.execute(f"ALTER STREAM s {change}")
+                engine.advance()
+            except EddylineError as error:
+                done = error.condition in ("UNKNOWN_COLUMN", "BAD_SCHEMA")  # by the try before
+                assert files.hit() or done
+            hit = files.hit()
+            files.arm(0)
+            engine.stop()
+            engine = el.Engine(files, spark)
             engine.advance()
-        except EddylineError:
-            assert files.hit()
+            expected = Counter([(total + 1, total * (total + 1) // 2)])
+            assert rows(engine, "SELECT * FROM v") == expected, (change, number)
+            assert rows(engine, "SELECT a FROM s") == Counter((n,) for n in range(total + 1))
+        assert number > 1
+        assert engine.verify()
+    assert engine.catalog.get("s").columns.names == ["a"]
+    engine.stop()
+
+
+@pytest.mark.slow
+def test_a_crash_while_operations_are_stored_anew(tmp_path, spark):
+    """Either the stream has the change or not; documents are in it once, and views are right."""
+    folder = str(tmp_path / "queue")
+    producer = Producer(LogBackend(folder))
+    files = FaultyFiles(str(tmp_path / "storage"))
+    engine = el.Engine(files, spark)
+    engine.execute(
+        f"CREATE STREAM s (k INT, a INT, PRIMARY KEY (k)) USING queue OPTIONS (path '{folder}');"
+        "CREATE VIEW v AS SELECT count(*) AS n, sum(a) AS s FROM s"
+    )
+    producer.put(['{"k": 0, "a": 0, "c": 0}', "no document"])
+    engine.advance()
+    files.arm(0, "crash", "driver")
+    engine.execute("ALTER STREAM s ADD COLUMN c INT")
+    kinds: dict[str, int] = {}
+    for at, effect in enumerate(files.effects(), 1):
+        kinds.setdefault(re.sub(r"[0-9a-f]{8,}|[0-9]+", "", effect), at)
+    assert len(kinds) > 20
+    action, done = "DROP", {True}
+    for number, at in enumerate(kinds.values(), 1):
+        producer.put([f'{{"k": {number}, "a": {number}, "c": {number}}}', '{"k": 0, "a": 0}'])
+        engine._workspace.sources.pull()
+        files.arm(at, "crash", "driver")
+        with suppress(EddylineError):
+            engine.execute(f"ALTER STREAM s {action} COLUMN c{' INT' * (action == 'ADD')}")
         hit = files.hit()
         files.arm(0)
         engine.stop()
         engine = el.Engine(files, spark)
+        has = "c" in engine.catalog.get("s").columns.names
+        done.add(has == (action == "ADD"))
+        action = "DROP" if has else "ADD"
+        assert hit
         engine.advance()
-        assert rows(engine, "SELECT * FROM v") == Counter(
-            [(number + 1, number * (number + 1) // 2)]
-        )
-        assert rows(engine, "SELECT a FROM s") == Counter((n,) for n in range(number + 1))
-    assert len(engine.catalog.get("s").columns) > 1
-    assert engine.verify()
+        assert rows(engine, "SELECT k, a FROM s") == Counter((n, n) for n in range(number + 1))
+        assert rows(engine, "SELECT * FROM v") == Counter([(number + 1, sum(range(number + 1)))])
+        assert rows(engine, "SELECT count(*) FROM s__dead") == Counter([(1,)])
+        assert engine.verify()
+    assert done == {True, False}
     engine.stop()

@@ -680,6 +680,52 @@ def test_a_stream_of_all_types(source, tmp_path, spark, monkeypatch):
         assert source.connection.execute(query).fetchall() == []
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_columns_of_a_stream_follow_those_of_the_table(source, tmp_path, spark, monkeypatch):
+    monkeypatch.setenv("SOURCE_PASSWORD", PASSWORD)
+    options = {
+        "url": without_password(source.program.url),
+        "password": "${env:SOURCE_PASSWORD}",
+        "table": source.table,
+    }
+
+    def found(query: str) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in engine.sql(query).collect())
+
+    source.run("INSERT INTO t VALUES (1, 1, 'one')")
+    with el.Engine(str(tmp_path), spark=spark) as engine:
+        engine.create_stream("s", "id BIGINT, a INT, b STRING, _op STRING", "postgres", options)
+        engine.execute("CREATE VIEW v AS SELECT _op, sum(a) AS a FROM s GROUP BY _op")
+        engine.advance()
+        source.run("INSERT INTO t VALUES (2, 2, 'two')")
+        source.run("ALTER TABLE t DROP COLUMN b, ADD COLUMN more int")
+        source.run("INSERT INTO t VALUES (3, 3, 33)")
+        with pytest.raises(EddylineError, match=r"SOURCE_CHANGED.*column b is gone"):
+            engine.advance()
+        engine.execute("ALTER STREAM s DROP COLUMN b; ALTER STREAM s RENAME COLUMN id TO number")
+        with pytest.raises(EddylineError, match="BAD_STREAM"):
+            engine.execute("ALTER STREAM s ADD COLUMN more STRUCT<x INT>")
+        engine.execute("ALTER STREAM s ADD COLUMN more INT")
+        engine.advance()
+        assert found("SELECT number, more FROM s WHERE number <> 3") == [(1, None), (2, None)]
+        assert found("SELECT number, a, more FROM s WHERE number = 3") == [(3, 3, 33)]
+        with pytest.raises(EddylineError, match="NOT_ALTERABLE"):
+            engine.execute("ALTER STREAM s ALTER COLUMN more TYPE BIGINT")
+        assert engine.verify()
+    with el.Engine(str(tmp_path), spark=spark) as engine:
+        source.run("INSERT INTO t VALUES (4, 4, 44)")
+        engine.advance()
+        assert found("SELECT * FROM v") == [("insert", 9), ("snapshot", 1)]
+        assert engine.verify()
+        source.run("ALTER TABLE t DROP COLUMN more")
+        source.run("INSERT INTO t VALUES (5, 5)")
+        with pytest.raises(EddylineError, match=r"SOURCE_CHANGED.*column more is gone"):
+            engine.advance()
+        engine.execute("DROP VIEW v; DROP STREAM s")
+    assert source.slots() == []
+
+
 @pytest.mark.spark
 def test_definitions_that_cannot_work_are_refused(source, tmp_path, spark, monkeypatch):
     monkeypatch.setenv("SOURCE_PASSWORD", PASSWORD)

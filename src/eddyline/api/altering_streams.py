@@ -168,8 +168,8 @@ class AlteringStreams:
             return "it belongs to another stream, pipeline or sink"
         if not stream.reopens:
             return "a DataFrame or a pipeline gives its columns"
-        if self._workspace.sources.is_tenant(stream) and change.action in (ADD, TYPE):
-            return "its columns are those that a table of another system had at the beginning"
+        if self._workspace.sources.is_tenant(stream) and change.action == TYPE:
+            return "its types are those that a table of another system had at the beginning"
         if is_received(change.column) and change.action == ADD:
             return f"{change.column} is the time of receipt, which a stream has from the beginning"
         if change.action == RENAME and any(map(is_received, (change.column, change.to))):

@@ -49,6 +49,8 @@ class DeltaChanges:
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError if the table, its columns or an option don't fit."""
         given = _checked(stream.name, stream.options)
+        if stream.id:  # it has begun, and its columns change with those of the table
+            given.pop(STARTING, None)
         layout = _layout(stream.name, given)
         if why := _unreadable(layout):
             raise _bad(stream.name, why, _WAYS_OUT.get(why, "give the column another name"))

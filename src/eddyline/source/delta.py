@@ -62,6 +62,7 @@ LOOK_S = 0.5
 CHECK_S = 30.0
 """After so long without new versions, the table is opened to see whether they are elsewhere."""
 
+_ALTER = "ALTER STREAM can follow with a wider type, or without the column; else "
 _AFTER = pa.array([INSERT, AFTER])
 _AGAIN = (
     "drop the stream with its views and create them again: it begins with a new snapshot. What was "
@@ -264,7 +265,7 @@ class DeltaStream(CopiedSource):
 
     def _check(self, layout: Layout, version: int) -> None:
         if why := self.misfit(layout):
-            raise self._changed(f"as of version {version} {why}")
+            raise self._changed(f"as of version {version} {why}", _ALTER)
 
     def _read(self, commit: Commit, state: State, parts: _Parts) -> None:
         """Add the rows of a version to those of the entry: what goes, and then what comes."""
@@ -333,12 +334,12 @@ class DeltaStream(CopiedSource):
             )
             yield pa.table(columns)
 
-    def _changed(self, why: str) -> DataError:
+    def _changed(self, why: str, first: str = "") -> DataError:
         return DataError(
             f"stream {self.name} gets no more changes of Delta table {self.delta.path}: {why}",
             condition="SOURCE_CHANGED",
             stream=self.name,
-            hint=_AGAIN,
+            hint=first + _AGAIN,
         )
 
     def _lost(self, why: str) -> EngineError:

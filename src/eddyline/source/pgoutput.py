@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class Column:
     Attributes:
         name: its name.
         type_id, modifier: its type, as pgoutput names it.
-        type_name: its type, as SQL names it.
+        type_name: its type, as SQL names it; empty if only messages have told of the column.
     """
 
     name: str
@@ -102,7 +102,8 @@ class Decoder:
 
     Attributes:
         stream: name of the stream, for errors.
-        table: the table; changes of others are skipped.
+        table: the table; changes of others are skipped. Columns that the stream has got since it was
+            described are added once a message has them.
         wanted: the columns of the rows.
         confirmed: transactions that were committed before this LSN are skipped.
         sequence: number of the next row.
@@ -279,7 +280,7 @@ class Decoder:
             instead: the tuple before the change, if there is one.
             known: whether that has all columns, not just the key.
         """
-        if (source < 0).all():
+        if (source < 0).all() or name not in self._layout:  # the table got the column later
             return pa.nulls(len(source), pa.string())
         column = self._layout.index(name)
         kinds = pieces.kinds(column)
@@ -290,7 +291,7 @@ class Decoder:
                 raise self._changed(
                     f"column {name} was not sent with an update that left it as it was, because "
                     "PostgreSQL stores long values apart",
-                    f"ALTER TABLE {self.table.shown} REPLICA IDENTITY FULL",
+                    f"ALTER TABLE {self.table.shown} REPLICA IDENTITY FULL,",
                 )
             source = np.where(unsent, instead, source)
         return pieces.texts(column, source, (source < 0) | (kinds[source] == _NULL))
@@ -318,7 +319,7 @@ class Decoder:
             why = str(error).split("\n")[0]
             raise self._changed(
                 f"a value of column {wanted.name} doesn't fit its type {wanted.type}: {why}",
-                f"declare the column as {wanted.name} STRING",
+                f"declare the column as {wanted.name} STRING,",
             ) from None
 
     def _checked(self, message: bytes) -> list[str]:
@@ -326,15 +327,25 @@ class Decoder:
         found_id, columns = _relation(message)
         if found_id != self.table.id:
             raise self._changed("another table has taken its name", "")
+        known = []
         for one in self.table.columns:
+            same = columns.get(one.name) == (one.type_id, one.modifier)
             needed = one.name in self.table.key or any(one.name == w.name for w in self.wanted)
-            if needed and columns.get(one.name) != (one.type_id, one.modifier):
-                what = "has another type" if one.name in columns else "is gone"
-                raise self._changed(f"its column {one.name} {what}", "")
+            if needed and not same:
+                gone = one.name not in columns
+                what = "is gone" if gone else "has another type"
+                way_out = "ALTER STREAM can go on without the column; else" if gone else ""
+                raise self._changed(f"its column {one.name} {what}", way_out)
+            if same:
+                known.append(one)
+        more = columns.keys() - {one.name for one in known}
+        new = [w.name for w in self.wanted if w.name in more]
+        known += [Column(name, *columns[name], "") for name in new]
+        self.table = replace(self.table, columns=tuple(known))
         return list(columns)
 
     def _changed(self, what: str, first: str) -> DataError:
-        steps = f"{first}, " if first else ""
+        steps = f"{first} " if first else ""
         return DataError(
             f"stream {self.stream} can't go on with table {self.table.shown}: {what}",
             condition="SOURCE_CHANGED",

@@ -234,6 +234,7 @@ class PostgresStream(CopiedSource):
                     segments.append(self._written(rows))
         end = max(decoder.end, state.confirmed)
         confirmed = end if count >= ENTRY_MESSAGES else max(upto, end)
+        state = replace(state, table=decoder.table)
         return segments, count, replace(state, confirmed=confirmed, sequence=decoder.sequence)
 
     def _checked(self, state: State) -> Slot:
