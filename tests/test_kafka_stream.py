@@ -643,3 +643,43 @@ def test_a_stream_of_an_earlier_version_goes_on_with_sparks_source(
     (tmp_path / "storage" / "checkpoints" / entry.id / "offsets").mkdir(parents=True)
     with pytest.raises(EddylineError, match=r"MISSING_PACKAGE.*spark-sql-kafka"):
         el.Engine(tmp_path / "storage")
+
+
+@pytest.mark.spark
+def test_columns_of_a_topic_come_leave_and_get_other_names(broker: Broker, tmp_path: Path) -> None:
+    """Operations with a key, and appends: documents keep the names that they had."""
+    topic = Topic(broker)
+    with el.Engine(tmp_path / "storage") as engine:
+        given = options_of(topic, value_format="json")
+        engine.execute(f"""
+            CREATE STREAM plain (id INT, v INT, s STRING, _offset BIGINT) USING kafka OPTIONS ({given});
+            CREATE STREAM keyed (id INT, v INT, s STRING, PRIMARY KEY (id)) USING kafka OP op OPTIONS ({given});
+            CREATE VIEW n AS SELECT count(*) AS n FROM plain;
+        """)
+        topic.send(*({"id": k, "v": k, "s": "x", "op": "c"} for k in range(3)))
+        engine.advance()
+        for stream in ("plain", "keyed"):
+            engine.execute(f"""
+                ALTER STREAM {stream} RENAME COLUMN v TO amount;
+                ALTER STREAM {stream} ALTER COLUMN amount TYPE BIGINT;
+                ALTER STREAM {stream} DROP COLUMN s;
+                ALTER STREAM {stream} ADD COLUMN t STRING;
+            """)
+        many = 1 << 40
+        topic.send({"id": 2, "v": many, "s": "y", "t": "new", "op": "c"}, {"id": 9, "v": "no"})
+        engine.advance()
+    with el.Engine(tmp_path / "storage") as engine:
+        topic.send({"id": 0, "op": "d"}, {"id": 4, "v": 4, "t": "z", "op": "c"})
+        engine.advance()
+        assert engine.verify()
+        found = engine.sql("SELECT id, amount, t FROM keyed ORDER BY id").collect()
+        assert [tuple(row) for row in found] == [(1, 1, None), (2, many, "new"), (4, 4, "z")]
+        found = engine.sql("SELECT id, amount, t, _offset FROM plain ORDER BY _offset").collect()
+        assert [tuple(row) for row in found] == [
+            *((k, k, None, k) for k in range(3)),
+            (2, many, "new", 3),
+            (0, None, None, 5),
+            (4, 4, "z", 6),
+        ]
+        assert engine.sql("SELECT * FROM plain__dead").count() == 1
+        assert engine.sql("SELECT * FROM keyed__dead").count() == 1
