@@ -217,6 +217,56 @@ file.close()
 """
 
 
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_copy_that_is_written_between_look_and_reading_is_no_new_file(
+    tmp_path, logs, compress, monkeypatch
+):
+    log = logs / "access.log"
+    add(log, "one\ntwo\n")
+    stream = stream_of(tmp_path, f"{logs}/access.log*")
+    stream.pull()
+    whole = gzip.compress(log.read_bytes()) if compress else log.read_bytes()
+    copy = logs / f"access.log.1{'.gz' if compress else ''}"
+    copy.write_bytes(b"")
+    os.utime(copy, (1, 1))  # an old one, not one that is being compressed
+    read = tail._pieces
+
+    def written_first(one, path):
+        if path == str(copy):
+            copy.write_bytes(whole)
+        return read(one, path)
+
+    monkeypatch.setattr(tail, "_pieces", written_first)
+    stream.pull()
+    assert copy.read_bytes() == whole
+    log.write_text("three\n")
+    stream.pull()
+    assert lines(stream) == ["one", "two", "three"]
+
+
+def test_a_file_that_is_replaced_under_its_inode_between_look_and_reading(
+    tmp_path, logs, monkeypatch
+):
+    """File systems give the inode of a removed file to the next one."""
+    log = logs / "access.log"
+    add(log, "one\ntwo\n")
+    stream = stream_of(tmp_path, f"{logs}/access.log*")
+    stream.pull()
+    add(log, "more\n")
+    read = tail._pieces
+
+    def replaced_first(one, path):
+        monkeypatch.setattr(tail, "_pieces", read)
+        (logs / "access.log.1.gz").write_bytes(gzip.compress(log.read_bytes()))
+        log.write_text("three\n")
+        return read(one, path)
+
+    monkeypatch.setattr(tail, "_pieces", replaced_first)
+    stream.pull()
+    stream.pull()
+    assert sorted(lines(stream)) == ["more", "one", "three", "two"]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_is_lost_or_doubled_under_a_writer_that_rotates(tmp_path, logs, seed, monkeypatch):
     """The reader forgets all it has in memory at random moments, as after a crash."""

@@ -57,8 +57,9 @@ class Known:
         path: where it was when it was first seen; the value of the column `file`.
         device, inode: the file that holds it now.
         offset: the bytes that have been read; of a compressed file, of its content.
-        length: the bytes that `beginning` covers.
-        beginning: SHA-256 of the first `length` bytes, of the content.
+        length: the bytes that `beginning` covers; 0 before anything has been read.
+        beginning: SHA-256 of the first `length` bytes, of the content; before anything has been read, of those
+            that were compared with known files.
         size, modified: of the file when it was read last; a compressed file isn't opened again
             before they change.
     """
@@ -144,7 +145,9 @@ class TailStream(CopiedSource):
                         entries = None if entries is None else entries - 1
                         if entries == 0 and not is_compressed(path):
                             return
-            except FileNotFoundError:  # it was moved away in this moment; the next look finds it
+            except (
+                FileNotFoundError
+            ):  # it was moved or written in this moment; the next look finds it
                 continue
             except (OSError, DataError) as error:
                 faults[path] = _fault(path, error)
@@ -251,7 +254,8 @@ class TailStream(CopiedSource):
                 continue  # its original is there, and is read
             if at is None and path in named:
                 paths[len(known)] = path
-                known.append(Known(path, status.st_dev, status.st_ino))
+                new = Known(path, status.st_dev, status.st_ino, beginning=_digest(beginning))
+                known.append(new)
             elif at is None:
                 self._unlike.add(look)
             elif at not in paths and (is_compressed(path) or status.st_size >= known[at].offset):
@@ -323,7 +327,7 @@ def _original(
         one = known[at]
         own = paths.get(at, one.path)
         renamed = path.startswith((f"{own}.", f"{own}-", f"{one.path}.", f"{one.path}-"))
-        if one.length > len(beginning) or not (renamed or one.length == BEGINNING_BYTES):
+        if not 0 < one.length <= len(beginning) or not (renamed or one.length == BEGINNING_BYTES):
             continue
         if one.length not in digests:
             digests[one.length] = _digest(beginning[: one.length])
@@ -358,7 +362,8 @@ def _pieces(one: Known, path: str) -> Iterator[tuple[Known, bytes]]:
     """Yield the new whole lines of a file, in pieces, each with the state of the file after it.
 
     Raises:
-        FileNotFoundError: the path holds another file by now.
+        FileNotFoundError: the path holds another file by now, even if under the same inode, or a new one that
+            begins otherwise than when it was compared with the known ones: a copy that has just been written.
         DataError: it can't be decompressed.
     """
     with open_file(path) as stream:
@@ -367,6 +372,10 @@ def _pieces(one: Known, path: str) -> Iterator[tuple[Known, bytes]]:
             raise FileNotFoundError(path)
         settled = is_compressed(path) or time.time() - status.st_mtime >= SETTLE_S
         beginning = stream.read(BEGINNING_BYTES)
+        # inodes are used again at once: a file may have been rotated, compressed and replaced since
+        compared = beginning[: one.length] if one.offset else beginning
+        if _digest(compared) != one.beginning:
+            raise FileNotFoundError(path)
         _skip(stream, one.offset - len(beginning))
         rest, at_end = beginning[one.offset :], False
         while not at_end:
