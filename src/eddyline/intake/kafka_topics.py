@@ -71,7 +71,7 @@ class KafkaTopics:
         stream: its name, for errors.
         settings: of the client, with its addresses.
         names: the topics to read.
-        pattern: a regular expression of the names of topics to read, too; empty for none.
+        pattern: a regular expression of the names of topics to read, too, but Kafka's own; empty for none.
         stopped: is set when calls shall return.
     """
 
@@ -108,13 +108,14 @@ class KafkaTopics:
 
     def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
         """Return the topics to read, and those that are known; None for one that isn't there."""
-        names = list(self._names)
+        names = [*self._names, *known]
         with self._named():
+            found: dict[str, Described | None] = {}
+            matching = set[str]()
             if self._pattern is not None:
                 there = self._admin.list_topics(timeout=WAIT_S).topics
-                names += sorted(filter(self._pattern.fullmatch, there))
-            found: dict[str, Described | None] = {}
-            asked, deadline = list(dict.fromkeys([*names, *known])), time.monotonic() + WAIT_S
+                matching = set(filter(self._pattern.fullmatch, there)).difference(names)
+            asked, deadline = [*dict.fromkeys(names), *sorted(matching)], time.monotonic() + WAIT_S
             while asked:
                 answers = self._admin.describe_topics(
                     TopicCollection(asked), request_timeout=WAIT_S
@@ -122,7 +123,9 @@ class KafkaTopics:
                 asked = []
                 for name, future in answers.items():
                     try:
-                        found[name] = _described(future.result(WAIT_S))
+                        topic = future.result(WAIT_S)
+                        if not (topic.is_internal and name in matching):
+                            found[name] = _described(topic)
                     except KafkaException as error:
                         code = error.args[0].code()
                         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
