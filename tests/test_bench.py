@@ -14,6 +14,7 @@ from eddyline_bench import (
     history,
     keyed_total,
     mars,
+    projects,
     relay,
     relay_parts,
     sinks,
@@ -153,9 +154,17 @@ def test_sinks_and_targets_by_hand_hold_the_same_rows():
 def test_sources_and_streaming_by_hand_give_the_same_totals():
     result = sources.run(rows=1500, repeat=1)
     assert result.equal
-    kinds = {"parquet", "json", "tail", "delta", "queue", "http", "postgres"}
+    kinds = {"parquet", "json", "tail", "delta", "queue", "http", "kafka", "postgres"}
     assert {*result.eddyline, *result.missing} == kinds
     assert "ratio" in result.text()
+
+
+@pytest.mark.slow
+def test_a_project_gives_the_same_rows_with_both_commands():
+    result = projects.run(rows=500, repeat=1)
+    assert result.equal
+    assert result.read["spark-pipelines"][1] > result.read["eddyline"][1] >= 1000
+    assert "later run" in result.text()
 
 
 def mars_result(counted: int = 1000) -> mars.MarsResult:

@@ -383,6 +383,7 @@ def follow_until(stream: KafkaStream, done: Callable[[], bool], seconds: float =
             stream.follow(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("stream `kafka`", "exactly once", "the broker, once by kill -9")
 def test_a_broker_that_is_killed_is_read_on(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

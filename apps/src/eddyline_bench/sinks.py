@@ -108,7 +108,7 @@ def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2) -> SinksResult:
             "delta": lambda: delta(folder),
             "parquet": lambda: parquet(folder),
             "postgres": lambda: postgres(stack.enter_context(Server(folder / "postgres"))),
-            "kafka": lambda: kafka(stack.enter_context(_broker(folder))),
+            "kafka": lambda: kafka(stack.enter_context(started_broker(folder / "broker"))),
         }
         if programs() is None:
             missing["postgres"] = "PostgreSQL is not installed here"
@@ -263,9 +263,10 @@ def postgres(server: Server) -> Target:
     return Target(options, write, lambda: (held("sink"), held("other")))
 
 
-def _broker(folder: Path) -> Broker:
-    (folder / "broker").mkdir()
-    return Broker(folder / "broker", KAFKA_JARS)
+def started_broker(folder: Path) -> Broker:
+    """Return a broker with its data in a new folder, to be used in a `with` block."""
+    folder.mkdir()
+    return Broker(folder, KAFKA_JARS)
 
 
 def kafka(broker: Broker) -> Target:

@@ -18,11 +18,12 @@ from pyspark.sql.functions import expr
 from eddyline.api.engine import Engine
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
+from eddyline_apps.kafka import Broker
 from eddyline_apps.postgres import Server, programs
 from eddyline_apps.processes import free_port
 from eddyline_bench.keyed_total import batch_seconds
 from eddyline_bench.measure import Meter, aligned, bench_session, median, same_rows, verdict
-from eddyline_bench.sinks import SCHEMA, write_batch
+from eddyline_bench.sinks import KAFKA_JARS, SCHEMA, started_broker, write_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -123,12 +124,15 @@ def run(*, rows: int = 200_000, repeat: int = 3, cores: int = 2) -> SourcesResul
             "delta": delta,
             "queue": queue,
             "http": http,
+            "kafka": lambda inner: kafka(stack.enter_context(started_broker(inner))),
             "postgres": lambda inner: postgres(
                 stack.enter_context(Server(inner, settings=["wal_level=logical"]))
             ),
         }
         if programs() is None:
             missing["postgres"] = "PostgreSQL is not installed here"
+        if not list(KAFKA_JARS.glob("kafka_2.13-*.jar")):
+            missing["kafka"] = "its jars are not in .kafka, where `make kafka` puts them"
         for kind, make in makers.items():
             if kind not in missing:
                 (folder / kind).mkdir(mode=0o755)
@@ -312,3 +316,27 @@ def postgres(server: Server) -> Input:
 
     options = f"url '{server.url_without_password}', password '${{env:{PASSWORD}}}'"
     return Input(f"USING postgres OPTIONS ({options}, table 'fed')", put)
+
+
+def kafka(broker: Broker) -> Input:
+    """Return a topic of JSON documents. Spark reads it with a package that isn't there."""
+    from confluent_kafka import Producer as KafkaProducer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_topics([NewTopic("fed", 2, 1)])["fed"].result(30)
+    producer = KafkaProducer({"bootstrap.servers": broker.address, "linger.ms": 20})
+
+    def put(rows: pl.DataFrame) -> None:
+        for line in rows.write_ndjson().splitlines():
+            while True:
+                try:
+                    producer.produce("fed", line)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        producer.flush()
+
+    options = f"kafka.bootstrap.servers '{broker.address}', subscribe 'fed', value.format 'json'"
+    return Input(f"({SCHEMA}) USING kafka OPTIONS ({options})", put)
