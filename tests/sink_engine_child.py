@@ -1,6 +1,6 @@
 """Write rows at random while sinks follow a view. A child process of test_sink_kill.py, to be killed.
 
-Arguments: folder; seconds to run after `ready` (0: until it is killed). At the end it brings the sinks up to date
+Arguments: folder; URL of the webhook; seconds to run after `ready` (0: until it is killed). At the end it brings the sinks up to date
 and prints `rows`, the view as JSON.
 """
 
@@ -19,7 +19,7 @@ FORMATS = ("delta", "parquet", "csv")
 QUERY = "SELECT k, count(*) AS n, sum(v) AS total FROM t GROUP BY k"
 
 
-def main(folder: str, seconds: float) -> None:
+def main(folder: str, url: str, seconds: float) -> None:
     eddyline.api.epochs.RETIRE_EVERY = 4
     root = Path(folder)
     chance = random.Random(time.time_ns())
@@ -29,6 +29,7 @@ def main(folder: str, seconds: float) -> None:
         engine.view("v", QUERY)
         for name in FORMATS:
             engine.sink(f"to_{name}", "v", name, path=str(root / name))
+        engine.sink("to_webhook", "v", "webhook", url=url)
         engine.advance()
         print("ready", flush=True)
         engine.start(0.01)
@@ -49,4 +50,4 @@ def main(folder: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

@@ -7,13 +7,9 @@ import hmac
 import json
 import random
 import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -22,80 +18,16 @@ from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, EngineError, StateError
 from eddyline.sink.base import Refuse, keep_none
 from eddyline.sink.webhook import WebhookFormat, WebhookSink
+from receiver import Receiver, serving
 from sink_changes import SCHEMA, Changelog, Row, expected, parsed, target, weighted
 
 SECRET = "s3cret-word"
 
 
-@dataclass
-class Receiver:
-    """An HTTP server that keeps each request once, by its idempotency key.
-
-    Attributes:
-        answers: what to answer next, instead of 200: a status; 0: hang up at once; -1: keep the request
-            and hang up.
-    """
-
-    answers: list[int] = field(default_factory=list)
-    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    counts: Counter[Row] = field(default_factory=Counter)
-    connections: int = 0
-    url: str = ""
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["Content-Length"]))
-        wanted = self.answers.pop(0) if self.answers else 200
-        if wanted in (200, -1):
-            self.requests.append((dict(handler.headers), body))
-            self.keep(handler.headers["Idempotency-Key"], json.loads(body))
-        if wanted <= 0:
-            handler.close_connection = True
-            with suppress(OSError):
-                handler.connection.shutdown(socket.SHUT_RDWR)
-            return
-        text = b"" if wanted == 200 else b"the reason\nis " + b"long " * 100
-        handler.send_response(wanted)
-        handler.send_header("Content-Length", str(len(text)))
-        handler.end_headers()
-        handler.wfile.write(text)
-
-    def keep(self, key: str, document: dict[str, Any]) -> None:
-        if key in self.seen:
-            assert self.seen[key] == document
-            return
-        self.seen[key] = document
-        if document["snapshot"] and document["part"] == 1:
-            self.counts.clear()
-        for change in document["changes"]:
-            sign = 1 if change["_change_type"] in ("insert", "update_postimage") else -1
-            self.counts[parsed(change)] += sign
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    kept = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def setup(self) -> None:
-            super().setup()
-            kept.connections += 1
-
-        def do_POST(self) -> None:
-            kept.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    kept.url = f"http://127.0.0.1:{server.server_port}/hook?token=t0ken"
-    yield kept
-    server.shutdown()
-    server.server_close()
+    with serving(parsed) as kept:
+        yield kept
 
 
 def opened(
@@ -245,7 +177,7 @@ def test_answers_that_are_not_of_the_rows_pass(receiver: Receiver, status: int) 
 def test_a_receiver_that_never_answers_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        sink = opened(Receiver(url=address), timeout="1")
+        sink = opened(Receiver(parsed, url=address), timeout="1")
         with pytest.raises(EngineError, match="timed out") as error:
             sink.replace(None, Epoch(1), one(1))
         assert error.value.condition == "SINK_FAILED"

@@ -150,7 +150,13 @@ def at(epoch: int, view: ViewId = VIEW, until: int | None = None) -> Cursor:
         (at(5), 5, 7, 6, Deliver(Epoch(6), Epoch(7))),
         (at(5), 5, 7, 7, Snapshot(Epoch(7))),
         (at(5, until=6), 6, 7, 1, Deliver(Epoch(7), Epoch(7))),  # a crash before the cursor's write
-        (at(5, until=6), 5, 7, 1, Deliver(Epoch(6), Epoch(7))),  # a crash before the delivery
+        (
+            at(5, until=6),
+            5,
+            7,
+            1,
+            Deliver(Epoch(6), Epoch(6)),
+        ),  # begun before a crash: the same again
         (at(5), 6, 7, 1, "SINK_TARGET_AHEAD"),  # the storage was restored, and has caught up
         (at(5, until=6), 7, 7, 1, "SINK_TARGET_AHEAD"),
         (at(5, NO_VIEW), 9, 7, 1, Snapshot(Epoch(7))),  # all rows are to be sent anew

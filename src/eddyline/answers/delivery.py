@@ -212,7 +212,9 @@ class Delivery:
                     self.sink.replace(target, decision.epoch, rows)
                     self._delivered(decision.epoch, rows)
                     return decision.epoch
-                return self._deliver(decision)
+                reached = self._deliver(decision)
+                if self.stopping or reached >= committed:
+                    return reached
 
     def _cursor(self) -> Cursor | None:
         """Return the cursor; one of a view that this view has replaced becomes one of this view."""

@@ -59,6 +59,9 @@ def next_delivery(
 ) -> Decision:
     """Return what to deliver next. Pure.
 
+    A delivery that has begun, and hasn't arrived as far as the target tells, is repeated as it was before anything
+    else is delivered: a target that can't be asked knows its requests again.
+
     Args:
         view: the view that the sink follows now.
         cursor: the stored cursor; None before the first delivery, or if it was removed to accept the
@@ -75,6 +78,9 @@ def next_delivery(
         Deliver(first=8, last=9)
         >>> next_delivery(view, Cursor(view, Epoch(5)), Epoch(5), Epoch(9), [Epoch(8), Epoch(9)])
         Snapshot(epoch=9)
+        >>> begun = Cursor(view, Epoch(7), until=Epoch(8))
+        >>> next_delivery(view, begun, Epoch(7), Epoch(9), [Epoch(8), Epoch(9)])
+        Deliver(first=8, last=8)
     """
     error = _contradiction(view, cursor, target, committed)
     if error is not None:
@@ -87,7 +93,8 @@ def next_delivery(
     if target == committed:
         return UpToDate()
     if retained and retained[0] <= target + 1:
-        return Deliver(Epoch(target + 1), committed)
+        begun = cursor is not None and cursor.epoch == target and cursor.until
+        return Deliver(Epoch(target + 1), min(begun, committed) if begun else committed)
     return Snapshot(committed)
 
 

@@ -39,9 +39,9 @@ class WebhookFormat:
     the first of which has number 1.
 
     Each change comes at least once. A receiver can't be asked what it holds: after an error or a crash
-    the parts of the last delivery come again, with the same `Idempotency-Key`
-    (`<sink's id>/<epoch>/<part>`), or as part of a longer one with the same `base`. A receiver that
-    stores the key of the view with each row, or the last epoch, isn't misled.
+    the parts of the last delivery come again, with the same content and the same `Idempotency-Key`
+    (`<sink's id>/<epoch>/<part>`), before anything else does. So a receiver that takes each key once holds the view. If
+    the last delivery was a snapshot, or its epochs are no longer retained, a snapshot of a later epoch comes in its place.
 
     With a secret, `X-Eddyline-Signature` is `sha256=` and the HMAC of `<X-Eddyline-Timestamp>.<body>`
     in hexadecimal digits.
