@@ -1,11 +1,11 @@
-"""Commands that only read: sql, explain, status, verify."""
+"""Commands that only read: sql, explain, status, profile, verify."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
@@ -45,6 +45,17 @@ PIPELINES = {
     "missed": "missed",
 }
 READERS = ("reader", "view", "epoch", "behind")
+FOLDED = "folded"
+PROFILE = {
+    "name": "view and operators",
+    "epochs": "epochs",
+    "in_driver": "in driver",
+    "rows_in": "rows in",
+    "touched": "touched",
+    "rows_out": "rows out",
+    "ms": "ms an epoch",
+    "share": "% of all",
+}
 
 
 def add_to(commands: Commands) -> None:
@@ -65,6 +76,15 @@ def add_to(commands: Commands) -> None:
     status = add_command(commands, "status", _status, purpose)
     add_storage(status)
     add_format(status)
+
+    purpose = "show what the last epochs have spent their time on, by view and operator"
+    profile = add_command(commands, "profile", _profile, purpose)
+    profile.add_argument("--epochs", type=int, default=16, help="so many of the last ones (16)")
+    profile.add_argument(
+        "--format", choices=(TABLE, JSON, FOLDED), default=TABLE,
+        help="a table for people (default), one JSON object a line, or folded stacks for a flame graph",
+    )  # fmt: skip
+    add_storage(profile)
 
     purpose = "compare views with the same SQL run offline"
     verify = add_command(commands, "verify", _verify, purpose)
@@ -144,6 +164,36 @@ def _status(args: argparse.Namespace) -> int:
         if rows:
             print()
             show_rows(TABLE, heads, rows)
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from eddyline.answers.profile import folded, profile
+    from eddyline.answers.tasks import stored_catalog
+    from eddyline.arguments import check_number
+
+    check_number("epochs", args.epochs, 1)
+    with open_catalog(args.storage) as store:
+        epochs, spent = profile(store.files, stored_catalog(store), args.epochs)
+    if args.format == FOLDED:
+        print("\n".join(folded(spent)))
+    elif args.format == JSON:
+        show_rows(JSON, (), [asdict(one) for one in spent])
+    elif not epochs:
+        print("no epoch is committed yet")
+    else:
+        all_s = sum(one.seconds for one in spent if not one.operator) or 1.0
+        rows = [
+            {
+                **asdict(one),
+                "name": f"  {one.operator}" if one.operator else one.view,
+                "ms": round(one.seconds / one.epochs * 1000),
+                "share": None if one.operator else round(100 * one.seconds / all_s),
+            }
+            for one in spent
+        ]
+        print(f"epochs {epochs[0]} to {epochs[-1]}\n")
+        show_rows(TABLE, PROFILE, rows)
     return 0
 
 

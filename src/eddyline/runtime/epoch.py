@@ -227,13 +227,15 @@ class EpochRunner:
                         ready.append((one.plan, pieces))
             with timer.stage("run"):
                 done = self._execute_all(ready, context)
-                for (plan, pieces), reported in zip(ready, done, strict=True):
+                for (plan, pieces), (reported, seconds) in zip(ready, done, strict=True):
                     if isinstance(reported, EddylineError):
                         again = plan.id in context.rebuilt
                         rows = () if again else self._rows_at_fault(plan, pieces, context)
                         _set_aside(plan, reported, context.base, state, rows)
                         continue
-                    collect_reports(self.files, context.folder, plan, state, watermarks, reported)
+                    collect_reports(
+                        self.files, context.folder, plan, state, watermarks, reported, seconds
+                    )
                     changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
 
     def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
@@ -248,19 +250,22 @@ class EpochRunner:
 
     def _execute_all(
         self, plans: Sequence[tuple[EpochPlan, list[Piece]]], context: EpochContext
-    ) -> list[Reports | EddylineError | None]:
-        """Execute the plans of one level, some at a time; return for each what `_execute` does.
+    ) -> list[tuple[Reports | EddylineError | None, float]]:
+        """Execute the plans of one level, some at a time; return for each what `_execute` does, and its seconds.
 
         For a view that fails, return its error.
         """
 
-        def attempt(one: tuple[EpochPlan, list[Piece]]) -> Reports | EddylineError | None:
+        def attempt(
+            one: tuple[EpochPlan, list[Piece]],
+        ) -> tuple[Reports | EddylineError | None, float]:
+            started = time.perf_counter()
             try:
-                return self._execute(*one, context)
+                return self._execute(*one, context), time.perf_counter() - started
             except EngineError as error:
                 if error.condition != VIEW_FAILING or not one[0].level:
                     raise  # only views can be left out of an epoch
-                return error
+                return error, 0.0
 
         if len(plans) < 2:
             return [attempt(one) for one in plans]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,17 +99,22 @@ class Kernel:
         prefix = self.prefix(context)
         operator, limits = self._limited(context)
         delta = delta if delta is not None and delta.num_rows else None
-        counts = {"in": 0 if delta is None else delta.num_rows, "out": 0}
+        counts = {"in": 0 if delta is None else delta.num_rows, "out": 0, "touched": 0, "us": 0}
         slots: dict[str, dict[str, Any]] = {}
         if bucket is not None and (delta is not None or isinstance(operator, Timed)):
+            started, before = time.perf_counter(), 0.0
             state = self._state(context, operator, bucket)
             step = operator.step(delta, state)
             for table in step.output:
                 counts["out"] += table.num_rows
+                before += time.perf_counter() - started
                 yield table
+                started = time.perf_counter()  # what becomes of the output isn't this operator's
             for slot, rows in step.appends.items():
                 name = f"{prefix}{slot}.{task}"
                 slots[slot] = self._write_slot(name, state[slot], rows, limits.get(slot, ()))
+            counts["touched"] = sum(arrangement.touched for arrangement in state.values())
+            counts["us"] = round((before + time.perf_counter() - started) * 1e6)
         report({"bucket": bucket, "counts": counts, "slots": slots})
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:

@@ -25,7 +25,9 @@ class EpochState:
     Attributes:
         arrangements: the runs of each arrangement: at first those of the last committed epoch.
         deltas: the runs that this epoch adds to each arrangement.
-        counters: rows in and out by name of a view, and by `view/operator`.
+        counters: by name of a view its rows in and out, whether it ran in the driver (`short`), and
+            microseconds (`us`); by `view/operator` rows in and out, stored rows that were read (`touched`), and
+            the microseconds of all its tasks.
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
     """
@@ -50,10 +52,12 @@ def collect_reports(
     state: EpochState,
     watermarks: Watermarks,
     reported: Reports | None,
+    seconds: float,
 ) -> None:
     """Add the reports of all tasks of a plan to `state` and `watermarks`.
 
     Args:
+        seconds: that the plan has taken.
         reported: the reports, if the plan ran in the driver; None to read those of Spark's tasks.
 
     Raises:
@@ -70,7 +74,8 @@ def collect_reports(
     state.arrangements.setdefault(plan.result, {})
     rows_out = row_count(state.deltas.get(plan.result, {}))
     lane = int(reported is not None)
-    state.counters[plan.name] = {"in": rows_in, "out": rows_out, "short": lane}
+    spent = round(seconds * 1e6)
+    state.counters[plan.name] = {"in": rows_in, "out": rows_out, "short": lane, "us": spent}
 
 
 def row_count(buckets: Buckets) -> int:
@@ -111,7 +116,7 @@ def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
 
 
 def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str, int]:
-    """Return the rows in and out of a stateful operator; add its runs to `state`."""
+    """Return the counts of a stateful operator; add its runs to `state`."""
     found = reports.of(part)
     if reports.reported is None and len(found) < part.buckets:
         raise EngineError(
@@ -125,7 +130,7 @@ def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str,
     by_bucket = {report["bucket"]: report for report in found if report["bucket"] is not None}
     for bucket, report in by_bucket.items():
         for key, value in report["counts"].items():
-            total[key] += value
+            total[key] = total.get(key, 0) + value
         for slot, written in report["slots"].items():
             name = arrangement_name(reports.plan.id, part.name, slot)
             runs = _slot(name, bucket, written, state)

@@ -59,12 +59,16 @@ class Arrangement:
         files: the files of the storage.
         layout: the columns.
         runs: the runs of the bucket, old to new.
+
+    Attributes:
+        touched: how many stored rows have been returned, for the profile of an epoch.
     """
 
     def __init__(self, files: Files, layout: Layout, runs: Sequence[Run]) -> None:
         self.files = files
         self.layout = layout
         self.runs = tuple(runs)
+        self.touched = 0
 
     def lookup(self, hashes: np.ndarray) -> pa.Table | None:
         """Return the stored rows whose key hash is in `hashes`; None if there are none.
@@ -82,6 +86,7 @@ class Arrangement:
             indices = indices_of(table[HASH].to_numpy(), hashes)
             if len(indices):
                 found.append(table.take(pa.array(indices)))
+                self.touched += len(indices)
         return pa.concat_tables(found) if found else None
 
     def scan(self) -> pa.Table | None:
@@ -92,6 +97,7 @@ class Arrangement:
 
     def tables(self) -> list[pa.Table]:
         """Return the rows of each run, old to new."""
+        self.touched += sum(run.rows for run in self.runs)
         return [read_run(self.files, run) for run in self.runs]
 
     def extend(

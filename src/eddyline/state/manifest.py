@@ -78,7 +78,7 @@ class Manifest:
         positions: for each source, the end of the consumed part of its redo log.
         arrangements: the runs of each arrangement, by its name, then by bucket.
         deltas: the runs that this epoch added to arrangements whose changelog is retained.
-        counters: for each operator, the number of input and output rows in this epoch.
+        counters: for each view and operator, its rows and microseconds in this epoch; see `answers/profile.py`.
         clocks: the event time of each stream with a watermark.
         rebuilt: for each view whose state was rebuilt, the last epoch that did.
         zone: the time zone of the views; empty if unknown.
