@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from crashes import LENGTH, Load
+from eddyline.answers.tasks import list_tasks, stored_catalog
+from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError
-from eddyline.state.manifest import last_committed, manifest_name
+from eddyline.state.manifest import ROWS, last_committed, manifest_name
 from eddyline.testing import FaultyFiles
 
 pytestmark = pytest.mark.spark
@@ -93,6 +96,19 @@ def test_a_missing_file_is_named(load: Load, kind: str) -> None:
     with pytest.raises(StateError) as caught:
         load.open()
     assert caught.value.context["file"] == name
+
+
+def test_a_list_of_views_names_the_one_whose_rows_are_damaged(load: Load) -> None:
+    manifest = last_committed(load.files)
+    with closing(open_store(load.files, "")) as store:
+        views = [one for one in stored_catalog(store).entries if one.kind == "view"]
+        damaged = views[0]
+        (runs, *_) = manifest.arrangements[manifest.result(damaged.id, ROWS)].values()
+        flip(Path(load.files.path(runs[0].name)))
+        found = {task.name: task for task in list_tasks(store)}
+    assert found[damaged.name].state.startswith("running, DAMAGED_")
+    assert found[damaged.name].rows is None
+    assert all(found[one.name].rows is not None for one in views[1:])
 
 
 def test_without_its_manifest_the_last_epoch_is_run_anew(load: Load) -> None:

@@ -13,7 +13,7 @@ from eddyline.answers.status import LIVE, row_count, state_text, view_state
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
-from eddyline.errors import StorageError
+from eddyline.errors import StateError, StorageError
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import Manifest, last_committed
 from eddyline.storage.files import Files, no_storage
@@ -32,10 +32,11 @@ class Task:
 
     Attributes:
         state: `running`, `failing since epoch N`, `paused since epoch N`, `waiting` for the engine to add it; empty for
-            tables and streams.
+            tables and streams. The condition of the error is added if its rows can't be read.
         level: distance from the sources.
         since: the epoch that computed its first rows.
-        rows: number of rows of its result. All three are None for a view that isn't added yet.
+        rows: number of rows of its result; None if they can't be read. All three are None for a view that
+            isn't added yet.
     """
 
     name: str
@@ -70,7 +71,11 @@ def _task(files: Files, catalog: Catalog, manifest: Manifest, entry: Entry) -> T
     state = "running" if found["state"] == LIVE else state_text(found)
     if entry.paused_with:
         state += f", with {entry.paused_with}"
-    rows = row_count(files, manifest, entry.id)
+    rows = None
+    try:
+        rows = row_count(files, manifest, entry.id)
+    except StateError as error:  # the others are listed
+        state += f", {error.condition}"
     return Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows)
 
 
