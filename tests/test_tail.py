@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,43 @@ def test_a_file_that_is_replaced_under_its_inode_between_look_and_reading(
     stream.pull()
     stream.pull()
     assert sorted(lines(stream)) == ["more", "one", "three", "two"]
+
+
+def test_a_file_that_grows_while_it_is_read_is_the_same_file_afterwards(
+    tmp_path, logs, monkeypatch
+):
+    log = logs / "access.log"
+    add(log, "one\n")
+    stream, opened = stream_of(tmp_path, f"{logs}/access.log*"), tail.open_file
+
+    class Growing:
+        def __init__(self, file):
+            self.file = file
+
+        def read(self, size):
+            block = self.file.read(size)
+            if size == tail.PIECE_BYTES and not lines_added:
+                lines_added.append("two")
+                add(log, "two\n")
+                block += self.file.read(size)
+            return block
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    @contextmanager
+    def growing(path):
+        with opened(path) as file:
+            yield Growing(file)
+
+    lines_added = []
+    monkeypatch.setattr(tail, "open_file", growing)
+    stream.pull()
+    assert lines(stream) == ["one", "two"]
+    monkeypatch.undo()
+    add(log, "three\n")
+    stream.pull()
+    assert lines(stream) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -332,8 +332,8 @@ class Compiler:
         Args:
             known: the relations that leaves may read, by name.
         """
-        relation = known.get(leaf.relation)
-        columns = StructType() if relation is None else relation.schema
+        relation = known.get(leaf.relation)  # None: constant rows
+        columns = schema if relation is None else relation.schema
         names, places, time = tuple(columns.names), tuple(range(len(columns))), None
         if relation is not None and relation.places is not None:
             names, places = relation.stored, relation.places

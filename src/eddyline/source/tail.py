@@ -382,6 +382,8 @@ def _pieces(one: Known, path: str) -> Iterator[tuple[Known, bytes]]:
             block = stream.read(PIECE_BYTES)
             at_end = not block
             rest += block
+            if len(beginning) < BEGINNING_BYTES:  # it has grown since
+                beginning = (beginning + block)[:BEGINNING_BYTES]
             end = len(rest) if at_end and settled else rest.rfind(b"\n") + 1
             text, rest = rest[:end], rest[end:]
             offset = one.offset + len(text)
