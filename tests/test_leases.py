@@ -131,7 +131,7 @@ def test_a_lease_with_a_time_ends_early_when_it_is_released_or_the_engine_allows
 def test_a_clock_that_was_set_back_ends_no_lease(files):
     leases = Leases(files)
     assert leases.hold(Epoch(3))
-    (name,) = [name for name in files.names("leases") if name.startswith("0")]
+    (name,) = [name for name in files.names("leases") if name.startswith(f"{3:012d}-")]
     future = time.time() + 1e6
     os.utime(files.path(f"leases/{name}"), (future, future))
     commit(files, 4)
