@@ -27,9 +27,13 @@ from eddyline.errors import EddylineError
 storage = tempfile.mkdtemp()
 with el.Engine(storage) as engine:
     engine.execute('''
-        CREATE TABLE t (a INT, b STRING);
+        CREATE TABLE t (a INT, b STRING, at TIMESTAMP, seen ARRAY<MAP<STRING, TIMESTAMP>>);
         CREATE VIEW v AS SELECT b, count(*) AS n FROM t GROUP BY b;
-        INSERT INTO t VALUES (1, 'x'), (2, 'x'), (3, 'y');
+        CREATE VIEW times AS SELECT b, max(at) AS at, max(seen) AS seen FROM (
+            SELECT b, at, transform(seen, m -> m['k']) AS seen FROM t
+        ) GROUP BY b;
+        INSERT INTO t SELECT a, b, timestamp'2026-01-01', array(map('k', timestamp'2026-01-02'))
+            FROM VALUES (1, 'x'), (2, 'x'), (3, 'y') AS v (a, b);
     ''')
     engine.advance()
     assert engine.verify()
@@ -38,7 +42,10 @@ with el.Engine(storage) as engine:
     except EddylineError as error:
         assert error.condition == "MISSING_PACKAGE" and "eddyline[delta]" in str(error), error
     read = engine.spark.read.format("eddyline").option("view", "v").load(storage)
-    print("rows", sorted(map(tuple, read.collect())), sys.version_info[:2])
+    query = engine.spark.readStream.format("eddyline").option("view", "v").load(storage)
+    query.writeStream.format("memory").queryName("copy").trigger(availableNow=True).start().awaitTermination()
+    assert engine.spark.table("copy").count() == 2
+    print("rows", sorted(map(tuple, read.collect())), engine.spark.version)
 """
 
 
@@ -69,15 +76,19 @@ def test_packages_are_complete_and_hold_no_more(packages):
         assert any(name.endswith("tests/test_packages.py") for name in archive.getnames())
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_wheel_works_alone(packages, tmp_path, version):
+@pytest.mark.parametrize(
+    ("version", "spark"),
+    [*((version, "") for version in VERSIONS), ("3.11", "4.1"), ("3.11", "4.2")],
+)
+def test_the_wheel_works_alone(packages, tmp_path, version, spark):
     base = python(version)
     if base is None:
         pytest.skip(f"no Python {version} here")
     subprocess.run([base, "-m", "venv", tmp_path / "venv"], check=True)
     inner = tmp_path / "venv/bin"
     wheel = next(path for path in packages if path.suffix == ".whl")
-    subprocess.run([inner / "pip", "install", "-q", wheel], check=True)
+    older = [f"pyspark=={spark}.*"] if spark else []
+    subprocess.run([inner / "pip", "install", "-q", wheel, *older], check=True)
     settings = {name: text for name, text in os.environ.items() if name not in HIDDEN}
     told = subprocess.run(
         [inner / "python", "-c", PROGRAM],
@@ -87,7 +98,7 @@ def test_the_wheel_works_alone(packages, tmp_path, version):
         text=True,
         check=False,
     )
-    assert "rows [('x', 2), ('y', 1)]" in told.stdout, told.stderr[-3000:]
+    assert f"rows [('x', 2), ('y', 1)] {spark}" in told.stdout, told.stderr[-3000:]
     help_text = subprocess.run(
         [inner / "eddyline", "--help"], capture_output=True, text=True, check=True
     ).stdout

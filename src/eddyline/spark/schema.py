@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -19,12 +21,30 @@ from pyspark.sql.types import (
     StructType,
 )
 
+_TAKES_ZONE = "timezone" in signature(to_arrow_schema).parameters  # since PySpark 4.2
+
 _DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 
 
 def arrow_schema(schema: StructType, zone: str) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges rows with Python."""
-    return to_arrow_schema(schema, timezone=zone, prefers_large_types=False)
+    if _TAKES_ZONE:
+        return to_arrow_schema(schema, timezone=zone, prefers_large_types=False)
+    return pa.schema([one.with_type(_in_zone(one.type, zone)) for one in to_arrow_schema(schema)])
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    """Return an Arrow type whose timestamps have the session's zone in place of UTC."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_zone(kind.value_type, zone)))
+    if pa.types.is_map(kind):
+        item = kind.item_field.with_type(_in_zone(kind.item_type, zone))
+        return pa.map_(kind.key_field.with_type(_in_zone(kind.key_type, zone)), item)
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_in_zone(one.type, zone)) for one in kind])
+    return kind
 
 
 def plain_schema(schema: StructType) -> StructType:
