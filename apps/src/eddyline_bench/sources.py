@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
-from pyspark.sql.functions import expr
+from pyspark.errors import AnalysisException
+from pyspark.sql.functions import expr, from_json
 
 from eddyline.api.engine import Engine
 from eddyline.relay.embedded import LogBackend
@@ -48,13 +49,14 @@ class Input:
         stream: what follows the name in CREATE STREAM.
         put: adds a batch to the source.
         columns: SQL that gives the columns k and v.
-        frame: opens the source in Structured Streaming; None where it has none of this kind.
+        frame: opens the source in Structured Streaming, or returns None without the package for it;
+            None where Spark has no source of this kind.
     """
 
     stream: str
     put: Callable[[pl.DataFrame], None]
     columns: Sequence[str] = ("k", "v")
-    frame: Callable[[SparkSession], DataFrame] | None = None
+    frame: Callable[[SparkSession], DataFrame | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +196,14 @@ def _by_hand(
     spark: SparkSession, source: Input, checkpoint: Path, totals: dict[Any, tuple[Any, ...]]
 ) -> StreamingQuery | None:
     """Start the query of the other side, which keeps `totals`; None if it has no such source."""
-    if source.frame is None:
+    loaded = None if source.frame is None else source.frame(spark)
+    if loaded is None:
         return None
 
     def merge(batch: DataFrame, _number: int) -> None:
         totals.update({row[0]: tuple(row[1:]) for row in batch.collect()})
 
-    rows = source.frame(spark).selectExpr(*source.columns)
+    rows = loaded.selectExpr(*source.columns)
     grouped = rows.groupBy((rows.k % GROUPS).alias("g"))
     return (
         grouped.agg(expr("count(*)").alias("n"), expr("sum(v)").alias("total"))
@@ -319,7 +322,7 @@ def postgres(server: Server) -> Input:
 
 
 def kafka(broker: Broker) -> Input:
-    """Return a topic of JSON documents. Spark reads it with a package that isn't there."""
+    """Return a topic of JSON documents. Spark reads it with a package that may not be there."""
     from confluent_kafka import Producer as KafkaProducer
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -338,5 +341,16 @@ def kafka(broker: Broker) -> Input:
                     producer.poll(0.1)
         producer.flush()
 
+    def frame(spark: SparkSession) -> DataFrame | None:
+        topic = {"kafka.bootstrap.servers": broker.address, "subscribe": "fed"}
+        options = {**topic, "startingOffsets": "earliest"}
+        try:
+            loaded = spark.readStream.format("kafka").options(**options).load()
+        except AnalysisException:
+            return None
+        return loaded.select(from_json(loaded.value.cast("string"), SCHEMA).alias("r")).select(
+            "r.*"
+        )
+
     options = f"kafka.bootstrap.servers '{broker.address}', subscribe 'fed', value.format 'json'"
-    return Input(f"({SCHEMA}) USING kafka OPTIONS ({options})", put)
+    return Input(f"({SCHEMA}) USING kafka OPTIONS ({options})", put, frame=frame)
