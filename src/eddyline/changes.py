@@ -21,6 +21,8 @@ OPERATION = "op"
 
 APPEND = "append"
 DELETE = "delete"
+REPLACED = "replaced"
+"""The operation of a row as it was before an update, in a stream with a key: its after-image follows."""
 
 INSERT = "insert"
 BEFORE, AFTER = "update_preimage", "update_postimage"

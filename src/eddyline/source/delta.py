@@ -20,12 +20,14 @@ import pyarrow.compute as pc
 from eddyline.changes import (
     AFTER,
     APPEND,
+    BEFORE,
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
     COMMIT_VERSION,
     DELETE,
     INSERT,
     OPERATION,
+    REPLACED,
 )
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
@@ -403,7 +405,8 @@ class _Numbered:
                 column = rows[one.name]
             columns[one.place] = column.cast(one.type)
         if self._stream.operations:
-            columns[OPERATION] = pa.repeat(pa.scalar(APPEND if is_after else DELETE), count)
+            gone = pc.if_else(pc.equal(rows[CHANGE_TYPE], BEFORE), REPLACED, DELETE)
+            columns[OPERATION] = pa.repeat(pa.scalar(APPEND), count) if is_after else gone
         return pa.table(columns)
 
 

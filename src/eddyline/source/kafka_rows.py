@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.changes import APPEND, DELETE, OPERATION
+from eddyline.changes import APPEND, DELETE, OPERATION, REPLACED
 from eddyline.source.json import decode_documents
 from eddyline.source.log_files import LogColumn
-from eddyline.source.spark import APPEND_CODES, DELETE_CODES, UPDATE_CODES
+from eddyline.source.spark import APPEND_CODES, DELETE_CODES, REPLACED_CODES, UPDATE_CODES
 
 HEADERS = "headers"
 RAW = pa.schema(
@@ -167,14 +167,13 @@ class Decoded:
         return _column(messages, what).cast(one.type)
 
     def _kinds(self, codes: pa.ChunkedArray) -> pa.Array:
-        """Return `APPEND` or `DELETE` for each code; null for one that isn't known."""
+        """Return `APPEND`, `DELETE` or `REPLACED` for each code; null for one that isn't known."""
         appends = APPEND_CODES + UPDATE_CODES if self.keyed else APPEND_CODES
         kinds = pc.case_when(
             pc.make_struct(
-                pc.is_in(codes, pa.array(appends)), pc.is_in(codes, pa.array(DELETE_CODES))
+                *(pc.is_in(codes, pa.array(o)) for o in (appends, DELETE_CODES, REPLACED_CODES))
             ),
-            pa.scalar(APPEND),
-            pa.scalar(DELETE),
+            *map(pa.scalar, (APPEND, DELETE, REPLACED)),
         )
         return kinds.combine_chunks() if isinstance(kinds, pa.ChunkedArray) else kinds
 

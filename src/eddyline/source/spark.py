@@ -13,7 +13,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from eddyline.changes import APPEND, DELETE, OPERATION
+from eddyline.changes import APPEND, DELETE, OPERATION, REPLACED
 from eddyline.errors import StateError
 from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.dead_letters import DeadLetters, Rejects
@@ -29,7 +29,8 @@ APPEND_CODES = (
     "+", "c", "r", "+I", "+U", "append", "insert", "I", "update_postimage",
 )  # fmt: skip
 UPDATE_CODES = ("u", "U", "update")  # the new row only: needs a key to find the old one
-DELETE_CODES = ("-", "d", "-D", "-U", "delete", "D", "update_preimage")
+DELETE_CODES = ("-", "d", "-D", "delete", "D")
+REPLACED_CODES = ("-U", "update_preimage")  # the row before an update, whose new one follows
 REJECT = "reject"  # any other code: its row is a dead letter
 
 RECORD, FILE = "eddyline record", "eddyline file"  # columns of a malformed record and its file
@@ -168,7 +169,7 @@ class SparkStream(CopiedSource):
 
 
 def _operation_sql(column: str, keyed: bool) -> str:
-    """Return SQL that maps a column of operation codes to `APPEND`, `DELETE` or `REJECT`."""
+    """Return SQL that maps a column of operation codes to `APPEND`, `DELETE`, `REPLACED` or `REJECT`."""
 
     def quoted_codes(codes: tuple[str, ...]) -> str:
         return ", ".join(f"'{code}'" for code in codes)
@@ -176,5 +177,6 @@ def _operation_sql(column: str, keyed: bool) -> str:
     appends = APPEND_CODES + UPDATE_CODES if keyed else APPEND_CODES
     return (
         f"case when {quoted(column)} in ({quoted_codes(appends)}) then '{APPEND}' "
-        f"when {quoted(column)} in ({quoted_codes(DELETE_CODES)}) then '{DELETE}' else '{REJECT}' end"
+        f"when {quoted(column)} in ({quoted_codes(DELETE_CODES)}) then '{DELETE}' "
+        f"when {quoted(column)} in ({quoted_codes(REPLACED_CODES)}) then '{REPLACED}' else '{REJECT}' end"
     )
