@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import eddyline as el
@@ -235,13 +238,325 @@ def test_what_a_relation_can_not_do_is_refused(engine, tmp_path):
     refused(engine, f"CREATE VIEW v ({rule} KEEP, {rule} KEEP) AS TABLE t", "SCRIPT_SYNTAX")
     ordered = f"CREATE VIEW v ({rule} DROP ROW) AS SELECT n FROM t ORDER BY n"
     assert "ORDER BY" in refused(engine, ordered, "BAD_EXPECTATION")
+    engine.spark.udf.register("mine", lambda n: n > 0, "boolean")
     files = FILES.format(folder=tmp_path / "in")
-    keyed = f"CREATE STREAM s (n INT, v INT, PRIMARY KEY (n), {rule} DROP ROW) {files}"
-    assert "PRIMARY KEY" in refused(engine, keyed, "BAD_EXPECTATION")
+    keyed = f"CREATE STREAM s (n INT, PRIMARY KEY (n), {rule.replace('n > 0', 'mine(n)')} DROP ROW)"
+    assert "registered" in refused(engine, f"{keyed} {files}", "BAD_EXPECTATION")
     assert len(engine.catalog.entries) == 1
     engine.execute(f"CREATE VIEW v ({rule} KEEP) AS SELECT n FROM t ORDER BY n")
     engine.execute("CREATE VIEW `v__violations of` AS SELECT 1 AS one")
     assert violations(engine, "v") == {"c": 0}
+
+
+def test_a_change_record_that_violates_a_rule_is_not_applied(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    write(
+        folder, "1.json",
+        [{"op": "c", "id": number, "n": n} for number, n in enumerate([5, 7, -1, 500, None], 1)],
+    )  # fmt: skip
+    engine.execute(f"""
+        CREATE STREAM s (op STRING, id BIGINT, n INT, PRIMARY KEY (id),
+            CONSTRAINT positive EXPECT (n > 0 -- so not null
+            ) ON VIOLATION DEAD LETTER,
+            CONSTRAINT small EXPECT (n < 100) ON VIOLATION DROP ROW,
+            CONSTRAINT `it's odd` EXPECT (n % 2 = 1)
+        ) USING json OP op OPTIONS (path '{folder}');
+        CREATE VIEW total AS SELECT count(*) AS c, sum(n) AS s FROM s;
+    """)
+    engine.advance()
+    assert rows(engine, "s") == Counter([(1, 5), (2, 7)])
+    letters = Counter([(3, -1, "positive"), (5, None, "positive")])
+    assert rows(engine, "s__rejected") == letters
+    assert violations(engine, "s") == {"positive": 2, "small": 2, "it's odd": 0}
+    changes = [
+        {"op": "u", "id": 1, "n": -5},  # isn't applied
+        {"op": "u", "id": 2, "n": 8},
+        {"op": "c", "id": 3, "n": 9},  # the mended record
+        {"op": "d", "id": 5},  # its record was rejected
+    ]
+    write(folder, "2.json", changes)
+    engine.advance()
+    assert rows(engine, "s") == Counter([(1, 5), (2, 8), (3, 9)])
+    assert violations(engine, "s") == {"positive": 3, "small": 2, "it's odd": 1}
+    changes = [
+        {"op": "update_preimage", "id": 1, "n": 5},  # of an update that is rejected
+        {"op": "update_postimage", "id": 1, "n": 0},
+        {"op": "-U", "id": 2, "n": 8},  # of one that changes the key
+        {"op": "+U", "id": 7, "n": 200},
+        {"op": "d", "id": 3},  # a delete isn't checked
+        {"op": "c", "id": 3, "n": -3},
+        {"op": "-U", "id": 8, "n": 1},
+        {"op": "+U", "id": 8, "n": 11},
+    ]
+    write(folder, "3.json", changes)
+    engine.advance()
+    assert rows(engine, "s") == Counter([(1, 5), (8, 11)])
+    assert rows(engine, "total") == Counter([(2, 16)])
+    letters += Counter([(1, -5, "positive"), (1, 0, "positive"), (3, -3, "positive")])
+    assert rows(engine, "s__rejected") == letters
+    counts = {"positive": 5, "small": 3, "it's odd": 0}
+    assert violations(engine, "s") == counts
+    assert engine.verify()
+    refused(engine, "ALTER STREAM s RENAME COLUMN n TO m", "STILL_READ")
+    refused(engine, "DROP STREAM s__kept_out", "NOT_FOUND")
+    engine.stop()
+    with el.Engine(tmp_path / "storage", spark) as again:
+        assert violations(again, "s") == counts
+        again.execute("ALTER STREAM s ADD COLUMN t STRING")
+        again.advance()
+        write(folder, "4.json", [{"op": "u", "id": i, "n": 30 * i, "t": "x"} for i in (-1, 1, 8)])
+        again.advance()
+        assert rows(again, "s") == Counter([(1, 30, "x"), (8, 11, None)])
+        assert rows(again, "s__rejected") == letters + Counter([(-1, -30, "positive")])
+        again.execute("ALTER STREAM s DROP CONSTRAINT positive")
+        again.advance()  # what was kept out doesn't come back
+        assert rows(again, "total") == Counter([(2, 41)])
+        assert violations(again, "s") == {"small": 4, "it's odd": 1}
+        again.execute(
+            "ALTER STREAM s DROP CONSTRAINT small; ALTER STREAM s DROP CONSTRAINT `it's odd`"
+        )
+        write(folder, "5.json", [{"op": "u", "id": 1, "n": -7}, {"op": "u", "id": 9, "n": 1000}])
+        again.advance()
+        assert rows(again, "total") == Counter([(3, 1004)])
+        assert rows(again, "s__rejected").total() == 6
+        again.execute("DROP VIEW total; ALTER STREAM s RENAME COLUMN n TO m")
+        again.advance()
+        assert again.verify()
+    with el.Engine(tmp_path / "storage", spark) as last:
+        assert rows(last, "s__rejected").total() == 6
+        last.execute("DROP STREAM s")
+        assert not last.catalog.entries
+
+
+def test_a_change_record_stops_its_stream_and_no_other(engine, tmp_path, spark):
+    for name in ("in", "other"):
+        write(tmp_path / name, "1.json", [{"id": 1, "n": "1"}])
+    engine.execute(f"""
+        CREATE STREAM s (id INT, n STRING, PRIMARY KEY (id),
+            CONSTRAINT short EXPECT (length(n) < 3) ON VIOLATION STOP,
+            CONSTRAINT positive EXPECT (CAST(n AS INT) > 0) ON VIOLATION DROP ROW)
+            {FILES.format(folder=tmp_path / "in")};
+        CREATE STREAM o (id INT, n STRING) {FILES.format(folder=tmp_path / "other")};
+        CREATE VIEW v AS SELECT n FROM s;
+    """)
+    engine.advance()
+    for number, texts in enumerate([["2", "-3"], ["long", "4", "longer"], ["5"]], 2):
+        write(tmp_path / "in", f"{number}.json", [{"id": 1, "n": text} for text in texts])
+        engine._workspace.sources.pull()  # each an entry of the log
+    write(tmp_path / "other", "2.json", [{"id": 2, "n": "2"}])
+    for _ in range(2):
+        with pytest.raises(el.DataError, match=r"short doesn't hold of 2 records.*'long") as error:
+            engine.advance()
+        assert error.value.condition == "EXPECTATION_VIOLATED"
+        assert rows(engine, "s") == Counter([(1, "2")])
+        assert rows(engine, "o") == Counter([(1, "1"), (2, "2")])
+    assert violations(engine, "s") == {"short": 0, "positive": 1}
+    refused(engine, "ALTER STREAM s ADD COLUMN t INT", "EXPECTATION_VIOLATED")
+    engine.stop()
+    with el.Engine(tmp_path / "storage", spark) as again:
+        again.execute("ALTER STREAM s DROP CONSTRAINT short")
+        for _ in range(2):  # the next entry has a text that can't be cast
+            with pytest.raises(el.DataError, match="can't be evaluated"):
+                again.advance()
+        write(tmp_path / "other", "3.json", [{"id": 3, "n": "3"}])
+        with pytest.raises(el.DataError, match="EXPECTATION_VIOLATED"):
+            again.advance()
+        assert rows(again, "o").total() == 3
+        assert rows(again, "v") == Counter([("2",)])
+        again.execute("ALTER STREAM s DROP CONSTRAINT positive")
+        again.advance()
+        assert rows(again, "v") == Counter([("5",)])
+        assert again.verify()
+
+
+def test_a_rejected_record_of_auto_cdc_hides_no_other(engine, tmp_path):
+    folder = tmp_path / "in"
+    write(folder, "1.json", [{"id": 1, "n": 5, "at": 1}, {"id": 1, "n": -5, "at": 9}])
+    engine.execute(f"""
+        CREATE STREAM s (id BIGINT, n INT, at INT, op STRING,
+            CONSTRAINT positive EXPECT (op <=> 'd' OR n > 0) ON VIOLATION DEAD LETTER)
+            {FILES.format(folder=folder)};
+        CREATE FLOW f AS AUTO CDC INTO t FROM STREAM(s) KEYS (id) APPLY AS DELETE WHEN op = 'd'
+            SEQUENCE BY at COLUMNS * EXCEPT (op);
+    """)
+    engine.advance()
+    assert rows(engine, "t") == Counter([(1, 5, 1)])
+    write(folder, "2.json", [{"id": 1, "n": 7, "at": 8}, {"id": 2, "n": 1, "at": 1}])
+    engine.advance()  # a lower number than that of the rejected record
+    assert rows(engine, "t") == Counter([(1, 7, 8), (2, 1, 1)])
+    write(folder, "3.json", [{"id": 2, "at": 2, "op": "d"}])
+    engine.advance()
+    assert rows(engine, "t") == Counter([(1, 7, 8)])
+    assert rows(engine, "s__rejected") == Counter([(1, -5, 9, None, "positive")])
+    assert engine.verify()
+
+
+INSERTS, BEFORE = ("c", "u", "+", "+U", "update_postimage"), ("-U", "update_preimage")
+CODES = {True: ["c", "u", "d", "move"], False: ["+", "-", "move"]}
+RULES = {"positive": lambda n: n > 0, "small": lambda n: n < 7, "even": lambda n: n % 2 == 0}
+
+
+class Model:
+    """What a stream of operations has, record by record."""
+
+    def __init__(self, keyed: bool) -> None:
+        self.keyed = keyed
+        self.rules = ["positive", "small", "even"]
+        self.held: Counter = Counter()
+        self.letters: Counter = Counter()
+        self.counts = dict.fromkeys(self.rules, 0)
+
+    def apply(self, records: list[tuple[str, int, int | None]]) -> None:
+        """Apply the records of one entry."""
+        for place, (code, key, n) in enumerate(records):
+            following = next((later for later, one, _ in records[place + 1 :] if one == key), "")
+            if code in INSERTS:
+                self.insert(key, n)
+            elif not (self.keyed and code in BEFORE and following in INSERTS):
+                self.delete(key, n)
+
+    def insert(self, key: int, n: int | None) -> None:
+        """Apply a record if it meets the rules."""
+        violated = [rule for rule in self.rules if n is None or not RULES[rule](n)]
+        for rule in violated:
+            self.counts[rule] += 1
+        if letters := [rule for rule in violated if rule != "small"]:
+            self.letters[key, n, ", ".join(letters)] += 1
+        if not violated:
+            if self.keyed:
+                self.delete(key, n)
+            self.held[key, n] += 1
+
+    def delete(self, key: int, n: int | None) -> None:
+        for row in [row for row in self.held if row[0] == key and (self.keyed or row[1] == n)]:
+            self.held -= Counter([row])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_change_records_live_and_in_a_model(tmp_path, spark, keyed, seed):
+    chance, model, folder = random.Random(seed), Model(keyed), tmp_path / "in"
+    folder.mkdir()
+    key = "PRIMARY KEY (id), " * keyed
+    engine = el.Engine(tmp_path / "storage", spark)
+    engine.execute(f"""
+        CREATE STREAM s (op STRING, id BIGINT, n INT, {key}
+            CONSTRAINT positive EXPECT (n > 0) ON VIOLATION DEAD LETTER,
+            CONSTRAINT small EXPECT (n < 7) ON VIOLATION DROP ROW,
+            CONSTRAINT even EXPECT (n % 2 = 0) ON VIOLATION DEAD LETTER
+        ) USING json OP op OPTIONS (path '{folder}');
+        CREATE VIEW total AS SELECT id, count(*) AS c, sum(n) AS s FROM s GROUP BY id;
+    """)
+    for epoch in range(24):
+        records: list[tuple[str, int, int | None]] = []
+        for _ in range(chance.randint(1, 8)):
+            code = chance.choice(CODES[keyed])
+            at, n = chance.randint(1, 4), chance.choice([-2, 0, None, 1, 2, 4, 6, 8])
+            if code == "move":
+                to = chance.choice([at, at, 5])
+                old, now = chance.choice([("-U", "+U"), ("update_preimage", "update_postimage")])
+                before = next((row[1] for row in model.held if row[0] == at), 2)
+                records += [(old, at, before), (now, to, n)]
+            else:
+                records.append((code, at, n))
+        model.apply(records)
+        write(
+            folder, f"{epoch}.json", [dict(zip(("op", "id", "n"), r, strict=True)) for r in records]
+        )
+        if chance.random() < 0.5:
+            engine._workspace.sources.pull()  # several entries in one epoch
+            if chance.random() < 0.5:
+                continue
+        engine.advance()
+        assert rows(engine, "s") == model.held, (epoch, records)
+        assert rows(engine, "s__rejected") == model.letters, (epoch, records)
+        assert violations(engine, "s") == {rule: model.counts[rule] for rule in model.rules}
+        sums: dict[int, list[int]] = {}
+        for (one, n), count in model.held.items():
+            sums[one] = [
+                a + b for a, b in zip(sums.get(one, [0, 0]), (count, n * count), strict=True)
+            ]
+        assert rows(engine, "total") == Counter((one, *both) for one, both in sums.items())
+        if epoch % 8 == 7:
+            assert engine.verify()
+            engine.stop()
+            engine = el.Engine(tmp_path / "storage", spark)
+        if epoch in (11, 19):
+            gone = model.rules.pop(chance.randrange(len(model.rules)))
+            engine.execute(f"ALTER STREAM s DROP CONSTRAINT {gone}")
+    engine.advance()
+    assert rows(engine, "s") == model.held
+    engine.stop()
+
+
+@pytest.mark.slow
+def test_a_rejected_update_of_a_delta_table_leaves_the_row(engine, tmp_path):
+    folder = str(tmp_path / "delta")
+    rows_ = pa.table({"id": pa.array([1, 2, 3]), "n": pa.array([1, 2, 3])})
+    write_deltalake(folder, rows_, configuration={"delta.enableChangeDataFeed": "true"})
+    engine.execute(f"""
+        CREATE STREAM s (PRIMARY KEY (id), CONSTRAINT positive EXPECT (n > 0) ON VIOLATION DEAD LETTER)
+            USING delta OP _change_type OPTIONS (path '{folder}')""")
+    engine.advance()
+    table = DeltaTable(folder)
+    table.update(updates={"n": "-n"}, predicate="id < 3")
+    table.update(
+        updates={"id": "id + 10"}, predicate="id = 2"
+    )  # the key, of a row that is rejected
+    table.update(updates={"n": "n + 30"}, predicate="id = 3")
+    engine.advance()
+    assert rows(engine, "s") == Counter([(1, 1), (3, 33)])
+    table.delete("id = 1")
+    engine.advance()
+    assert rows(engine, "s") == Counter([(3, 33)])
+    letters = [(1, -1, "positive"), (2, -2, "positive"), (12, -2, "positive")]
+    assert rows(engine, "s__rejected") == Counter(letters)
+    assert engine.verify()
+
+
+@pytest.mark.slow
+def test_a_crash_at_any_write_applies_each_change_record_once(tmp_path, spark):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    stream = f"""
+        CREATE STREAM IF NOT EXISTS s (op STRING, id BIGINT, n INT, PRIMARY KEY (id),
+            CONSTRAINT positive EXPECT (n > 0) ON VIOLATION DEAD LETTER,
+            CONSTRAINT small EXPECT (n < 100) ON VIOLATION DROP ROW
+        ) USING json OP op OPTIONS (path '{folder}')"""
+    files = FaultyFiles(str(tmp_path / "storage"))
+    engine = el.Engine(files, spark)
+    fail_at, round_, ended = 1, 0, False
+    while not ended:
+        round_ += 1
+        records = [(1, round_ % 90 + 1), (2, -round_), (1, 100 + round_)]
+        write(folder, f"{round_}.json", [{"op": "u", "id": i, "n": n} for i, n in records])
+        files.arm(fail_at, "crash", "driver")
+        try:
+            engine.execute(stream)
+            engine.advance()
+            ended = True
+        except EddylineError:
+            pass
+        files.arm(0)
+        engine.stop()
+        engine = el.Engine(files, spark)
+        engine.execute(stream)
+        engine.advance()
+        names = {entry.name for entry in engine.catalog.entries}
+        assert names == {"s", "s__dead", "s__kept_out", "s__violations", "s__rejected"}
+        assert rows(engine, "s") == Counter([(1, round_ % 90 + 1)]), fail_at
+        assert violations(engine, "s") == {"positive": round_, "small": round_}, fail_at
+        letters = Counter((2, -one, "positive") for one in range(1, round_ + 1))
+        assert rows(engine, "s__rejected") == letters, fail_at
+        if not ended and fail_at % 4 == 1:  # so that the definition crashes, too
+            engine.execute("DROP STREAM s")
+            for name in folder.iterdir():
+                name.unlink()
+            round_ = 0
+        fail_at += 1
+    assert fail_at > 20
+    engine.stop()
 
 
 @pytest.mark.slow

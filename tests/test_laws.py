@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
 from eddyline.answers.reader import SnapshotBucket, SnapshotReader
-from eddyline.changes import APPEND, DELETE, Epoch
+from eddyline.changes import APPEND, DELETE, REJECTED, REPLACED, Epoch
 from eddyline.errors import DataError, StateError
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.base import Step
@@ -948,7 +948,7 @@ def test_extremes_of_rows_that_can_go(epochs: list[list[Change]], at_first: int)
             assert z_set(output) == z_set(wanted)
 
 
-operation = st.tuples(st.sampled_from([APPEND, DELETE]), small, floats)
+operation = st.tuples(st.sampled_from([APPEND, DELETE, REPLACED, REJECTED]), small, floats)
 
 
 @pytest.mark.parametrize("key", [(), (0,)])
@@ -959,27 +959,36 @@ def test_operations_on_a_table_apply_in_their_order(
 ) -> None:
     bucket = Bucket(Apply(2, key))
     model: list[Row] = []
-    sequence = 0
+    first = 0
     for epoch in epochs:
+        entries = [first + i // 3 for i in range(len(epoch))]  # of the log, of up to 3 operations
+        first = entries[-1] + 1
         delta = table(
             {
                 "h": (pa.int64(), [crude_hash([k] if key else [k, v]) for _, k, v in epoch]),
-                "seq": (pa.int64(), [sequence + i for i in range(len(epoch))]),
+                "seq": (pa.int64(), [(entry << 32) + i for i, entry in enumerate(entries)]),
                 "op": (pa.string(), [op for op, _, _ in epoch]),
                 "c0": (pa.int64(), [k for _, k, _ in epoch]),
                 "c1": (pa.float64(), [v for _, _, v in epoch]),
                 "w": (pa.int64(), [1] * len(epoch)),
             }
         )
-        sequence += len(epoch)
         assert bucket.feed(delta.take(pa.array(range(len(epoch))[::-1]))) == []
-        for op, k, v in epoch:
+        for place, (op, k, v) in enumerate(epoch):
+            own = [
+                later
+                for entry, (later, other, _) in list(zip(entries, epoch, strict=True))[place + 1 :]
+                if entry == entries[place] and other == k
+            ]
+            after = own[:1] in ([APPEND], [REJECTED])  # the row after an update
+            if op == REJECTED or (key and op == REPLACED and after):
+                continue
             same = [
                 r
                 for r in model
                 if identity(r[:1] if key else r) == identity([k] if key else [k, v])
             ]
-            if (key or op == DELETE) and same:
+            if (key or op != APPEND) and same:
                 # not by ==, for which 0.0 is -0.0
                 model = [row for row in model if row is not same[0]]
             if op == APPEND:

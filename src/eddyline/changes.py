@@ -24,6 +24,9 @@ DELETE = "delete"
 REPLACED = "replaced"
 """The operation of a row as it was before an update, in a stream with a key: its after-image follows."""
 
+REJECTED = "rejected"
+"""The operation of a row that an expectation keeps out; a log never has it."""
+
 INSERT = "insert"
 BEFORE, AFTER = "update_preimage", "update_postimage"
 """With `DELETE`, the values of `_change_type` in the change feeds of Spark and Delta."""

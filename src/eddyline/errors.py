@@ -79,7 +79,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
     "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. The view is set aside. Delete or correct the rows, or sum a wider type."),
-    "EXPECTATION_VIOLATED": Condition(DATA, False, "A row of a stream violates a constraint with ON VIOLATION STOP: the stream waits before this row, and nothing is lost. ALTER STREAM ... DROP CONSTRAINT lets it go on, or drop the stream and mend its source."),
+    "EXPECTATION_VIOLATED": Condition(DATA, False, "A row of a stream violates a constraint with ON VIOLATION STOP, or a constraint of a stream of operations can't be evaluated for it: the stream waits before this row, and nothing is lost. ALTER STREAM ... DROP CONSTRAINT lets it go on, or drop the stream and mend its source."),
     "BAD_FILE": Condition(DATA, False, "A file of a stream can't be read. Mend or replace it; nothing of the epoch was committed."),
     "UNKNOWN_SOURCE": Condition(USER, False, "No registered format reads this data. Register the format of the stream before you open the storage."),
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),

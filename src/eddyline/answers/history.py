@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.catalog.logged import Logged
-from eddyline.changes import WEIGHT
+from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
 from eddyline.source.readers import Reader, read_segment
@@ -30,6 +31,7 @@ class SegmentsReader:
         time: position of the event-time column of a stream with a watermark; else None.
         late: return the rejected rows instead of the accepted ones.
         reasons: the last column says why a row is rejected.
+        operations: return only the rows that operations append.
         readers: readers for the kinds of segments that only registered formats use.
     """
 
@@ -41,6 +43,7 @@ class SegmentsReader:
     time: int | None
     late: bool
     reasons: bool
+    operations: bool
     readers: Mapping[str, Reader]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -53,6 +56,8 @@ class SegmentsReader:
                     wire = pa.schema(
                         [pa.field(n, f.type) for n, f in zip(stored, self.schema, strict=False)]
                     ).append(pa.field(WEIGHT, pa.int64()))
+                    if self.operations:
+                        wire = wire.insert(0, pa.field(SEQUENCE, pa.int64()))
                     places = self.places[: len(stored)]
                     for table in read_segment(
                         self.files, segment, self.names, places, wire, self.readers
@@ -62,6 +67,8 @@ class SegmentsReader:
 
     def _chosen(self, table: pa.Table, segment: Segment) -> pa.Table:
         """Return the accepted rows of a segment, or with `late` the others."""
+        if self.operations:
+            table = table.filter(pc.equal(table[OPERATION], APPEND))
         if self.time is None:
             return table
         column = f"c{self.time}"
@@ -81,6 +88,7 @@ def segments_frame(
     *,
     late: bool = False,
     reasons: bool = False,
+    operations: bool = False,
     readers: Mapping[str, Reader],
 ) -> DataFrame:
     """Return the rows of segments under the names of `schema`.
@@ -91,6 +99,7 @@ def segments_frame(
         time: position of the event-time column of a stream with a watermark; else None.
         late: return the rejected rows instead of the accepted ones.
         reasons: the last column says why a row is rejected.
+        operations: return only the rows that operations append.
         readers: readers for the kinds of segments that only registered formats use.
     """
     plain = plain_schema(schema)
@@ -98,7 +107,7 @@ def segments_frame(
     given = tuple(tuple(segments) for segments in assigned)
     arrow = arrow_schema(plain, zone)
     reader = SegmentsReader(
-        files, given, log.names, log.places, arrow, time, late, reasons, readers
+        files, given, log.names, log.places, arrow, time, late, reasons, operations, readers
     )
     frame = numbers(session, len(given)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)

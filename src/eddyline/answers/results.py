@@ -97,7 +97,10 @@ class Results:
         )
 
     def logged(self, entry: Entry, segments: Sequence[Segment], session: SparkSession) -> DataFrame:
-        """Return the rows in segments of a stream's log, with those that expectations keep out."""
+        """Return the rows in segments of a stream's log, with those that expectations keep out.
+
+        Of a stream of operations those that they append.
+        """
         return segments_frame(
             session,
             self.files,
@@ -106,6 +109,7 @@ class Results:
             logged(entry),
             entry.time_place,
             late=bool(entry.late_of),
+            operations=entry.arranged,
             reasons=entry.gives_reasons,
             readers=self.sources.readers,
         )

@@ -25,7 +25,8 @@ from eddyline.api.altered_columns import (
 )
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import OF, REJECTS, STREAM, Entry
+from eddyline.catalog.entries import KEPT_OUT, OF, REJECTS, STREAM, Entry
+from eddyline.catalog.expectations import kept_out_of, strict
 from eddyline.catalog.logged import as_source, logged, with_fields
 from eddyline.changes import APPEND, OPERATION
 from eddyline.errors import CatalogError
@@ -65,6 +66,12 @@ class AlteringStreams:
                 condition="NOT_ALTERABLE",
                 hint="create a second stream with the new columns, and a view that unites both",
             )
+        if change.action != ADD and (rules := ", ".join(one.name for one in strict(stream))):
+            raise CatalogError(
+                f"stream {stream.name} can only get more columns: its constraints ({rules}) keep records out",
+                condition="STILL_READ",
+                hint=f"ALTER STREAM {stream.name} DROP CONSTRAINT first",
+            )
         fields, key = changed(stream, change)
         for relation in (stream, *self._late(stream)):
             check_unused(workspace, relation, change)
@@ -79,6 +86,9 @@ class AlteringStreams:
             if stream.arranged and change.action != RENAME:
                 while self._epochs.run_next(0.0):  # so that the stream's state has all rows
                     pass
+                for error in self._epochs.stops.errors:
+                    if error.context.get("stream") == stream.name:
+                        raise error  # rows wait in the log, which the new one doesn't have
                 self._rewrite(stream, made, fields)
             else:
                 self._store(stream, made, fields)
@@ -110,10 +120,12 @@ class AlteringStreams:
         made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
 
         def with_letters(entry: Entry) -> Entry:
-            own = entry.role == REJECTS and entry.options[OF] == stream.id
+            own = entry.role in (REJECTS, KEPT_OUT) and entry.options[OF] == stream.id
             return replace(entry, options={**entry.options, OF: made.id}) if own else entry
 
         put_in_place(workspace, stream, made, fields, with_letters)
+        if (kept := kept_out_of(made, workspace.catalog)) is not None:
+            workspace.forget_plan(kept)  # its columns may have other places in the new log
         if seconds is not None:
             self._epochs.committed({"ingest": 0.0, **seconds})
 

@@ -16,6 +16,7 @@ from eddyline.api.sinks import Sinks
 from eddyline.api.stopping import Stops
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError, StateError
 from eddyline.intake.backoff import back_off
@@ -120,7 +121,13 @@ class Epochs:
             new_input(plan, catalog, workspace.sources, base, positions) for plan in plans.values()
         ]
         plan_s += time.perf_counter() - started
-        seconds = self._run(inputs, positions, watermarks, aside=aside)
+        try:
+            seconds = self._run(inputs, positions, watermarks, aside=aside)
+        except EngineError as error:
+            # only a stream of operations can fail it on its rows: whose expectations can't be evaluated
+            if error.condition != VIEW_FAILING or not self.stops.found_fault(positions):
+                raise
+            return self.run_next(ingest_s)  # the others go on
         seconds["plan"] += plan_s
         self.committed({"ingest": ingest_s, **seconds})
         return True
@@ -310,7 +317,7 @@ class Epochs:
         aside: dict[ViewId, Failure] = {}
         since = Epoch(workspace.manifest.epoch + 1)
         for entry in workspace.catalog.entries:
-            if not (entry.arranged or self._is_live(entry)):
+            if not (entry.arranged or self._is_live(entry)) or is_ended(entry, workspace.catalog):
                 continue
             try:
                 plans[entry.name] = workspace.plan(entry).plan
@@ -381,7 +388,7 @@ class Epochs:
         workspace.flush()
         before = read_manifest(workspace.files, Epoch(workspace.manifest.epoch - 1))
         for entry in workspace.catalog.entries:
-            if entry.arranged:
+            if entry.arranged and entry.source == entry.id:
                 # enough stays to run the last epoch again, should its manifest be lost
                 workspace.sources.forget(entry, before.positions.get(entry.id, 0))
         options = workspace.options

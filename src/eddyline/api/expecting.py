@@ -20,11 +20,15 @@ from eddyline.catalog.expectations import (
     checked_query,
     counting_query,
     expectations_of,
+    kept_out_of,
+    letters_query,
     option_of,
     rejecting_query,
+    strict,
 )
 from eddyline.errors import CatalogError, EddylineError, QueryError
 from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.determinism import USER_FUNCTIONS
 from eddyline.plan.logical import items, kind
 from eddyline.plan.refusals import refused_part
 from eddyline.spark.failures import query_errors
@@ -34,6 +38,7 @@ from eddyline.sql.expectations import DEAD_LETTER, KEEP, Expectation
 from eddyline.sql.forms import CreateStream, CreateView, DropConstraint
 from eddyline.sql.names import quoted
 
+_IS_USERS = USER_FUNCTIONS.__contains__
 _LOG = logging.getLogger("eddyline.engine")
 
 
@@ -90,12 +95,12 @@ class Expecting:
                 self._complete(present)
                 return
             self._check(name, rules, self._columns(statement))
-            self._remove(name)
+            self._remove(workspace.catalog.companions(name))
             try:
                 self._make_view(name, statement.query, rules, option)
             except BaseException:
                 if workspace.writes and workspace.catalog.find(name) is None:
-                    self._remove(name)
+                    self._remove(workspace.catalog.companions(name))
                 raise
             self._complete(workspace.catalog.get(name))
 
@@ -119,13 +124,14 @@ class Expecting:
                     hint=f"known: {known}",
                 )
             catalog = workspace.catalog
-            readers = [catalog.get(name) for name in catalog.readers(stream.name)]
+            # what a stream of operations has applied stays, and what it has rejected stays out of it
+            names = [] if stream.arranged else catalog.readers(stream.name)
+            readers = list(map(catalog.get, names))
             frames = [entry.name for entry in readers if entry.of_frame]
-            others = [
-                reader
-                for one in catalog.companions(stream.name)
-                for reader in catalog.readers(one.name)
-            ]
+            family = catalog.companions(stream.name)
+            if stream.arranged:
+                family = [one for one in family if one.name == stream.name + VIOLATIONS]
+            others = [reader for one in family for reader in catalog.readers(one.name)]
             if frames or others:
                 raise CatalogError(
                     f"views of DataFrames, or of its companions, read stream {stream.name}: "
@@ -133,14 +139,16 @@ class Expecting:
                     condition="STILL_READ",
                     hint="drop these views first",
                 )
-            self._remove(stream.name)
+            self._remove(family)
             options = {name: text for name, text in stream.options.items() if name != EXPECTATIONS}
             if left:
                 options[EXPECTATIONS] = option_of(left)
             changed = replace(stream, options=options)
             catalog = workspace.catalog
             workspace.save(catalog.with_entries([changed]))
-            for entry in readers:  # the next epoch computes those again whose plan is another one
+            kept = kept_out_of(stream, catalog)
+            # the next epoch computes those again whose plan is another one
+            for entry in [*readers, stream, *([kept] if kept else [])]:
                 workspace.forget_plan(entry)
             workspace.compiler.frames.forget(stream.id)
             self._complete(changed)
@@ -151,11 +159,14 @@ class Expecting:
         if not workspace.writes:
             return self
         with workspace.lock:
-            owners = [e for e in workspace.catalog.entries if EXPECTATIONS in e.options]
-            names = {entry.name.lower() for entry in owners}
-            for entry in workspace.catalog.entries:
+            catalog = workspace.catalog
+            owners = [e for e in catalog.entries if EXPECTATIONS in e.options]
+            names = {
+                e.name.lower() for e in catalog.entries if e in owners or kept_out_of(e, catalog)
+            }
+            for entry in catalog.entries:
                 if (owner := entry.options.get(COMPANION, "")) and owner not in names:
-                    self._remove(owner)
+                    self._remove(workspace.catalog.companions(owner))
             for entry in owners:
                 try:
                     self._complete(entry)
@@ -187,8 +198,12 @@ class Expecting:
             return
         base = catalog.find(entry.name + UNCHECKED) if entry.kind == VIEW else None
         source = entry.name if base is None else base.name
-        self._companion(entry.name, VIOLATIONS, counting_query(source, rules))
-        if any(one.action == DEAD_LETTER for one in rules):
+        kept = kept_out_of(entry, catalog)
+        self._companion(entry.name, VIOLATIONS, counting_query(source, rules, kept))
+        if kept is not None:
+            if any(one.action == DEAD_LETTER for one in rules):
+                self._companion(entry.name, REJECTED, letters_query(kept))
+        elif any(one.action == DEAD_LETTER for one in rules):
             rejecting = rejecting_query(source, entry.columns.names, rules)
             self._companion(entry.name, REJECTED, rejecting)
 
@@ -198,10 +213,9 @@ class Expecting:
             name + suffix, query, replace=False, warn=warn, options=options
         )
 
-    def _remove(self, name: str) -> None:
-        """Remove the companions of a name."""
+    def _remove(self, gone: Sequence[Entry]) -> None:
+        """Remove companions."""
         workspace = self._workspace
-        gone = workspace.catalog.companions(name)
         if gone:
             workspace.save(workspace.catalog.without(gone), final=False)
             for entry in gone:
@@ -221,18 +235,20 @@ class Expecting:
 
     def _check_stream(self, stream: Entry, rules: Sequence[Expectation]) -> None:
         """Raise QueryError if a stream can't have these expectations."""
-        strict = [one.name for one in rules if one.action != KEEP]
-        if stream.arranged and strict:
-            raise _wrong(
-                stream.name,
-                f"the rows of a stream with OP or PRIMARY KEY change, so that {strict[0]} can only KEEP "
-                "them",
-                "leave ON VIOLATION out, and give the constraint to a view of the stream",
-            )
-        self._check(stream.name, rules, stream.columns)
+        self._check(stream.name, rules, stream.columns, strict(stream))
 
-    def _check(self, name: str, rules: Sequence[Expectation], columns: StructType) -> None:
-        """Raise QueryError unless each condition is one over the columns of a row, and always the same."""
+    def _check(
+        self,
+        name: str,
+        rules: Sequence[Expectation],
+        columns: StructType,
+        portable: Sequence[Expectation] = (),
+    ) -> None:
+        """Raise QueryError unless each condition is one over the columns of a row, and always the same.
+
+        Args:
+            portable: those that may call only Spark's own functions.
+        """
         session = self._workspace.session()
         rows = frame(session, session.sparkContext.emptyRDD(), columns)
         catalyst = Catalyst(session)
@@ -261,6 +277,14 @@ class Expecting:
                     name,
                     f"the condition of constraint {rule.name} needs more than one row",
                     "leave subqueries, aggregates and window functions out: put them into the query",
+                )
+            called = [hit for e in items(plan.expressions()) for hit in catalyst.find(e, _IS_USERS)]
+            if rule in portable and called:
+                raise _wrong(
+                    name,
+                    f"the condition of constraint {rule.name} calls a function of yours, and whether a change "
+                    "record is applied must not depend on which functions a process has registered",
+                    "write it with Spark's own functions; or give the constraint to a view of the stream",
                 )
             if (refused := refused_part(catalyst, plan)) is not None:
                 _, part = refused

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import EXPECTATIONS, Entry
-from eddyline.catalog.expectations import expectations_of
+from eddyline.catalog.expectations import expectations_of, strict
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.sources import Outage
@@ -49,7 +49,9 @@ class Stops:
         found, self.errors = dict(positions), []
         for entry in self._workspace.catalog.entries:
             rules = [one for one in expectations_of(entry) if one.action == STOP]
-            if not rules or entry.id not in found:
+            known = self._checked.get(entry.id)
+            held = known is not None and known.rules == entry.options.get(EXPECTATIONS)
+            if entry.id not in found or not (rules or held):
                 continue
             first = self._workspace.manifest.positions.get(entry.id, 0)
             checked = self._checked_to(entry, rules, first, found[entry.id])
@@ -63,8 +65,38 @@ class Stops:
                 del found[entry.id]
         return found
 
-    def _checked_to(self, entry: Entry, rules: list[Expectation], first: int, end: int) -> _Checked:
-        """Return how far the rows of a stream are good, of the entries from `first` up to `end`."""
+    def found_fault(self, positions: Mapping[str, int]) -> bool:
+        """Return whether expectations of a stream of operations can't be evaluated: then it stands still.
+
+        Args:
+            positions: the end positions of the epoch that has failed.
+        """
+        found = False
+        for entry in self._workspace.catalog.entries:
+            if entry.id in positions and (rules := strict(entry)):
+                first = self._workspace.manifest.positions.get(entry.id, 0)
+                self._checked.pop(entry.id, None)
+                checked = self._checked_to(entry, [], first, positions[entry.id], rules)
+                if checked.error is None:
+                    del self._checked[entry.id]
+                else:
+                    found = True
+        return found
+
+    def _checked_to(
+        self,
+        entry: Entry,
+        rules: Sequence[Expectation],
+        first: int,
+        end: int,
+        evaluated: Sequence[Expectation] = (),
+    ) -> _Checked:
+        """Return how far the rows of a stream are good, of the entries from `first` up to `end`.
+
+        Args:
+            rules: those that rows may not violate.
+            evaluated: those that rows may violate, without an error.
+        """
         text = entry.options[EXPECTATIONS]
         known = self._checked.get(entry.id)
         if known is None or known.rules != text or known.end < first:
@@ -72,10 +104,10 @@ class Stops:
         if known.end >= end or known.error is not None:
             return known
         good, bad = known.end, end
-        fault = self._fault(entry, rules, good, bad)
+        fault = self._fault(entry, rules, good, bad, evaluated)
         while fault and bad - good > 1:  # which of the entries it is
             middle = (good + bad) // 2
-            if found := self._fault(entry, rules, good, middle):
+            if found := self._fault(entry, rules, good, middle, evaluated):
                 bad, fault = middle, found
             else:
                 good = middle
@@ -93,7 +125,14 @@ class Stops:
         self._checked[entry.id] = checked
         return checked
 
-    def _fault(self, entry: Entry, rules: list[Expectation], first: int, end: int) -> str:
+    def _fault(
+        self,
+        entry: Entry,
+        rules: Sequence[Expectation],
+        first: int,
+        end: int,
+        evaluated: Sequence[Expectation],
+    ) -> str:
         """Return which constraint a row of some entries violates; empty if none does."""
         workspace = self._workspace
         segments = workspace.sources.segments(entry, workspace.manifest, first, end)
@@ -102,9 +141,14 @@ class Stops:
         try:
             with query_errors(""):
                 for one in rules:
-                    found = rows.where(one.violated).head()
+                    violating = rows.where(one.violated)
+                    found = violating.head()
                     if found is not None:
-                        return f"constraint {one.name} doesn't hold of {str(found)[:SHOWN]}"
+                        count = violating.count()
+                        which = f"{count} records, such as " if count > 1 else ""
+                        return f"constraint {one.name} doesn't hold of {which}{str(found)[:SHOWN]}"
+                if evaluated:
+                    rows.selectExpr(*(f"count_if({one.violated})" for one in evaluated)).collect()
         except QueryError as error:
             if jvm_lost(error.__cause__):
                 raise

@@ -17,7 +17,8 @@ from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
-from eddyline.catalog.entries import MAX_AHEAD, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.expectations import new_kept_out
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
@@ -211,6 +212,9 @@ class Workspace:
         if compiled is None:
             if entry.kind == VIEW:
                 compiled = self.compiler.view(entry, self.catalog, self.plan, entry.upstream)
+            elif entry.role == KEPT_OUT:
+                stream = next(one for one in self.catalog.entries if one.id == entry.source)
+                compiled = self.compiler.kept_out(entry, stream)
             elif entry.arranged:
                 compiled = self.compiler.table(entry)
             else:
@@ -250,12 +254,12 @@ class Workspace:
                 return present
             self.check_writable()
             catalog = self.catalog.add(with_default_limit(entry))
-            role = self.sources.letters_role(entry)
-            if role:
-                letters = drafts.stream_letters(catalog.get(entry.name), role)
-                if (present := catalog.find(letters.name)) is not None:
+            made, role = catalog.get(entry.name), self.sources.letters_role(entry)
+            letters = drafts.stream_letters(made, role) if role else None
+            for one in filter(None, (letters, new_kept_out(made))):
+                if (present := catalog.find(one.name)) is not None:
                     raise drafts.name_taken(present)
-                catalog = catalog.add(letters)
+                catalog = catalog.add(one)
             self.save(catalog)
             defined = catalog.get(entry.name)
             if defined.kind == TABLE:

@@ -20,9 +20,11 @@ LATE = "__late"  # suffix of the stream of late rows
 DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
 PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry also represents the pipeline
 REJECTS = "rejects"  # role of the dead letters of a stream that Spark reads
+KEPT_OUT = "kept out"  # role of what the expectations of a stream of operations keep out of it
+KEPT = "__kept_out"  # suffix of that stream
 LATE_ROWS = "late"  # role of the late rows of a stream
 INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
-OF = "of"  # option of role REJECTS: id of the stream that rejected the records
+OF = "of"  # option of these two roles: id of the stream
 MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
 IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
 TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
@@ -30,9 +32,7 @@ EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/ex
 LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`
 LEFT = "left"  # in the metadata of a column of a log that the stream no longer has
 LATER = "later"  # in that of a column which a stream of operations got later: it comes after `OP`
-COMPANION = (
-    "companion of"  # option of a view that belongs to a stream or view: its name in lower case
-)
+COMPANION = "companion of"  # option of a view that belongs to a relation: its name in lower case
 REASON = "reason"  # the last column of a stream of late rows, unless the stream has one
 
 
@@ -102,8 +102,8 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """The id of its redo log and position, which late rows share with their stream."""
-        return self.late_of or self.id
+        """The id of its redo log and position, which late rows and those kept out share with their stream."""
+        return self.options[OF] if self.role == KEPT_OUT else self.late_of or self.id
 
     @property
     def time_place(self) -> int | None:
@@ -150,10 +150,11 @@ class Entry:
 
     @property
     def role(self) -> str:
-        """`PIPELINE`, `REJECTS` or `LATE_ROWS` for a stream that belongs to another; else empty."""
+        """`PIPELINE`, `REJECTS`, `KEPT_OUT` or `LATE_ROWS` for a stream that belongs to another; else empty."""
         if self.late_of:
             return LATE_ROWS
-        return self.format if self.kind == STREAM and self.format in (PIPELINE, REJECTS) else ""
+        roles = PIPELINE, REJECTS, KEPT_OUT
+        return self.format if self.kind == STREAM and self.format in roles else ""
 
     @property
     def holds_letters(self) -> bool:
@@ -297,11 +298,11 @@ class Catalog:
             replaced: another view takes its name, which views then read and sinks follow.
         """
         entry = self.get(name)
-        if entry.role in (LATE_ROWS, REJECTS):
+        if entry.role in (LATE_ROWS, REJECTS, KEPT_OUT):
             raise CatalogError(
                 f"{entry.name} belongs to its stream",
                 condition="NOT_FOUND",
-                hint=f"drop {entry.name.removesuffix(LATE).removesuffix(DEAD)}",
+                hint=f"drop {entry.name.removesuffix(LATE).removesuffix(DEAD).removesuffix(KEPT)}",
             )
         followers = () if replaced else self.followers(entry.name)
         if followers:
@@ -325,7 +326,8 @@ class Catalog:
                 condition="STILL_READ",
                 hint=f"drop {owner.name}, and it goes as well",
             )
-        gone = [entry.name, entry.name + LATE, *([letters.name] if letters else []), *family]
+        own = [entry.name, entry.name + LATE, entry.name + KEPT]
+        gone = [*own, *([letters.name] if letters else []), *family]
         readers = [reader for name in gone for reader in self.readers(name) if reader not in gone]
         if readers and not replaced:
             raise CatalogError(

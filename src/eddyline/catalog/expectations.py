@@ -4,6 +4,10 @@ A stream or view with expectations has companions, which are views like any othe
 violate each expectation, one holds the rows that ON VIOLATION DEAD LETTER has kept out. A stream's log keeps
 all records; every reader but the companions sees it through a filter. A view that keeps rows out reads
 another companion, which has the rows of its query.
+
+The log of a stream of operations isn't kept. So its records are checked before they are applied, and another
+stream, which reads the same log, keeps those that aren't: with DEAD LETTER as they are, of the others the
+names of the constraints and a number. The companions read that stream.
 """
 
 from __future__ import annotations
@@ -11,14 +15,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from eddyline.catalog.entries import COMPANION, EXPECTATIONS, STREAM, Entry
+from eddyline.catalog.entries import (
+    COMPANION,
+    EXPECTATIONS,
+    KEPT,
+    KEPT_OUT,
+    OF,
+    STREAM,
+    Catalog,
+    Entry,
+)
+from eddyline.changes import OPERATION
 from eddyline.sql.expectations import DEAD_LETTER, STOP, Expectation
 from eddyline.sql.names import literal, quoted
 
 UNCHECKED, VIOLATIONS, REJECTED = "__unchecked", "__violations", "__rejected"
 """Suffixes of companions: all rows of a view's query, numbers of violations, rows kept out."""
 
-REASON = "violates"
+REASON, BROKEN = "violates", "constraints"
 
 
 def option_of(expectations: Sequence[Expectation], query: str = "") -> str:
@@ -35,7 +49,7 @@ def expectations_of(entry: Entry) -> tuple[Expectation, ...]:
 
 def filter_of(stream: Entry, reader: Entry | None = None) -> str:
     """Return the SQL condition of the rows that a stream has for a reader; empty for all that are logged."""
-    if stream.kind != STREAM or EXPECTATIONS not in stream.options:
+    if stream.kind != STREAM or EXPECTATIONS not in stream.options or stream.arranged:
         return ""
     if reader is not None and reader.options.get(COMPANION) == stream.name.lower():
         return ""
@@ -54,10 +68,75 @@ def checked_query(name: str, expectations: Sequence[Expectation]) -> str:
     return f"SELECT * FROM {quoted(name + UNCHECKED)} WHERE {condition}"
 
 
-def counting_query(source: str, expectations: Sequence[Expectation]) -> str:
-    """Return the query that counts the rows of a relation which violate each expectation."""
-    counts = [f"count_if({one.violated}) AS n{at}" for at, one in enumerate(expectations)]
-    pairs = ", ".join(f"{literal(one.name)}, n{at}" for at, one in enumerate(expectations))
+def strict(stream: Entry) -> list[Expectation]:
+    """Return the expectations that change records must meet before they are applied; none for other streams."""
+    return [one for one in expectations_of(stream) if one.removes and stream.arranged]
+
+
+def new_kept_out(stream: Entry) -> Entry | None:
+    """Return the stream of what the expectations of a stream of operations keep out; None if they keep all."""
+    from pyspark.sql.types import ArrayType, StringType, StructType
+
+    if stream.kind != STREAM or not strict(stream):
+        return None
+    columns = stream.columns
+    made = StructType([*columns])
+    made.add(reason_column(columns.names), StringType())
+    made.add(reason_column(columns.names, BROKEN), ArrayType(StringType()))
+    return Entry(
+        "", STREAM, stream.name + KEPT, made.json(),
+        format=KEPT_OUT, options={OF: stream.id}, operation=OPERATION,
+    )  # fmt: skip
+
+
+def is_ended(entry: Entry, catalog: Catalog) -> bool:
+    """Return whether this keeps what expectations have kept out that their stream no longer has."""
+    streams = (one for one in catalog.entries if one.id == entry.source)
+    return entry.role == KEPT_OUT and not any(strict(stream) for stream in streams)
+
+
+def kept_out_of(stream: Entry, catalog: Catalog) -> Entry | None:
+    """Return the stream of what the expectations of a stream of operations keep out; None without."""
+    kept = (entry for entry in catalog.entries if entry.role == KEPT_OUT)
+    return next((entry for entry in kept if entry.source == stream.id), None)
+
+
+def counting_query(
+    source: str, expectations: Sequence[Expectation], kept: Entry | None = None
+) -> str:
+    """Return the query that counts the rows of a relation which violate each expectation.
+
+    Args:
+        kept: what is kept out of a stream of operations, of which the rules that keep out are counted.
+    """
+    if kept is None:
+        return _counting(source, [(one.name, one.violated) for one in expectations])
+    broken = quoted(kept.columns.names[-1])
+    here = [(one.name, one.violated) for one in expectations if not one.removes]
+    out = [
+        (one.name, f"array_contains({broken}, {literal(one.name)})")
+        for one in expectations
+        if one.removes
+    ]
+    parts = [_counting(name, pairs) for name, pairs in ((source, here), (kept.name, out)) if pairs]
+    return " UNION ALL ".join(parts)
+
+
+def letters_query(kept: Entry) -> str:
+    """Return the query of the records that ON VIOLATION DEAD LETTER keeps out of a stream of operations."""
+    *columns, _ = kept.columns.names
+    shown = ", ".join(map(quoted, columns))
+    return f"SELECT {shown} FROM {quoted(kept.name)} WHERE {quoted(columns[-1])} IS NOT NULL"
+
+
+def _counting(source: str, expectations: Sequence[tuple[str, str]]) -> str:
+    """Return the query of numbers of rows.
+
+    Args:
+        expectations: of each the name, and SQL that tells of a row whether it violates it.
+    """
+    counts = [f"count_if({violated}) AS n{at}" for at, (_, violated) in enumerate(expectations)]
+    pairs = ", ".join(f"{literal(name)}, n{at}" for at, (name, _) in enumerate(expectations))
     return (
         f"SELECT stack({len(counts)}, {pairs}) AS (`constraint`, violations) "
         f"FROM (SELECT {', '.join(counts)} FROM {quoted(source)})"
@@ -75,9 +154,9 @@ def rejecting_query(source: str, columns: Sequence[str], rules: Sequence[Expecta
     )
 
 
-def reason_column(columns: Sequence[str]) -> str:
+def reason_column(columns: Sequence[str], name: str = REASON) -> str:
     """Return the name of the column that names the violated expectations."""
-    name, used = REASON, {column.lower() for column in columns}
+    used = {column.lower() for column in columns}
     while name in used:
         name += "_"
     return name

@@ -284,7 +284,7 @@ class Sources:
                 if name not in ids:
                     self.files.remove(f"{folder}/{name}")
         for entry in catalog.entries:
-            if entry.kind != VIEW and not entry.late_of:
+            if entry.kind != VIEW and entry.source == entry.id:
                 log, position = self.log(entry), manifest.positions.get(entry.id, 0)
                 if skip and not entry.holds_letters:
                     log.skip(position)
@@ -295,7 +295,7 @@ class Sources:
         """Return the end position of the next epoch, for each source with uncommitted input."""
         found = {}
         for entry in catalog.entries:
-            if entry.kind == VIEW or entry.late_of:
+            if entry.kind == VIEW or entry.source != entry.id:
                 continue
             position, end = manifest.positions.get(entry.id, 0), self.log(entry).end()
             if end > position:

@@ -9,8 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.changes import APPEND, HASH, OPERATION, SEQUENCE, WEIGHT
+from eddyline.changes import APPEND, HASH, OPERATION, REJECTED, REPLACED, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
+from eddyline.source.redo_log import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import cast_to, comparable_frame, distinct_hashes, with_weights
 from eddyline.state.manifest import ROWS
@@ -40,7 +41,9 @@ class Apply:
     Input: `h, seq, op, c0.., w`, where `h` hashes the primary key, or the whole row if there is
     none. With a key an append replaces the row of that key, and a delete needs only the key.
     Without a key the table is a multiset: an append adds `w` copies, a delete removes up to `w`.
-    Deleting a row that does not exist does nothing, and so do rejected operations.
+    Deleting a row that does not exist does nothing, and so do rejected operations. With a key a row before
+    an update (`REPLACED`) is deleted only if the next operation of its key in the same entry of the log isn't
+    an append, accepted or rejected, which is then the row after the update.
 
     Attributes:
         columns: number of columns.
@@ -67,12 +70,33 @@ class Apply:
             stored: the rows of at least the touched keys.
         """
         layout = self.layouts[ROWS]
-        operations = operations.sort_by(SEQUENCE)
+        operations = self._effective(operations.sort_by(SEQUENCE))
         if stored is None:
             stored = empty_like(operations, layout.columns)
         old = checked_weights("table", layout.consolidate(stored))
         change = self._by_key(operations, old) if self.key else self._by_row(operations, old)
         return layout.consolidate(change)
+
+    def _effective(self, operations: pa.Table) -> pa.Table:
+        """Return the operations, in their order, without those that do nothing."""
+        kinds = operations[OPERATION]
+        rejected = pc.equal(kinds, REJECTED)
+        if not pc.any(rejected).as_py():
+            return operations  # a row before an update goes, or is replaced, in any case
+        kept = pc.invert(rejected)
+        if self.key:
+            # an entry of a log is never split: whether an after-image follows doesn't depend on epochs
+            keys = [HASH, *(f"c{place}" for place in self.key)]
+            entry = pl.Series("entry", operations[SEQUENCE].to_numpy() >> SEQUENCE_SHIFT)
+            kind = pl.Series("kind", kinds)
+            after = pl.col("kind").shift(-1).over([*keys, "entry"]).is_in([APPEND, REJECTED])
+            updated = (
+                comparable_frame(operations, keys)
+                .with_columns(entry, kind)
+                .select((pl.col("kind") == REPLACED) & after.fill_null(value=False))
+            )
+            kept = pc.and_not(kept, pa.array(updated.to_series().to_numpy()))
+        return operations.filter(kept)
 
     def _by_key(self, operations: pa.Table, old: pa.Table) -> pa.Table:
         layout = self.layouts[ROWS]

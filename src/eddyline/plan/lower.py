@@ -186,14 +186,30 @@ def _held(
     return held, replace(delta, node=shown, append_only=True, in_place=True, single=False)
 
 
-def compile_table(build: Build, schema: StructType, key: tuple[int, ...]) -> Compiled:
-    """Return the plan that applies a table's operations to its rows."""
-    columns = numbered("c", len(schema))
-    frame = build.leaf(build.view, range(len(schema)), operations_schema(schema))
+def compile_table(
+    build: Build,
+    schema: StructType,
+    key: tuple[int, ...],
+    logged: StructType | None = None,
+    checked: Callable[[DataFrame], DataFrame] | None = None,
+) -> Compiled:
+    """Return the plan that applies a table's operations to its rows.
+
+    Args:
+        logged: the columns of the operations that are read; None for those of the rows.
+        checked: makes of the operations that are read those to apply; None to apply them all.
+    """
+    columns, read = numbered("c", len(schema)), logged or schema
+    frame = build.leaf(build.view, range(len(read)), operations_schema(read))
     keys = [columns[place] for place in key] or list(columns)
+    leaf = Node("Scan", "stateless", "operations of the redo log")
+    if checked is not None:
+        frame, leaf = (
+            checked(frame),
+            Node("Expectations", "stateless", build.view, children=(leaf,)),
+        )
     rows = build.shuffled(build.hashed(frame, keys, [SEQUENCE, OPERATION, *columns]), single=False)
     done = build.run(rows, Apply(len(schema), key), [], single=False)
-    leaf = Node("Scan", "stateless", "operations of the redo log")
     node = Node(
         "Table", "apply in order", build.view, tuple(schema[i].name for i in key), "rows",
         shuffle=True, children=(leaf,),

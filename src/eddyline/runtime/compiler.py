@@ -16,12 +16,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.catalog.altered import Seen, seen_by
 from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
-from eddyline.catalog.expectations import filter_of
+from eddyline.catalog.expectations import filter_of, strict
 from eddyline.catalog.logged import logged
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
 from eddyline.options import Options
+from eddyline.plan.admission import kept_out, with_rejected
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import stream_bound
@@ -275,7 +276,9 @@ class Compiler:
         build = self._build(self.catalyst, entry, {entry.name: operations})
         build.hash_bits = HASH_BITS  # the options of views must not change how rows are stored
         key = tuple(columns.names.index(name) for name in entry.key)
-        compiled = compile_table(build, columns, key)
+        rules = strict(entry)
+        checked = partial(with_rejected, names=columns.names, rules=rules) if rules else None
+        compiled = compile_table(build, columns, key, checked=checked)
         if entry.kind == STREAM:
             return self._planned(entry, None, compiled, ())
         part = build.parts[-1]
@@ -297,6 +300,24 @@ class Compiler:
             key=key or None,
         )
         return CompiledPlan(plan, compiled, columns)
+
+    def kept_out(self, entry: Entry, stream: Entry) -> CompiledPlan:
+        """Compile what the expectations of a stream of operations keep out of it."""
+        columns = entry.columns
+        logged = StructType(columns.fields[:-2])
+        places = {f.name: place for place, f in enumerate(stream.columns)}
+        log = _in_log(_plain(entry.name, stream.columns), stream)
+        held = (
+            *(log.places or ()),
+            -1,
+        )  # a column has perhaps gone since no rule keeps records out
+        operations = replace(
+            log, schema=logged, places=tuple(held[places.get(name, -1)] for name in logged.names)
+        )
+        build = self._build(self.catalyst, entry, {entry.name: operations})
+        build.hash_bits = HASH_BITS
+        checked = partial(kept_out, names=logged.names, rules=strict(stream))
+        return self._planned(entry, None, compile_table(build, columns, (), logged, checked), ())
 
     def write_constants(self, compiled: CompiledPlan) -> dict[str, list[Segment]]:
         """Store the constant rows of a view; return their segments by leaf."""
