@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import html
 import tempfile
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
+from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 import pytest
 
-from eddyline.errors import ScriptError
+from console_cases import TOKEN, ask
+from eddyline.errors import DataError, ScriptError
 from eddyline_apps import views
+from eddyline_apps.guard import decisions
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.service import Guard
 from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target, script
+from test_console_pages import Tags, browser, chromium, page  # noqa: F401
 
+EVIL = "<script>window.pwned=1</script>'&</td>"
+EVIL_AGENT = "Mozilla/5.0 (<img src=x onerror=window.pwned=1>)"
+PICTURES = Path(__file__).parents[1] / "build" / "guard"
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 RULES = [
     # rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s
@@ -159,6 +169,26 @@ def test_wrong_configuration_is_named(tmp_path, more, place):
     assert str(tmp_path / "guard.yml") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("target", "time", "who", "reason", "message"),
+    [
+        ("host", "1 h", "ann", "x", "'host' can't be decided on"),
+        ("192.0.2.1/24", "1 h", "ann", "x", "has host bits set"),
+        ("10.0.0.0/8", "1 h", "ann", "x", "10.0.0.0/8 is too wide"),
+        ("::/0", "1 h", "ann", "x", "is too wide"),
+        ("192.0.2.1", "soon", "ann", "x", "'soon' isn't a time"),
+        ("192.0.2.1", "366 days", "ann", "x", "isn't a time"),
+        ("192.0.2.1", "1h", " ", "x", "the name isn't a line"),
+        ("192.0.2.1", "1h", "ann", "a\nb", "the reason isn't a line"),
+        ("192.0.2.1", "1h", "ann", "x" * 501, "the reason isn't a line"),
+    ],
+)
+def test_a_wrong_decision_is_named(target, time, who, reason, message):
+    with pytest.raises(DataError, match="BAD_OPTION") as caught:
+        decisions.parse_decision("block", target, time, who, reason)
+    assert message in str(caught.value)
+
+
 # --- live ---
 
 
@@ -247,6 +277,172 @@ def test_new_blocks_are_limited_and_end_by_themselves(guarded, tmp_path):
     assert not guard.active
     # the scraper and the guesser never had a place; their time is over as well
     assert guarded.settle(guard, 76) == ([], [])
+
+
+def decide(guarded, action, target, time, second):
+    """Decide as someone beside the engine, who has only the files of the storage."""
+    decision = decisions.parse_decision(action, target, time, "ann", "scans <us>")
+    now = START + timedelta(seconds=second)
+    decisions.decide(guarded.engine.files, guarded.engine.catalog, decision, now)
+
+
+@pytest.mark.spark
+def test_decisions_by_hand_win_over_the_rules(guarded, tmp_path):
+    guard = Guard(guarded.engine, configured(tmp_path))
+    assert guard.decided() == []
+    flood = [line("203.0.113.5", 80, f"/{EVIL}", agent=EVIL_AGENT) for _ in range(300)]
+    guarded.read([*normal(40, 80, 9), *flood], 90)
+    assert guarded.settle(guard, 90) == (["203.0.113.5"], [])
+    assert guarded.settle(guard, 90.5) == ([], [])
+    decide(guarded, "allow", "203.0.113.0/28", "10 s", 91)
+    decide(guarded, "block", "198.18.0.0/16", "1 min", 91)
+    assert guarded.settle(guard, 92) == ([], ["203.0.113.5"])
+    assert guard.targets == ["198.18.0.0/16"]
+    assert [one[:3] for one in guard.decided()] == [
+        ("198.18.0.0/16", "block", "ann"),
+        ("203.0.113.0/28", "allow", "ann"),
+    ]
+    assert guard.decided() == []
+    assert guarded.rows("SELECT reason, evidence FROM block_list") == [
+        ("by hand", "ann: scans <us>")
+    ]
+    decide(guarded, "block", "203.0.113.5", "4 s", 93)  # what is decided later counts
+    guarded.settle(guard, 94)
+    assert sorted(guard.targets) == ["198.18.0.0/16", "203.0.113.5"]
+    guarded.settle(guard, 98)
+    assert guard.targets == ["198.18.0.0/16"]  # the network is still allowed
+    assert guarded.settle(guard, 102)[0] == ["203.0.113.5"]  # and now the rule counts again
+    guard = Guard(guarded.engine, configured(tmp_path))
+    assert sorted(guard.targets) == ["198.18.0.0/16", "203.0.113.5"]
+    assert guard.active
+    assert guarded.rows("SELECT action, target FROM decisions ORDER BY at, action") == [
+        ("allow", "203.0.113.0/28"),
+        ("block", "198.18.0.0/16"),
+        ("block", "203.0.113.5"),
+    ]
+    with pytest.raises(DataError, match=r"overlaps with 203\.0\.113\.64/26 of the allow-list"):
+        decide(guarded, "block", "203.0.113.70", "1 h", 103)
+
+
+@pytest.mark.spark
+def test_rates_stand_beside_their_limits(guarded):
+    found = guarded.rows(
+        "SELECT target, value, bound, percent FROM busiest WHERE rule = 'flood' ORDER BY rank"
+    )
+    ((bound,),) = guarded.rows("SELECT bound FROM limits WHERE rule = 'flood'")
+    assert found[0] == ("203.0.113.5", 300, bound, round(100 * 300 / bound))
+    assert len(found) == 10
+    assert found[1][1] == 5 or found[1][1] == 9
+
+
+@contextmanager
+def console(guarded, token=""):
+    pytest.importorskip("uvicorn")
+    from eddyline.console.server import Console
+    from eddyline.options import Options
+    from eddyline_apps.guard.page import PAGE
+
+    with Console(guarded.engine.files, Options(), token=token, additions=(PAGE,)) as served:
+        yield served.url
+
+
+FORM = {"action": "block", "target": "192.0.2.66", "time": "1 min", "who": "bob", "reason": "<i>"}
+
+
+@pytest.mark.spark
+def test_the_page_shows_what_the_views_hold_and_nothing_else(guarded):
+    with console(guarded) as url:
+        text = page(url, "/guard")
+        for shown in ("198.18.0.0/16", "ann: scans &lt;us&gt;", "300 pages in 300 s from 2026", "2026-03-02 12:01:42"):  # fmt: skip
+            assert shown in text
+        assert "<form" not in text
+        assert "Unblock</a>" not in text
+        rows = page(url, "/guard/evidence?target=203.0.113.5")
+        assert html.unescape(rows).count(f"<code>/{EVIL}</code>") == 200  # the newest
+        for hostile in (text, rows):
+            assert EVIL not in hostile
+            assert "<img" not in hostile
+            assert not [a for _, found in Tags(hostile).found for a in found if a.startswith("on")]
+        assert ask(url, f"/guard/evidence?target={quote(EVIL)}")[0] == 400
+        status, _, body = ask(url, "/guard/decisions", urlencode(FORM).encode())
+        assert (status, b"READ_ONLY" in body) == (403, True)
+
+
+@pytest.mark.spark
+def test_people_with_the_token_decide_and_pages_of_other_sites_do_not(guarded, monkeypatch):
+    monkeypatch.setenv("GUARD_TOKEN", TOKEN)
+    before = guarded.rows("SELECT count(*) FROM decisions")
+    with console(guarded, "${env:GUARD_TOKEN}") as url:
+        path, known = "/guard/decisions", {"Authorization": f"Bearer {TOKEN}"}
+        body = urlencode(FORM).encode()
+        assert ask(url, path, body)[0] == 401
+        assert ask(url, path, body, **known, Origin="http://evil.example")[0] == 403
+        assert ask(url, path, body, **known, Sec_Fetch_Site="cross-site")[0] == 403
+        assert ask(url, path, **known)[0] == 405  # a link doesn't decide
+        for wrong in ({"action": "x"}, {"target": EVIL}, {"target": "203.0.113.70"}, {"who": " "}):
+            status, _, answer = ask(url, path, urlencode({**FORM, **wrong}).encode(), **known)
+            assert (status, b"BAD_OPTION" in answer) == (400, True)
+            assert EVIL.encode() not in answer
+        assert ask(url, path, b"reason=" + b"x" * 70_000, **known)[0] == 413
+        guarded.engine.advance()
+        assert guarded.rows("SELECT count(*) FROM decisions") == before
+        status, headers, _ = ask(url, path, body, **known)
+        assert (status, headers["location"]) == (303, "/guard?decided=1")
+        guarded.engine.advance()
+        found = guarded.rows(
+            "SELECT who, action, reason FROM decisions WHERE target = '192.0.2.66'"
+        )
+        assert found == [("bob (page)", "block", "<i>")]
+        assert "bob (page): &lt;i&gt;" in ask(url, "/guard", **known)[2].decode()
+
+
+@pytest.mark.spark
+def test_a_browser_blocks_and_shows_hostile_lines_as_they_are(browser, guarded, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("GUARD_TOKEN", TOKEN)
+    with console(guarded, "${env:GUARD_TOKEN}") as url:
+        context = browser.chromium.new_context(viewport={"width": 1200, "height": 900})
+        shown = context.new_page()
+        shown.on("console", lambda text: browser.complain(text.type, text.text))
+        shown.on("pageerror", lambda error: browser.complain("error", str(error)))
+        shown.goto(f"{url}/guard")
+        shown.get_by_label("Token of this console").fill(TOKEN)
+        shown.keyboard.press("Enter")
+        shown.locator("#connection", has_text="live").wait_for()
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        shown.screenshot(path=PICTURES / "page.png")
+        listed = shown.get_by_role("region", name="Block list", exact=True)
+        row = listed.locator("tr", has_text="203.0.113.5")
+        row.get_by_role("link", name="Unblock").click()
+        shown.locator("#target").wait_for()
+        assert shown.locator("#target").input_value() == "203.0.113.5"
+        assert shown.locator("#action").input_value() == "allow"
+        shown.get_by_label("Your name").fill("<b>eve</b>")
+        shown.get_by_label("Reason").fill(EVIL)
+        shown.get_by_role("button", name="Decide").click()
+        shown.get_by_text("The decision is stored").wait_for()
+        guarded.engine.advance()
+        shown.get_by_role(
+            "region", name="Allowed by hand", exact=True
+        ).wait_for()  # without a reload
+        audit = shown.get_by_role("region", name="Decisions by hand", exact=True).locator(
+            "tbody tr"
+        )
+        cells = [text for text in audit.all_inner_texts() if "eve" in text]
+        assert len(cells) == 1
+        assert "<b>eve</b> (page)" in cells[0]
+        assert EVIL in cells[0]
+        assert listed.locator("tr", has_text="203.0.113.5").count() == 0
+        shown.goto(f"{url}/guard/evidence?target=203.0.113.5")
+        requests = shown.get_by_role("region", name="Its requests", exact=True).locator("tbody tr")
+        assert requests.count() == 200
+        assert f"/{EVIL}" in requests.first.inner_text()
+        assert EVIL_AGENT in requests.first.inner_text()
+        assert shown.evaluate("window.pwned") is None
+        for path in ("/guard", "/guard/evidence?target=203.0.113.5"):
+            shown.goto(url + path)
+            shown.set_viewport_size({"width": 360, "height": 740})
+            assert shown.evaluate("document.documentElement.scrollWidth") <= 360
+        context.close()
 
 
 @pytest.mark.spark

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, EngineError, StorageError
 from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.following import Line
@@ -81,3 +81,37 @@ def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
     assert re.findall(r"would block (\S+)", shown) == ["192.0.2.77"]
     assert "freed 192.0.2.9\n" in shown
     assert not notified.exists()
+
+    assert guard.run(arguments("list", "--storage", storage)) == 0
+    assert re.findall(r"^(\S+) +flood ", capsys.readouterr().out, re.MULTILINE) == ["192.0.2.77"]
+    reason = ("--reason", "on the phone", "--storage", storage)
+    assert guard.run(arguments("unblock", "192.0.2.77", "--for", "2h", *reason)) == 0
+    assert guard.run(arguments("block", "2001:db8::/48", *reason)) == 0
+    assert "no guard runs on this storage" in capsys.readouterr().out
+    assert guard.run(arguments(*words)) == 0  # without new lines, it takes the decisions
+    assert guard.run(arguments("list", "--storage", storage)) == 0
+    shown = capsys.readouterr().out
+    assert "192.0.2.77" not in shown
+    assert re.search(r"^2001:db8::/48 +by hand +.* \(command line\): on the phone ", shown, re.MULTILINE)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("block", "192.0.2.1"),
+        ("block", "--reason", "x"),
+        ("list", "192.0.2.1"),
+        ("list",),
+        ("block", "192.0.2.1", "--reason", "x"),
+        ("--config", "guard.yml"),
+        ("--log", "x"),
+    ],
+)
+def test_what_a_command_needs_is_named(words):
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        guard.run(arguments(*words))
+
+
+def test_a_storage_without_a_guard_takes_no_decisions(tmp_path):
+    with pytest.raises(StorageError, match="NO_STORAGE"):
+        guard.run(arguments("block", "192.0.2.1", "--reason", "x", "--storage", tmp_path / "none"))

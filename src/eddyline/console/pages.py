@@ -1,21 +1,21 @@
-"""The pages of the console: made on the server, read-only, and live by events."""
+"""The pages of the console: made on the server, and live by events. Its own are read-only."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -31,7 +31,7 @@ from eddyline.console.api import (
     status_of,
 )
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
-from eddyline.console.guard import internal
+from eddyline.console.guard import internal, limited_body
 from eddyline.console.observer import Observer
 from eddyline.console.values import as_texts, numeric
 from eddyline.errors import EddylineError
@@ -54,6 +54,7 @@ PAYLOAD_LENGTH = 300
 Answered: TypeAlias = tuple[str, dict[str, Any]] | Response
 """A template and its values, or a response of another kind."""
 Page = Callable[[Request], Answered]
+Action = Callable[[Observer, Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,15 @@ class Addition:
         package: has the folders `templates` and `static`. Templates may extend those of the console.
         links: paths and titles for the navigation.
         pages: by path what answers it; called in a thread.
+        actions: by path what a form posted there does; called in a thread with the form's fields. It returns the
+            path of the page that is shown then. Only a console with a token acts.
     """
 
     name: str
     package: str
     links: Sequence[tuple[str, str]]
     pages: Mapping[str, Callable[[Observer, Request], Answered]]
+    actions: Mapping[str, Action] = field(default_factory=dict)
 
 
 class Pages:
@@ -80,13 +84,17 @@ class Pages:
         api: the JSON interface, which reads the same.
         name: the name of the storage, for titles.
         additions: pages of applications.
+        acts: whether their forms may change something.
     """
 
-    def __init__(self, api: Api, name: str, additions: Sequence[Addition] = ()) -> None:
+    def __init__(
+        self, api: Api, name: str, additions: Sequence[Addition] = (), *, acts: bool = False
+    ) -> None:
         self._api = api
         self._observer = api.observer
         self._name = name
         self._additions = additions
+        self._acts = acts
         self._links = (*PAGES, *(link for addition in additions for link in addition.links))
         packages = ("eddyline.console", *(addition.package for addition in additions))
         self._templates = Environment(
@@ -117,6 +125,8 @@ class Pages:
             static = StaticFiles(packages=[(addition.package, "static")])
             files.append(Mount(f"/static/{addition.name}", static))
         routes = [Route(path, self._served(page), methods=["GET"]) for path, page in pages.items()]
+        actions = {path: act for one in self._additions for path, act in one.actions.items()}
+        routes += [Route(path, self._acted(act), methods=["POST"]) for path, act in actions.items()]
         files.append(Mount("/static", StaticFiles(directory=STATIC)))
         return [*routes, Route("/login", self.login, methods=["GET"]), *files]
 
@@ -138,6 +148,29 @@ class Pages:
 
         return endpoint
 
+    def _acted(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a form."""
+
+        async def endpoint(request: Request) -> Response:
+            if not self._acts:
+                html = self._problem(request, "READ_ONLY", "this console only shows", "start it with a token")  # fmt: skip
+                return HTMLResponse(html, 403)
+            body = await limited_body(request)
+            if body is None:
+                html = self._problem(request, "TOO_LARGE", "the form is too long", "shorten it")
+                return HTMLResponse(html, 413)
+            fields = parse_qs(body.decode("utf-8", "replace"))
+            form = {name: values[0] for name, values in fields.items()}
+            try:
+                return RedirectResponse(
+                    await self._api.run(lambda: action(self._observer, form)), 303
+                )
+            except EddylineError as error:
+                html = self._problem(request, error.condition, error.message, error.hint)
+                return HTMLResponse(html, status_of(error))
+
+        return endpoint
+
     def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> str:
         query = f"?{request.url.query}" if request.url.query else ""
         common = {
@@ -145,6 +178,7 @@ class Pages:
             "here": request.url.path,
             "self_url": request.url.path + query,
             "storage": self._name,
+            "acts": self._acts,
             "epoch": self._observer.now()[1].epoch,
         }
         return self._templates.get_template(template).render({**common, **values})

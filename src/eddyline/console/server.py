@@ -34,7 +34,9 @@ READERS_MAX = 4
 
 
 class Console:
-    """Serves pages, a JSON interface, metrics and live events of one storage. It only reads.
+    """Serves pages, a JSON interface, metrics and live events of one storage.
+
+    It only reads, but for the forms of additions, if there is a token.
 
     Args:
         files: the storage.
@@ -78,7 +80,7 @@ class Console:
             registry = registry_of(observer, self._tally)
             api = Api(observer, self._tally, self._hub, registry, limiter, explain)
             name = os.path.basename(files.root.rstrip("/"))
-            pages = Pages(api, name, additions)
+            pages = Pages(api, name, additions, acts=bool(secret))
             routes = [*api.routes(), *pages.routes()]
             handlers: dict[Any, Any] = {HTTPException: pages.missing, Exception: pages.crashed}
             app = Guard(Starlette(routes=routes, exception_handlers=handlers), host, secret)

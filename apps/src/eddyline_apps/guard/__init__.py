@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import getpass
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eddyline.answers.quick import quick_answer
+from eddyline.answers.tasks import stored_catalog
+from eddyline.cli.opening import open_catalog
+from eddyline.cli.text import layout
 from eddyline.errors import DataError, EngineError
+from eddyline.storage.lock import in_use
 from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
 from eddyline_apps.guard.evaluation import evaluate, read_labels, report
 
 if TYPE_CHECKING:
@@ -29,9 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("evaluate",),
-        help="evaluate: replay the logs, and compare who would have been blocked with --labels",
+        choices=("evaluate", BLOCK, "unblock", "list"),
+        help="evaluate: replay the logs, and compare who would have been blocked with --labels; block, "
+        "unblock: decide by hand on ADDRESS; list: who is blocked",
     )
+    parser.add_argument(
+        "address", nargs="?", metavar="ADDRESS", help="an address or network to block or unblock"
+    )
+    parser.add_argument(
+        "--for",
+        dest="time",
+        default="1 h",
+        metavar="TIME",
+        help="how long a decision by hand counts, such as 30min (default: 1 h)",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the audit")
     parser.add_argument(
         "--labels",
         metavar="FILE",
@@ -43,12 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=Path,
         nargs="+",
-        required=True,
         help="access logs (common, combined or vhost_combined, and a request time at the end)",
     )
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, required=True, help="the rules, as YAML"
-    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="the rules, as YAML")
     parser.add_argument(
         "--follow",
         action="store_true",
@@ -61,16 +78,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keep the engine here, and go on from it; without: removed at the end",
     )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="N",
+        help="with --follow: serve the console with the guard's page on this port of 127.0.0.1, 0 for any",
+    )
+    parser.add_argument(
+        "--token",
+        default="",
+        metavar="REFERENCE",
+        help="what requests to --port have to send, ${env:NAME} or ${file:PATH}; with it people may block "
+        "and unblock there",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the guard and return the exit code."""
+    by_hand = args.action in (BLOCK, "unblock")
+    if by_hand == (args.address is None) or by_hand == (args.reason is None):
+        raise EngineError(
+            "block and unblock need ADDRESS and --reason, and nothing else takes them",
+            condition="BAD_OPTION",
+            hint="eddyline guard block ADDRESS --for 1h --reason TEXT --storage DIR",
+        )
+    if by_hand or args.action == "list":
+        return _by_hand(args)
+    if args.log is None or args.config is None:
+        raise EngineError(
+            "the guard needs --log and --config",
+            condition="BAD_OPTION",
+            hint="eddyline guard --log PATH --config FILE",
+        )
     config = load_config(args.config)
     if (args.action is None) != (args.labels is None) or (args.labels and args.follow):
         raise EngineError(
             "evaluate and --labels belong together, and not to --follow",
             condition="BAD_OPTION",
             hint="eddyline guard evaluate --labels FILE --log PATH --config FILE",
+        )
+    if (args.port is not None and not args.follow) or (args.token and args.port is None):
+        raise EngineError(
+            "--token belongs to --port, and --port to --follow",
+            condition="BAD_OPTION",
+            hint="eddyline guard --log PATH --config FILE --follow --port 8422",
         )
     labels = None if args.labels is None else read_labels(args.labels)
     for path in args.log:
@@ -94,10 +145,43 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, short_lane_rows=max(options.short_lane_rows, SHORT_LANE_ROWS))
         engine = stack.enter_context(Engine(str(storage), options=options))
         guard = Guard(engine, config)
+        if args.port is not None:
+            from eddyline_apps.guard.page import serve  # needs packages that may be missing
+
+            print(f"page: {serve(engine, stack, args.port, args.token)}", flush=True)
         if args.follow:
             follow(engine, guard, config, args.log)
         else:
             found = replay(engine, guard, config, args.log)
             if labels is not None:
                 print(report(evaluate(labels, found.seen, found.blocked)))
+    return 0
+
+
+def _by_hand(args: argparse.Namespace) -> int:
+    """Block, unblock or list, beside the guard that runs on the storage; without Spark."""
+    if args.storage is None:
+        raise EngineError(
+            f"{args.action} needs --storage",
+            condition="BAD_OPTION",
+            hint="give the storage of the guard",
+        )
+    with open_catalog(str(args.storage)) as store:
+        files, catalog = store.files, stored_catalog(store)
+        if args.action == "list":
+            catalog.get("block_list")  # NOT_FOUND
+            answer = quick_answer(files, catalog, "SELECT * FROM block_list ORDER BY since")
+            if answer is None or not answer.total:
+                print("nobody is blocked")
+            else:
+                rows = [tuple(text or "" for text in row) for row in answer.texts()]
+                print(layout(answer.columns, rows))
+            return 0
+        action = BLOCK if args.action == BLOCK else ALLOW
+        decision = parse_decision(
+            action, args.address, args.time, f"{getpass.getuser()} (command line)", args.reason
+        )
+        decide(files, catalog, decision, datetime.now(UTC))
+        if not in_use(files):
+            print("no guard runs on this storage: the next one takes the decision")
     return 0

@@ -28,7 +28,8 @@ SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
 """The kinds of notification that write a file; the others are sinks of the engine."""
 
-_UNITS = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
+DAY_S = 86_400
+_UNITS = {"s": 1, "min": 60, "h": 3600, "day": DAY_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,19 @@ class _Section:
 
     def seconds(self, name: str) -> int:
         text = str(self.values.get(name))
-        found = re.fullmatch(r"(\d{1,6}) ?(s|min|h|day)s?", text, re.ASCII)
-        if found is None or not 1 <= int(found[1]) * _UNITS[found[2]] <= 7 * 86_400:
+        found = seconds_of(text, most=7 * DAY_S)
+        if found is None:
             raise self.wrong(name, f"{text!r} isn't a time", "write it like 10 s, 5 min, 2 h or 1 day; 7 days at most")  # fmt: skip
-        return int(found[1]) * _UNITS[found[2]]
+        return found
+
+
+def seconds_of(text: str, *, most: int) -> int | None:
+    """Return the seconds of a time such as `10 min`; None if it is none, or longer than `most` seconds.
+
+    Example:
+        >>> seconds_of("2h", most=DAY_S), seconds_of("3 days", most=DAY_S), seconds_of("soon", most=9)
+        (7200, None, None)
+    """
+    found = re.fullmatch(r"(\d{1,6}) ?(s|min|h|day)s?", text, re.ASCII)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    return seconds if 1 <= seconds <= most else None

@@ -11,6 +11,8 @@
 --   rules(rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s)
 --   allowed(network, first_key, last_key)  the allow-list; keys as in offenders
 --   admissions(target, rule, evidence, since)  whom the guard has put on the block list, and why
+--   decisions(id, at, who, action, target, first_key, last_key, until, reason)  what people have decided: to block
+--            or to allow (action) an address or network until a time. Rows are only ever added: the table is the audit
 --
 -- Terms:
 --   address  the first column of the log, if it is an IP address
@@ -242,39 +244,86 @@ FROM (
   LEFT JOIN quantiles q ON q.window_s = r.window_s AND q.metric = r.metric AND q.addresses >= 50
 );
 
+-- Decisions by hand that count now: the last one for each target, until its time is over.
+CREATE VIEW by_hand AS
+SELECT target, first_key, last_key, d.action AS action, d.at AS at, d.who AS who, d.reason AS reason, d.until AS until
+FROM (
+  SELECT target, first_key, last_key, max(struct(at, id, action, who, reason, until)) AS d
+  FROM decisions
+  GROUP BY target, first_key, last_key
+)
+CROSS JOIN (SELECT max(now) AS now FROM clock)
+WHERE coalesce(d.until > now, true);
+
+-- What the rules may not block: the allow-list, and what is allowed by hand.
+CREATE VIEW exempt AS
+SELECT first_key, last_key FROM allowed
+UNION ALL
+SELECT first_key, last_key FROM by_hand WHERE action = 'allow';
+
+-- What is blocked by hand: unless something of it is on the allow-list, or was allowed by hand since.
+CREATE VIEW blocked_by_hand AS
+SELECT target, first_key, last_key, who, reason, at, until
+FROM by_hand b
+WHERE action = 'block'
+  AND NOT EXISTS (SELECT 1 FROM allowed a WHERE b.first_key <= a.last_key AND a.first_key <= b.last_key)
+  AND NOT EXISTS (
+    SELECT 1 FROM by_hand h
+    WHERE h.action = 'allow' AND h.at > b.at AND b.first_key <= h.last_key AND h.first_key <= b.last_key
+  );
+
+-- What each rule compares with its limit, in all windows of at least 5 requests.
+CREATE VIEW compared AS
+SELECT
+  r.rule, r.metric, r.at_least,
+  s.target, s.network, s.window_s, s.window_start, s.last_at, s.addresses,
+  CASE r.metric WHEN 'requests' THEN s.requests WHEN 'pages' THEN s.pages WHEN 'logins' THEN s.logins ELSE s.errors END AS value
+FROM (
+  SELECT 'address' AS subject, address AS target, network, window_s, window_start, last_at, requests, pages, logins, errors, 1 AS addresses
+  FROM address_rates WHERE requests >= 5
+  UNION ALL
+  SELECT 'visitor', address, network, window_s, window_start, last_at, requests, pages, logins, errors, 1
+  FROM visitor_rates WHERE requests >= 5
+  UNION ALL
+  SELECT 'network', network, network, window_s, window_start, last_at, requests, pages, logins, errors, addresses
+  FROM network_rates WHERE requests >= 5
+) s
+JOIN rules r ON r.subject = s.subject AND r.window_s = s.window_s AND s.addresses >= r.addresses;
+
+-- What is going on: for each rule the ten who come nearest to its limit, or are farthest over it, in the newest
+-- window that is at least half over; beside the limit.
+CREATE VIEW busiest AS
+SELECT b.rule, b.metric, b.window_s, b.window_start, b.rank, b.target, b.value, l.bound, round(100 * b.value / l.bound) AS percent
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY rule ORDER BY value DESC, target) AS rank
+  FROM (
+    SELECT c.rule, c.metric, c.window_s, c.window_start, c.target, max(c.value) AS value
+    FROM compared c
+    JOIN (
+      SELECT window_s, timestamp_seconds(unix_seconds(max(window_start)) - window_s div 2) AS window_start
+      FROM server_rates
+      GROUP BY window_s
+    ) newest ON newest.window_s = c.window_s AND newest.window_start = c.window_start
+    WHERE c.value > 0
+    GROUP BY c.rule, c.metric, c.window_s, c.window_start, c.target
+  )
+) b
+JOIN limits l ON l.rule = b.rule
+WHERE b.rank <= 10;
+
 -- The evidence: windows in which a target was over the limit of a rule. The inner query finds who is as busy
 -- as a rule's at_least, whatever the limit is at the moment: only these few are compared again when
--- a limit moves. Windows of less than 5 requests are never looked at.
+-- a limit moves.
 CREATE VIEW offences AS
 SELECT
   c.target, c.network, c.rule, c.metric, c.window_s, c.window_start, c.value, l.bound, c.addresses, c.last_at,
   timestamp_seconds(unix_seconds(c.last_at) + l.block_s) AS until
-FROM (
-  SELECT *
-  FROM (
-    SELECT
-      r.rule, r.metric, r.at_least,
-      s.target, s.network, s.window_s, s.window_start, s.last_at, s.addresses,
-      CASE r.metric WHEN 'requests' THEN s.requests WHEN 'pages' THEN s.pages WHEN 'logins' THEN s.logins ELSE s.errors END AS value
-    FROM (
-      SELECT 'address' AS subject, address AS target, network, window_s, window_start, last_at, requests, pages, logins, errors, 1 AS addresses
-      FROM address_rates WHERE requests >= 5
-      UNION ALL
-      SELECT 'visitor', address, network, window_s, window_start, last_at, requests, pages, logins, errors, 1
-      FROM visitor_rates WHERE requests >= 5
-      UNION ALL
-      SELECT 'network', network, network, window_s, window_start, last_at, requests, pages, logins, errors, addresses
-      FROM network_rates WHERE requests >= 5
-    ) s
-    JOIN rules r ON r.subject = s.subject AND r.window_s = s.window_s AND s.addresses >= r.addresses
-  )
-  WHERE value >= at_least
-) c
+FROM (SELECT * FROM compared WHERE value >= at_least) c
 JOIN limits l ON l.rule = c.rule
 WHERE c.value >= l.bound;
 
 -- One row for each target over a limit, with its gravest offence (severity: percent of the limit), unless
--- something of it is on the allow-list. The keys are the first and the last address of the target as 32
+-- something of it is on the allow-list or allowed by hand. The keys are the first and the last address of the target as 32
 -- hexadecimal digits, IPv4 as ::ffff:a.b.c.d.
 CREATE VIEW offenders AS
 SELECT *
@@ -317,15 +366,19 @@ FROM (
     )
   )
 ) o
-WHERE NOT EXISTS (SELECT 1 FROM allowed a WHERE o.first_key <= a.last_key AND a.first_key <= o.last_key);
+WHERE NOT EXISTS (SELECT 1 FROM exempt e WHERE o.first_key <= e.last_key AND e.first_key <= o.last_key);
 
--- The block list: who was admitted to it, as long as the time isn't over and the evidence holds.
+-- The block list: who was admitted to it, as long as the time isn't over and the evidence holds; and who is
+-- blocked by hand.
 CREATE VIEW block_list AS
 SELECT a.target, a.rule AS reason, a.evidence, a.since, o.until
 FROM admissions a
 JOIN offenders o ON o.target = a.target
 CROSS JOIN clock c
-WHERE o.until > c.now;
+LEFT ANTI JOIN blocked_by_hand h ON h.first_key = o.first_key AND h.last_key = o.last_key
+WHERE o.until > c.now
+UNION ALL
+SELECT target, 'by hand', concat(who, ': ', reason), at, until FROM blocked_by_hand;
 
 -- The same without `until`, which moves with each request: what notifications follow.
 CREATE VIEW blocked AS
@@ -337,4 +390,5 @@ SELECT o.target, o.network, o.rule, o.severity, o.evidence, o.until
 FROM offenders o
 CROSS JOIN clock c
 LEFT ANTI JOIN admissions a ON a.target = o.target
+LEFT ANTI JOIN blocked_by_hand h ON h.first_key = o.first_key AND h.last_key = o.last_key
 WHERE o.until > c.now;

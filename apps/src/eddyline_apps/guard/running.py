@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eddyline.api.engine import Engine
     from eddyline.runtime.epoch import Progress
     from eddyline_apps.guard.config import Config
-    from eddyline_apps.guard.service import Admission, Guard
+    from eddyline_apps.guard.service import Admission, Decided, Guard
 
 LOOK_S = 0.2
 """Between two looks at the logs."""
@@ -71,6 +71,8 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
                 ticked = started
             if lines or ticked == started:
                 watch.committed.wait(WAIT_S)
+            if watch.take_changed("by_hand"):
+                watch.decided(now, guard.decided())
             old = started - forgot >= FORGET_S
             freed = guard.release(now) if watch.take_changed("block_list") or old else []
             watch.freed(now, freed)
@@ -168,7 +170,7 @@ class _Watch:
 
     def __init__(self, *, dry_run: bool) -> None:
         self.committed = threading.Event()
-        self._changed = {"waiting", "block_list"}
+        self._changed = {"waiting", "block_list", "by_hand"}
         self._lock = threading.Lock()
         self._verb = "would block" if dry_run else "blocked"
         self._warned = False
@@ -201,6 +203,15 @@ class _Watch:
         """Print who is put on the list."""
         for one in admissions:
             print(f"{now:%FT%TZ} {self._verb} {one.target} {one.rule}: {one.evidence}", flush=True)
+
+    def decided(self, now: datetime, decisions: Sequence[Decided]) -> None:
+        """Print what people have decided."""
+        for one in decisions:
+            print(
+                f"{now:%FT%TZ} by hand: {one.action} {one.target} until {one.until}, "
+                f"{one.who}: {one.reason}",
+                flush=True,
+            )
 
     def freed(self, now: datetime, targets: Sequence[str]) -> None:
         """Print who has left the list."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -34,6 +34,16 @@ class Admission:
     target: str
     rule: str
     evidence: str
+
+
+class Decided(NamedTuple):
+    """A decision by hand: `block` or `allow`, with its end, as text."""
+
+    target: str
+    action: str
+    who: str
+    reason: str
+    until: str
 
 
 class Guard:
@@ -65,6 +75,7 @@ class Guard:
         }
         self._admissions = deque(self._admitted.values())  # times, for the limit of a minute
         self._listed: set[str] = set()
+        self._by_hand: set[tuple[str, ...]] = set()
         self.crowded = True
 
     def _configure(self) -> None:
@@ -156,10 +167,19 @@ class Guard:
                 del self._admitted[target]
         return gone
 
+    def decided(self) -> list[Decided]:
+        """Return the decisions by hand that count and weren't returned before."""
+        found = set()
+        if "by_hand" in self.views:  # views of the user's own may do without
+            found = set(self._rows("by_hand", "target", "action", "who", "reason", "until"))
+        new = sorted(found - self._by_hand)
+        self._by_hand = found
+        return [Decided(*row) for row in new]
+
     @property
     def active(self) -> bool:
-        """Whether someone is on the list, so that the clock has to go on."""
-        return bool(self._admitted)
+        """Whether someone is on the list, or allowed by hand, so that the clock has to go on."""
+        return bool(self._admitted or self._by_hand)
 
     @property
     def targets(self) -> list[str]:

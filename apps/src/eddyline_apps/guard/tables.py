@@ -28,6 +28,11 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         "target STRING, rule STRING, evidence STRING, since TIMESTAMP",
         ("target",),
     ),
+    "decisions": (
+        "id STRING, at TIMESTAMP, who STRING, action STRING, target STRING, first_key STRING, "
+        "last_key STRING, until TIMESTAMP, reason STRING",
+        (),
+    ),
 }
 """Name -> columns and primary key; the head of `guard.sql` says what they hold."""
 

@@ -1,0 +1,128 @@
+"""The page of the guard in the console: rates beside their limits, the block list, and decisions by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from starlette.requests import Request
+
+from eddyline.arguments import check_number
+from eddyline.console.observer import Observer
+from eddyline.console.pages import Addition
+from eddyline.errors import DataError
+from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
+from eddyline_apps.guard.tables import parse_target
+
+if TYPE_CHECKING:
+    from eddyline.api.engine import Engine
+
+PATH = "/guard"
+SHOWN = 200
+"""Rows of a list that are shown; its title says how many there are."""
+SUMMARY_S = 10
+"""The windows of which the head of the page shows the last."""
+
+
+def overview(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]:
+    """What goes on, who is blocked, and what people have decided."""
+    asked = request.query_params
+    windows = _frame(observer, "server_rates").filter(pl.col("window_s") == SUMMARY_S)
+    by_hand = _frame(observer, "by_hand")
+    return "guard.html", {
+        "title": "Guard",
+        "action": ALLOW if asked.get("action") == ALLOW else BLOCK,
+        "target": asked.get("target", ""),
+        "decided": "decided" in asked,
+        "actions": {BLOCK: "Block", ALLOW: "Unblock"},
+        "busiest": _list(
+            _frame(observer, "busiest").sort(["percent", "target"], descending=[True, False])
+        ),
+        "blocked": _list(
+            _frame(observer, "block_list").sort(["since", "target"], descending=[True, False])
+        ),
+        "waiting": _list(
+            _frame(observer, "waiting").sort("severity", "target", descending=[True, False])
+        ),
+        "allowed": _list(by_hand.filter(pl.col("action") == ALLOW).sort("at", descending=True)),
+        "audit": _list(_frame(observer, "decisions").sort("at", descending=True)),
+        # the last but one, of which half is over at least
+        "server": next(iter(windows.sort("window_start").tail(2).rows(named=True)), None),
+        "capacity": next(iter(_frame(observer, "limits")["capacity"]), None),
+        "now": next(iter(_frame(observer, "clock")["now"]), None),
+    }
+
+
+def evidence(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]:
+    """The windows of a target over a limit, and its last requests."""
+    target = request.query_params.get("target", "")
+    network = parse_target(target)
+    if network is None:
+        raise DataError(
+            f"target={target[:80]!r} is no address or network",
+            condition="BAD_OPTION",
+            hint="give one that the block list shows",
+        )
+    column = "address" if network.num_addresses == 1 else "network"
+    offences = _frame(observer, "offences").filter(pl.col("target") == target)
+    requests = _frame(observer, "requests").filter(pl.col(column) == target)
+    return "guard_evidence.html", {
+        "title": f"Evidence: {target}",
+        "target": target,
+        "offences": _list(offences.sort("window_start", "rule", descending=[True, False])),
+        "requests": _list(requests.sort("ts", descending=True)),
+    }
+
+
+def decided(observer: Observer, form: Mapping[str, str]) -> str:
+    """Take a decision from the page's form; return where to go on."""
+    action = form.get("action", "")
+    if action not in (BLOCK, ALLOW):
+        raise DataError(
+            "nothing is decided", condition="BAD_OPTION", hint="choose block or unblock"
+        )
+    who, address, time, reason = (
+        form.get(name, "") for name in ("who", "target", "time", "reason")
+    )
+    decision = parse_decision(
+        action, address, time, f"{who.strip()} (page)" if who.strip() else "", reason
+    )
+    decide(observer.files, observer.now()[0], decision, datetime.now(UTC))
+    return f"{PATH}?decided=1"
+
+
+PAGE = Addition(
+    "guard",
+    "eddyline_apps.guard",
+    ((PATH, "Guard"),),
+    {PATH: overview, f"{PATH}/evidence": evidence},
+    {f"{PATH}/decisions": decided},
+)
+"""For `Console(additions=...)`."""
+
+
+def serve(engine: Engine, stack: ExitStack, port: int, token: str) -> str:
+    """Serve the console with the page until the stack is closed; return the page's address."""
+    from eddyline.console.server import Console
+    from eddyline.options import Options
+
+    check_number("port", port, 0, 65_535)
+    options = Options.from_environment()
+    console = Console(engine.files, options, port=port, token=token, additions=(PAGE,))
+    stack.enter_context(console)
+    engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
+    return console.url + PATH
+
+
+def _frame(observer: Observer, view: str) -> pl.DataFrame:
+    frame = pl.from_arrow(observer.rows(view).table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _list(frame: pl.DataFrame) -> dict[str, Any]:
+    """Return the first rows and the number of all."""
+    return {"total": len(frame), "rows": frame.head(SHOWN).rows(named=True)}
