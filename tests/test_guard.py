@@ -454,10 +454,9 @@ def test_all_views_equal_offline_spark(guarded):
 def test_old_lines_take_their_rows_with_them(guarded, tmp_path):
     guard = Guard(guarded.engine, configured(tmp_path))
     last = START + timedelta(seconds=500)
-    position = guard.positions()
+    position = guarded.rows("SELECT file, max(end_at) FROM log_lines GROUP BY file")
     guard.forget(last)
     guarded.at(500)
-    assert guard.positions() == position  # the last line stays
-    assert len(guarded.rows("SELECT * FROM log_lines")) == 1
+    assert guarded.rows("SELECT file, end_at FROM log_lines") == position  # the last line stays
     for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
         assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view

@@ -12,7 +12,7 @@ import pytest
 from eddyline.errors import DataError, EngineError, StorageError
 from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
-from eddyline_apps.guard.following import Line
+from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import parts_by_time
 from test_guard import CONFIG, START, line, normal
 

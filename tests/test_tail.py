@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import eddyline as el
 from eddyline.errors import EddylineError
-from eddyline.source import tail
+from eddyline.source import growing, tail
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.source.tail import COLUMNS, TailStream
@@ -80,7 +81,7 @@ def test_a_last_line_without_an_end_is_taken_when_the_file_stands_still(tmp_path
     stream = stream_of(tmp_path, str(log))
     add(log, "one\ntwo")
     assert lines(stream) == ["one"]
-    os.utime(log, (time.time() - tail.SETTLE_S - 1,) * 2)
+    os.utime(log, (time.time() - growing.SETTLE_S - 1,) * 2)
     assert lines(stream) == ["one", "two"]
     assert lines(stream) == ["one", "two"]
 
@@ -126,13 +127,13 @@ def test_a_rotated_file_is_read_to_its_end(tmp_path, logs, pattern, step, reopen
 
 
 def test_compressed_files_are_read_once_and_a_damaged_one_is_set_aside(tmp_path, logs, monkeypatch):
-    monkeypatch.setattr(tail, "PIECE_BYTES", 64)
+    monkeypatch.setattr(tail, "pieces", partial(growing.pieces, size=64))
     monkeypatch.setattr(tail, "ENTRY_BYTES", 256)
     wanted = [f"line {number}" for number in range(600)]
     with gzip.open(logs / "a.log.gz", "wt") as packed:
         packed.write("\n".join(wanted))  # without a last line end
     (logs / "b.log.gz").write_bytes(b"no gzip")
-    os.utime(logs / "b.log.gz", (time.time() - tail.SETTLE_S - 1,) * 2)  # nobody is writing it
+    os.utime(logs / "b.log.gz", (time.time() - growing.SETTLE_S - 1,) * 2)  # nobody is writing it
     stream = stream_of(tmp_path, str(logs / "*.gz"))
     stream.follow(1.0)
     assert stream.log.end() > 4  # it is read to its end
@@ -159,7 +160,7 @@ def test_a_file_that_is_being_compressed_is_read_once(tmp_path, logs):
 
 
 def test_following_takes_a_long_file_in_pieces(tmp_path, logs, monkeypatch):
-    monkeypatch.setattr(tail, "PIECE_BYTES", 100)
+    monkeypatch.setattr(tail, "pieces", partial(growing.pieces, size=100))
     monkeypatch.setattr(tail, "ENTRY_BYTES", 500)
     wanted = [f"line {number:05}" + "x" * (number % 300) for number in range(300)]
     (logs / "a.log").write_text("\n".join(wanted) + "\n")
@@ -230,14 +231,14 @@ def test_a_copy_that_is_written_between_look_and_reading_is_no_new_file(
     copy = logs / f"access.log.1{'.gz' if compress else ''}"
     copy.write_bytes(b"")
     os.utime(copy, (1, 1))  # an old one, not one that is being compressed
-    read = tail._pieces
+    read = tail.pieces
 
     def written_first(one, path):
         if path == str(copy):
             copy.write_bytes(whole)
         return read(one, path)
 
-    monkeypatch.setattr(tail, "_pieces", written_first)
+    monkeypatch.setattr(tail, "pieces", written_first)
     stream.pull()
     assert copy.read_bytes() == whole
     log.write_text("three\n")
@@ -254,15 +255,15 @@ def test_a_file_that_is_replaced_under_its_inode_between_look_and_reading(
     stream = stream_of(tmp_path, f"{logs}/access.log*")
     stream.pull()
     add(log, "more\n")
-    read = tail._pieces
+    read = tail.pieces
 
     def replaced_first(one, path):
-        monkeypatch.setattr(tail, "_pieces", read)
+        monkeypatch.setattr(tail, "pieces", read)
         (logs / "access.log.1.gz").write_bytes(gzip.compress(log.read_bytes()))
         log.write_text("three\n")
         return read(one, path)
 
-    monkeypatch.setattr(tail, "_pieces", replaced_first)
+    monkeypatch.setattr(tail, "pieces", replaced_first)
     stream.pull()
     stream.pull()
     assert sorted(lines(stream)) == ["more", "one", "three", "two"]
@@ -273,7 +274,7 @@ def test_a_file_that_grows_while_it_is_read_is_the_same_file_afterwards(
 ):
     log = logs / "access.log"
     add(log, "one\n")
-    stream, opened = stream_of(tmp_path, f"{logs}/access.log*"), tail.open_file
+    stream, opened = stream_of(tmp_path, f"{logs}/access.log*"), growing.open_file
 
     class Growing:
         def __init__(self, file):
@@ -281,7 +282,7 @@ def test_a_file_that_grows_while_it_is_read_is_the_same_file_afterwards(
 
         def read(self, size):
             block = self.file.read(size)
-            if size == tail.PIECE_BYTES and not lines_added:
+            if size == growing.PIECE_BYTES and not lines_added:
                 lines_added.append("two")
                 add(log, "two\n")
                 block += self.file.read(size)
@@ -291,12 +292,12 @@ def test_a_file_that_grows_while_it_is_read_is_the_same_file_afterwards(
             return getattr(self.file, name)
 
     @contextmanager
-    def growing(path):
+    def opening(path):
         with opened(path) as file:
             yield Growing(file)
 
     lines_added = []
-    monkeypatch.setattr(tail, "open_file", growing)
+    monkeypatch.setattr(growing, "open_file", opening)
     stream.pull()
     assert lines(stream) == ["one", "two"]
     monkeypatch.undo()

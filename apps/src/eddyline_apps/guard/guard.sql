@@ -5,6 +5,8 @@
 --   log_lines(file, end_at, value, read_at)  unmodified lines of the access logs, the position after each,
 --            and the time of the clock when it was read. Old lines are deleted, and with them their rows
 --            in all views
+--   log_files(file, path, device, inode, length, beginning)  the files that were read, and what tells that a file
+--            is the same, or a copy
 --   clock(id, now)       one row, the time as of this epoch. No view asks another clock, so that verify
 --            and a replay see the same time
 --   settings(name, value)  capacity: requests a second, where the configuration gives it

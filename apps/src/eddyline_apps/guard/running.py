@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eddyline_apps.guard.following import Follower, Line
 from eddyline_apps.guard.notifying import notify
+from eddyline_apps.guard.reading import Line, LogReader
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -51,7 +51,7 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
     watch = _Watch(dry_run=config.dry_run)
     engine.on_progress(watch.observe)
     engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
-    follower = Follower(list(logs), guard.positions(), tail=True)
+    reader = LogReader(logs, guard.files(), tail=True)
     engine.start(EPOCHS_S)  # which doesn't wait for notifications
     print(f"following {', '.join(map(str, logs))}", flush=True)
     ticked = forgot = time.monotonic()
@@ -59,10 +59,10 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
         while True:
             started = time.monotonic()
             now = datetime.now(UTC)
-            lines = follower.read(LINES_MAX)
+            lines = reader.read(LINES_MAX)
             watch.committed.clear()
             if lines:
-                guard.insert(lines, now)
+                guard.insert(lines, reader.known, now)
             # While lines of the past are read, the clock waits for them: nobody is freed whose last
             # requests are still to come.
             quiet = guard.active and started - ticked >= CLOCK_S
@@ -110,13 +110,13 @@ def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
     found = Replay({}, set())
     watch = _Watch(dry_run=True)
     engine.on_progress(watch.observe)
-    follower = Follower(list(logs), guard.positions(), tail=False)
+    reader = LogReader(logs, guard.files(), tail=False)
     step_s = min(rule.block_s for rule in config.rules) / 2
     forgot = None
-    while lines := follower.read(LINES_MAX):
+    while lines := reader.read(LINES_MAX):
         found.seen.update(word for line in lines for word in line.value.split(" ", 2)[:2])
         for part, now in parts_by_time(lines, step_s):
-            guard.insert(part, now)
+            guard.insert(part, reader.known, now)
             guard.tick(now)
             engine.advance()
             watch.freed(now, guard.release(now))

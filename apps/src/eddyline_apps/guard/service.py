@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from eddyline.answers.quick import quick_answer
+from eddyline.source.growing import Known
 from eddyline_apps import views
 from eddyline_apps.guard.config import Config
 from eddyline_apps.guard.tables import LINES, allowed_row, create, script
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
-    from eddyline_apps.guard.following import Line
+    from eddyline_apps.guard.reading import Line
 
 SETTLE_S = 60
 """An admission that the list doesn't show after so long has no evidence any more."""
@@ -76,6 +77,7 @@ class Guard:
         self._admissions = deque(self._admitted.values())  # times, for the limit of a minute
         self._listed: set[str] = set()
         self._by_hand: set[tuple[str, ...]] = set()
+        self._files: Mapping[str, Known] = {}
         self.crowded = True
 
     def _configure(self) -> None:
@@ -96,13 +98,35 @@ class Guard:
 
     # --- input ---
 
-    def positions(self) -> dict[str, int]:
-        """Return how far each file was read, when the guard was opened or later."""
-        found = self._engine.sql("SELECT file, max(end_at) FROM log_lines GROUP BY file")
-        return {row[0]: row[1] for row in found.collect()}
+    def files(self) -> dict[str, Known]:
+        """Return by id the files that were read, each up to its last line that is stored."""
+        found = self._engine.sql(
+            "SELECT file, path, device, inode, end_at, length, beginning FROM log_files JOIN "
+            "(SELECT file, max(end_at) AS end_at FROM log_lines GROUP BY file) USING (file)"
+        ).collect()
+        self._files = {
+            row.file: Known(
+                row.path, int(row.device), int(row.inode), row.end_at, row.length, row.beginning
+            )
+            for row in found
+        }
+        return self._files
 
-    def insert(self, lines: Sequence[Line], now: datetime) -> None:
-        """Put lines into the log, all or none; their positions are part of them."""
+    def insert(self, lines: Sequence[Line], files: Mapping[str, Known], now: datetime) -> None:
+        """Put lines into the log, all or none; their positions are part of them.
+
+        Args:
+            files: the files of the lines, by id. They are stored before the lines: a file is read on after
+                the last line that is stored of it.
+        """
+        changed = [
+            (name, one.path, str(one.device), str(one.inode), one.length, one.beginning)
+            for name, one in files.items()
+            if name not in self._files or _same_file(self._files[name]) != _same_file(one)
+        ]
+        if changed:
+            self._tables["log_files"].upsert(changed)
+            self._files = dict(files)
         columns = [
             [line.file for line in lines],
             [line.end_at for line in lines],
@@ -193,3 +217,8 @@ class Guard:
         if answer is not None:
             return [tuple(map(str, row)) for row in answer.texts()]
         return [tuple(map(str, row)) for row in self._engine.sql(query).collect()]
+
+
+def _same_file(one: Known) -> Known:
+    """Return what is stored of a file, without its position."""
+    return replace(one, offset=0, size=-1, modified=-1)

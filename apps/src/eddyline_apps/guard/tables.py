@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "log_lines": ("file STRING, end_at BIGINT, value STRING, read_at TIMESTAMP", ()),
+    "log_files": (
+        "file STRING, path STRING, device STRING, inode STRING, length BIGINT, beginning STRING",
+        ("file",),
+    ),
     "clock": ("id INT, now TIMESTAMP", ("id",)),
     "settings": ("name STRING, value DOUBLE", ("name",)),
     "rules": (
