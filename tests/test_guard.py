@@ -170,6 +170,21 @@ def test_wrong_configuration_is_named(tmp_path, more, place):
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("192.0.2.0/24,EU", "places.csv, line 1: this is no place: not enough values"),
+        ("\n192.0.2.0/25,EU,A", "line 2: this is no place: /25 isn't from /8 to /24"),
+        ("host,EU,A", "'host' does not appear to be an IPv4 or IPv6 network"),
+    ],
+)
+def test_a_wrong_place_is_named(tmp_path, text, message):
+    (tmp_path / "places.csv").write_text(text)
+    with pytest.raises(ScriptError, match="BAD_CONFIG") as caught:
+        configured(tmp_path, "places: places.csv\n")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("target", "time", "who", "reason", "message"),
     [
         ("host", "1 h", "ann", "x", "'host' can't be decided on"),
@@ -359,6 +374,10 @@ def test_the_page_shows_what_the_views_hold_and_nothing_else(guarded):
         assert "Unblock</a>" not in text
         rows = page(url, "/guard/evidence?target=203.0.113.5")
         assert html.unescape(rows).count(f"<code>/{EVIL}</code>") == 200  # the newest
+        hosts = page(url, "/guard/evidence?target=203.0.0.0/16")  # any network that people block
+        assert hosts.count("<td>203.0.113.70</td>") == 0  # of 900 the newest 200
+        assert hosts.count("<td>203.0.113.5</td>") == 200
+        assert "<small>900, of which the first 200 are shown</small>" in hosts
         for hostile in (text, rows):
             assert EVIL not in hostile
             assert "<img" not in hostile
@@ -446,6 +465,43 @@ def test_a_browser_blocks_and_shows_hostile_lines_as_they_are(browser, guarded, 
 
 
 @pytest.mark.spark
+def test_regions_and_carriers_reach_the_site_or_go_quiet(guarded, tmp_path):
+    (tmp_path / "places.csv").write_text(
+        '# network,region,carrier\n198.51.0.0/16,EU,Alpha\n198.51.3.0/24,EU,"Beta, Ltd"\n'
+        "203.0.113.0/24,US,Gamma\n2001:db8::/32,US,Delta\n"
+    )
+    Guard(guarded.engine, configured(tmp_path, "places: places.csv\n"))
+    sums = dict(
+        guarded.rows(
+            "SELECT carrier, sum(requests) FROM place_rates WHERE window_s = 300 GROUP BY carrier"
+        )
+    )
+    rates = guarded.rows(
+        "SELECT CASE WHEN network = '198.51.3.0/24' THEN 'Beta, Ltd' WHEN network LIKE '198.51.%' THEN 'Alpha' "
+        "WHEN network LIKE '203.%' THEN 'Gamma' WHEN network LIKE '%:%' THEN 'Delta' ELSE 'unknown' END, "
+        "sum(requests) FROM network_rates WHERE window_s = 300 GROUP BY 1"
+    )
+    assert sums == dict(rates)
+    assert len(sums) == 5
+    assert guarded.rows("SELECT DISTINCT quiet FROM reach") == [(False,)]  # there is no before
+    guarded.read([line("203.0.113.70", 610, status=500) for _ in range(300)], 611)
+    found = guarded.rows(
+        "SELECT carrier, requests, error_share, mean_request_s, quiet FROM reach ORDER BY carrier"
+    )
+    assert found == [
+        ("Alpha", 0, None, None, True),
+        ("Beta, Ltd", 0, None, None, True),
+        ("Delta", 0, None, None, False),  # nine requests in all
+        ("Gamma", 300, 1.0, 0.25, False),
+        ("unknown", 0, None, None, True),
+    ]
+    with console(guarded) as url:
+        text = page(url, "/guard")
+    assert text.count(">quiet</span>") == 3
+    assert "Beta, Ltd" in text
+
+
+@pytest.mark.spark
 def test_all_views_equal_offline_spark(guarded):
     assert guarded.engine.verify()
 
@@ -453,10 +509,10 @@ def test_all_views_equal_offline_spark(guarded):
 @pytest.mark.spark
 def test_old_lines_take_their_rows_with_them(guarded, tmp_path):
     guard = Guard(guarded.engine, configured(tmp_path))
-    last = START + timedelta(seconds=500)
+    last = START + timedelta(seconds=1100)
     position = guarded.rows("SELECT file, max(end_at) FROM log_lines GROUP BY file")
     guard.forget(last)
-    guarded.at(500)
+    guarded.at(1100)
     assert guarded.rows("SELECT file, end_at FROM log_lines") == position  # the last line stays
     for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
         assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import signal
@@ -22,6 +23,9 @@ METRICS = ("requests", "pages", "logins", "errors")
 QUANTILES = (0.5, 0.9, 0.99)
 LEAST = 5
 """No limit may be below this: `guard.sql` doesn't look at windows of fewer requests."""
+
+PLACES = {4: (8, 24), 6: (16, 48)}
+"""The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
 
 NO_LIMIT = 1e15
 SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
@@ -77,6 +81,7 @@ class Config:
     Attributes:
         capacity: requests a second that the server can answer; None: as measured.
         sql: a file of views in the place of `guard.sql`.
+        places: where networks are: a network, its region and its carrier each.
     """
 
     rules: tuple[Rule, ...]
@@ -86,6 +91,7 @@ class Config:
     new_blocks_per_minute: int = 30
     dry_run: bool = False
     sql: Path | None = None
+    places: tuple[tuple[Network, str, str], ...] = ()
 
     @property
     def keep_s(self) -> int:
@@ -109,9 +115,9 @@ def load_config(path: Path) -> Config:
         raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
     top = _Section(path, "", document)
     top.known(
-        "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql",
+        "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql", "places",
     )  # fmt: skip
-    sql = top.text("sql")
+    sql, places = top.text("sql"), top.text("places")
     return Config(
         rules=_rules(top.section("rules"), any_window=sql is not None),
         allow=tuple(top.networks("allow")),
@@ -120,7 +126,34 @@ def load_config(path: Path) -> Config:
         new_blocks_per_minute=int(top.number("new_blocks_per_minute", least=1) or 30),
         dry_run=top.flag("dry_run"),
         sql=None if sql is None else path.parent / sql,
+        places=() if places is None else _places(path.parent / places),
     )
+
+
+def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
+    """Read a CSV file of networks, regions and carriers."""
+    found: dict[Network, tuple[str, str]] = {}
+    try:
+        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
+    for number, line in enumerate(lines, start=1):
+        if not line or line[0].startswith("#"):
+            continue
+        try:
+            text, region, carrier = (word.strip() for word in line)
+            network = ip_network(text)
+            shortest, longest = PLACES[network.version]
+            if not shortest <= network.prefixlen <= longest:
+                raise ValueError(f"/{network.prefixlen} isn't from /{shortest} to /{longest}")
+        except ValueError as error:
+            raise ScriptError(
+                f"{path}, line {number}: this is no place: {error}",
+                condition="BAD_CONFIG",
+                hint="write network,region,carrier with networks from /8 to /24, or of IPv6 from /16 to /48",
+            ) from None
+        found[network] = (region, carrier)
+    return tuple((network, *names) for network, names in found.items())
 
 
 def _rules(section: _Section, *, any_window: bool) -> tuple[Rule, ...]:

@@ -15,7 +15,7 @@ from eddyline.console.observer import Observer
 from eddyline.console.pages import Addition
 from eddyline.errors import DataError
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
-from eddyline_apps.guard.tables import parse_target
+from eddyline_apps.guard.tables import Network, parse_target
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -49,6 +49,7 @@ def overview(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]
         ),
         "allowed": _list(by_hand.filter(pl.col("action") == ALLOW).sort("at", descending=True)),
         "audit": _list(_frame(observer, "decisions").sort("at", descending=True)),
+        "reach": _list(_reach(observer)),
         # the last but one, of which half is over at least
         "server": next(iter(windows.sort("window_start").tail(2).rows(named=True)), None),
         "capacity": next(iter(_frame(observer, "limits")["capacity"]), None),
@@ -66,9 +67,14 @@ def evidence(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]
             condition="BAD_OPTION",
             hint="give one that the block list shows",
         )
-    column = "address" if network.num_addresses == 1 else "network"
     offences = _frame(observer, "offences").filter(pl.col("target") == target)
-    requests = _frame(observer, "requests").filter(pl.col(column) == target)
+    requests = _frame(observer, "requests")
+    addresses = [
+        address
+        for address in requests["address"].unique()
+        if _is_in(parse_target(address), network)
+    ]
+    requests = requests.filter(pl.col("address").is_in(addresses))
     return "guard_evidence.html", {
         "title": f"Evidence: {target}",
         "target": target,
@@ -115,6 +121,22 @@ def serve(engine: Engine, stack: ExitStack, port: int, token: str) -> str:
     stack.enter_context(console)
     engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
     return console.url + PATH
+
+
+def _is_in(address: Network | None, network: Network) -> bool:
+    return (
+        address is not None
+        and address.version == network.version
+        and address.network_address in network
+    )
+
+
+def _reach(observer: Observer) -> pl.DataFrame:
+    """Return the rows of `reach`, the quiet ones first; none without places."""
+    if observer.now()[0].find("reach") is None:
+        return pl.DataFrame()
+    order = ["quiet", "requests", "region", "carrier"]
+    return _frame(observer, "reach").sort(order, descending=[True, True, False, False])
 
 
 def _frame(observer: Observer, view: str) -> pl.DataFrame:

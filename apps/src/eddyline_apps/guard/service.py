@@ -14,7 +14,7 @@ from eddyline.answers.quick import quick_answer
 from eddyline.source.growing import Known
 from eddyline_apps import views
 from eddyline_apps.guard.config import Config
-from eddyline_apps.guard.tables import LINES, allowed_row, create, script
+from eddyline_apps.guard.tables import LINES, allowed_row, create, place_row, script
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -67,6 +67,8 @@ class Guard:
         self._engine = engine
         self._config = config
         text = script() if config.sql is None else config.sql.read_text(encoding="utf-8")
+        if config.sql is None and config.places:
+            text += script("places")
         self._tables, self.views = create(engine, views(text))
         self._configure()
         engine.advance()  # what was written before a crash counts
@@ -87,6 +89,7 @@ class Guard:
         self._replace("rules", [rule.row for rule in config.rules])
         self._replace("settings", capacity)
         self._replace("allowed", [allowed_row(one) for one in config.allow])
+        self._replace("places", [place_row(*one) for one in config.places])
 
     def _replace(self, name: str, rows: Sequence[tuple[object, ...]]) -> None:
         known = {tuple(row) for row in self._engine.sql(f"SELECT * FROM {name}").collect()}

@@ -28,6 +28,11 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("rule",),
     ),
     "allowed": ("network STRING, first_key STRING, last_key STRING", ("network",)),
+    "places": (
+        "network STRING, bits INT, bucket STRING, first_key STRING, last_key STRING, "
+        "region STRING, carrier STRING",
+        ("network",),
+    ),
     "admissions": (
         "target STRING, rule STRING, evidence STRING, since TIMESTAMP",
         ("target",),
@@ -53,14 +58,14 @@ LINES = pa.schema(
 Network = IPv4Network | IPv6Network
 
 
-def script() -> str:
-    """Return the text of the views.
+def script(name: str = "guard") -> str:
+    """Return the text of the views: `guard`, or `places`, which build on them.
 
     Example:
         >>> "CREATE VIEW block_list" in script()
         True
     """
-    return resources.files(__package__).joinpath("guard.sql").read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 
 def create(engine: Engine, queries: Mapping[str, str]) -> tuple[dict[str, Table], dict[str, View]]:
@@ -77,6 +82,18 @@ def allowed_row(network: Network) -> tuple[str, str, str]:
         ('00000000000000000000ffffc0000200', '00000000000000000000ffffc0000203')
     """
     return (str(network), _key(network.network_address), _key(network.broadcast_address))
+
+
+def place_row(network: Network, region: str, carrier: str) -> tuple[object, ...]:
+    """Return the row of `places` for a network.
+
+    Example:
+        >>> place_row(ip_network("192.0.2.0/24"), "EU", "Example")[:3]
+        ('192.0.2.0/24', 24, '192')
+    """
+    text, first, last = allowed_row(network)
+    bucket = text.partition(".")[0] if network.version == 4 else first[:4]
+    return (text, network.prefixlen, bucket, first, last, region, carrier)
 
 
 def _key(address: IPv4Address | IPv6Address) -> str:
