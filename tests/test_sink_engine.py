@@ -181,6 +181,7 @@ def test_an_absent_target_holds_nothing_up(engine, memory) -> None:
 
 
 def test_epochs_that_wait_are_sent_as_one(engine, memory) -> None:
+    began = time.monotonic()
     sink = engine.sink("k", "totals", "memory", place="p", commit_interval="1 second")
     first = engine.advance()
     await_epoch(engine, sink, first)
@@ -188,7 +189,8 @@ def test_epochs_that_wait_are_sent_as_one(engine, memory) -> None:
         engine.execute(f"INSERT INTO sales VALUES ({number}, 'x', 1.0)")
         last = engine.advance()
     await_epoch(engine, sink, last)
-    assert len(memory.targets["p"].received) < 5
+    # one a second
+    assert len(memory.targets["p"].received) <= 1 + (time.monotonic() - began)
     assert held(memory) == rows(engine.snapshot("totals"))
 
 
