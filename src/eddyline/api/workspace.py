@@ -40,7 +40,7 @@ from eddyline.spark.session import (
     storage_zone,
 )
 from eddyline.spark.settings import storage_settings
-from eddyline.sql.dialect import expand_windowing
+from eddyline.sql.dialect import expand_windowing, possible_relations
 from eddyline.state.manifest import (
     Manifest,
     committed_epochs,
@@ -198,10 +198,12 @@ class Workspace:
         """Return the query in plain Spark SQL: WINDOWING is expanded to Spark's functions."""
         if "windowing" not in query.lower():
             return query
+        read = possible_relations(query)
         times = {
             field.name
-            for name in self.compiler.mentioned(query, self.catalog)
-            for field in self.catalog.get(name).columns
+            for entry in self.catalog.entries
+            if entry.name.lower() in read
+            for field in entry.columns
             if isinstance(field.dataType, TimestampType | TimestampNTZType)
         }
         return expand_windowing(query, times)

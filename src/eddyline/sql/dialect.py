@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 from eddyline.sql.lexer import Cursor, split
@@ -155,6 +156,17 @@ def expand_windowing(query: str, time_columns: Collection[str]) -> str:
             break
         query = _expand(cursor, clause, times)
     return query
+
+
+def possible_relations(query: str) -> set[str]:
+    """Return the names, in lower case, that stand where a query may name a relation.
+
+    Example:
+        >>> sorted(possible_relations("SELECT start FROM s JOIN `t` ON s.a = t.a"))
+        ['s', 't']
+    """
+    tokens = [token.text.lower() for cursor in split(query) for token in cursor.tokens]
+    return {name for before, name in pairwise(tokens) if before in ("from", "join", ",", "(")}
 
 
 def window_notes(query: str, zone: str) -> list[str]:
