@@ -240,6 +240,7 @@ def test_changes_come_live_without_a_reload(browser, engine, url):
     orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
     with browser.open(f"{url}/views/{quote(EVIL_NAME)}") as shown:
         shown.evaluate("window.mark = 'still the same page'")
+        shown.evaluate("htmx.config.defaultSettleDelay = 2000")  # the focus is kept at once
         rows = shown.locator("#live section table tbody tr").count()
         shown.locator("#live a", has_text="orders").focus()
         orders.upsert([(-1, "<script>window.pwned = 2</script>")])

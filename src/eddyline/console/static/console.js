@@ -52,7 +52,7 @@ function steady() {
     focused = focusable().indexOf(document.activeElement);
     places = scrolled().map((box) => box.scrollLeft);
   });
-  document.body.addEventListener("htmx:afterSettle", () => {
+  document.body.addEventListener("htmx:afterSwap", () => {
     scrolled().forEach((box, i) => (box.scrollLeft = places[i] || 0));
     if (focused >= 0) focusable()[focused]?.focus({ preventScroll: true });
   });
