@@ -48,22 +48,20 @@ def last_epoch(folder: Path) -> int:
 @pytest.mark.guarantee(
     "views on a Spark cluster", "exactly once", "a worker of the cluster in mid-epoch, by kill -9"
 )
-@pytest.mark.parametrize(
-    "moments",
-    [(2, 30), pytest.param(tuple(range(0, 80, 8)), marks=pytest.mark.slow)],
-    ids=["two", "ten"],
-)
-def test_a_worker_is_killed_in_mid_epoch(
-    cluster: Cluster, tmp_path: Path, moments: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)], ids=["two", "ten"])
+def test_a_worker_is_killed_in_mid_epoch(cluster: Cluster, tmp_path: Path, kills: int) -> None:
     command = [sys.executable, str(HERE / "cluster_child.py"), str(tmp_path), cluster.address]
     driver = Child(command, tmp_path / "driver", SPARK_LOCAL_IP="127.0.0.1")
     try:
         driver.wait_for("ready")
         driver.say("a cycle in peace")
-        driver.wait_for("running")
+        control = driver.wait_for("running")
         assert driver.wait_for("equal") == "0"
-        for number, effects in enumerate(moments):
+        in_all = len(Path(control).read_text().splitlines())
+        assert in_all > kills
+        for number in range(kills):
+            # early and late in a cycle, but not in its last fifth: the next one may have fewer
+            effects = int(in_all * 0.8 * (number + 0.5) / kills)
             before = last_epoch(tmp_path)
             driver.say("a cycle")
             control = driver.wait_for("running")

@@ -29,10 +29,6 @@ ORDERS = "id BIGINT, item STRING, v INT, tags ARRAY<STRING>"
 ITEMS = "item STRING, price INT"
 
 
-def doubled(value: int | None) -> int | None:
-    return None if value is None else value * 2
-
-
 def sums(of: Relations) -> DataFrame:
     kept = (
         sf.sum("v").alias("s"),
@@ -69,6 +65,9 @@ def with_subquery(of: Relations) -> DataFrame:
 
 
 def python_functions(of: Relations) -> DataFrame:
+    def doubled(value: int | None) -> int | None:  # workers can't import this module
+        return None if value is None else value * 2
+
     add = 3
     called = sf.udf(doubled, "int")("v").alias("d"), sf.udf(lambda x: x and x + add, "int")("v")
     return of("orders").select("id", called[0], called[1].alias("e"))

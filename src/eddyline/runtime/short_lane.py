@@ -201,7 +201,7 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
     ]
     if len(sources) != 1 or sources[0] is None:
         raise NotShortError(f"a piece has {len(sources)} inputs")
-    physical = _unshuffled(catalyst, catalyst.executable(frame))
+    physical = _narrow(driver, catalyst, catalyst.executable(frame))
     nodes = list(tree(physical))
     wide = [name for name in map(kind, nodes) if name not in _NARROW]
     if wide or any(items(node.subqueries()) for node in nodes):
@@ -215,12 +215,19 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
     )
 
 
-def _unshuffled(catalyst: Catalyst, plan: Plan) -> Plan:
-    """Return a physical plan without shuffles: all rows are in one partition already."""
+def _narrow(driver: Driver, catalyst: Catalyst, plan: Plan) -> Plan:
+    """Return a physical plan without shuffles, as all rows are in one partition already.
+
+    Its input is turned into Spark's own rows first: the code that Spark generates for functions like
+    `transform` fails on an array from Arrow with a null in it.
+    """
     if kind(plan) == "ShuffleExchangeExec":
-        return _unshuffled(catalyst, plan.child())
+        return _narrow(driver, catalyst, plan.child())
+    if kind(plan) == "RDDScanExec":
+        adapted: Plan = driver.in_rows(plan)
+        return adapted
     children = items(plan.children())
-    narrow = [_unshuffled(catalyst, child) for child in children]
+    narrow = [_narrow(driver, catalyst, child) for child in children]
     if all(new is old for new, old in zip(narrow, children, strict=True)):
         return plan
     return plan.withNewChildren(catalyst.seq(narrow))

@@ -77,6 +77,10 @@ class Driver:
         made = scala.object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, leaf)
         return DataFrame(made, self.session), int(known.rdd().id())
 
+    def in_rows(self, leaf: Any) -> Any:
+        """Return the physical plan of a placeholder such that plans above it get rows, not columns of Arrow."""
+        return self.scala.new("org.apache.spark.sql.execution.InputAdapter", leaf)
+
     def schema(self, columns: StructType) -> pa.Schema:
         """Return the Arrow schema of some columns."""
         return arrow_schema(columns, self.zone)
