@@ -411,7 +411,7 @@ class Trial:
                     wrong.setdefault(name, f"epoch {number + 1}: {how}")
         for pack, _, view in self.views:
             rows = len(replayed([tuple(row) for row in view.changes().collect()]))
-            if rows != view.snapshot().count():
+            if rows != len(view.snapshot().collect()):
                 wrong.setdefault(pack[0].name, f"the changelog of its view replays to {rows} rows")
         return wrong
 
