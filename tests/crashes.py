@@ -36,7 +36,10 @@ CLOSED = """
     SELECT unix_seconds(window(ts, '1 hour').start) AS hour, sum(qty) AS n FROM clicks {where}
     GROUP BY window(ts, '1 hour')
 """
-HELD = "SELECT held, count(*) AS n FROM stock GROUP BY held"
+HELD = """
+    WITH counts AS (SELECT held, count(*) AS n FROM stock GROUP BY held)
+    SELECT a.held, max(a.n) AS n FROM counts a JOIN counts b ON a.held = b.held GROUP BY a.held
+"""
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

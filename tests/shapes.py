@@ -428,6 +428,37 @@ TIME_WINDOWS = {
     " GROUP BY k, window(ts, '6 hours', '90 minutes')",
 }
 
+_SUMS = "WITH c AS (SELECT k, sum(b) AS s, count(*) AS n FROM t GROUP BY k)"
+REPEATED = {
+    "cte_twice": f"{_SUMS} SELECT a.k, a.s, b.k AS k2, b.s AS s2 FROM c a JOIN c b ON a.n = b.n",
+    "cte_pruned": f"{_SUMS} SELECT a.k, a.s, b.k AS k2 FROM c a JOIN c b ON a.n = b.n",
+    "cte_three_times": f"{_SUMS} SELECT a.k, b.k AS k2, z.k AS k3 FROM c a JOIN c b ON a.n = b.n"
+    " LEFT JOIN c z ON z.n = b.n",
+    "cte_in_union": f"{_SUMS} SELECT k, s, n FROM c UNION ALL SELECT k, n, s FROM c"
+    " UNION ALL SELECT DISTINCT k, n, s FROM c",
+    "cte_and_subqueries": f"{_SUMS} SELECT k, s, (SELECT max(n) FROM c) AS most FROM c"
+    " WHERE n >= (SELECT avg(n) FROM c)"
+    " UNION ALL SELECT k, s, (SELECT max(n) FROM c) FROM c WHERE n < (SELECT avg(n) FROM c)",
+    "cte_of_cte": f"{_SUMS}, z AS (SELECT n, count(*) AS ks FROM c GROUP BY n),"
+    " y AS (SELECT a.n, a.ks FROM z a JOIN z b ON a.ks = b.ks)"
+    " SELECT n, ks FROM y UNION ALL SELECT n, ks FROM y UNION ALL SELECT n, ks FROM z",
+    "cte_distinct_or_not": "WITH c AS (SELECT k, count(DISTINCT b) AS n FROM t GROUP BY k),"
+    " z AS (SELECT k, count(b) AS n FROM t GROUP BY k)"
+    " SELECT c.k, c.n, z.n AS m FROM c JOIN z ON c.n = z.n JOIN c e ON e.n = c.n JOIN z y ON y.n = z.n",
+    "cte_of_join": "WITH c AS (SELECT t.id, t.k, u.v, u.y FROM t JOIN u ON t.k = u.k)"
+    " SELECT k, v FROM c UNION ALL SELECT k, v FROM c UNION ALL SELECT k, id FROM c",
+    "cte_ranked_neighbours": "WITH c AS (SELECT id, k, rank() OVER (PARTITION BY k ORDER BY id, g, b, x) AS r"
+    " FROM t) SELECT a.id, a.k, b.id AS before FROM c a JOIN c b ON a.k = b.k AND a.r = b.r + 1",
+    "cte_top": "WITH c AS (SELECT k, count(*) AS n FROM t WHERE k IS NOT NULL GROUP BY k"
+    " ORDER BY n DESC, k LIMIT 2) SELECT a.k, b.k AS k2 FROM c a CROSS JOIN c b",
+    "cte_of_stream": "WITH c AS (SELECT k, count(*) AS n, max(v) AS m FROM e GROUP BY k)"
+    " SELECT a.k, b.k AS k2, a.m, b.m AS m2 FROM c a JOIN c b ON a.n = b.n",
+    "cte_of_nested": "WITH c AS (SELECT k, collect_set(s) AS z, max(m['a']) AS m FROM t GROUP BY k)"
+    " SELECT k, sort_array(z) AS z, m FROM c UNION ALL SELECT k, sort_array(z), m FROM c",
+    "cte_with_interval": "WITH c AS (SELECT k, max(ts) - min(ts) AS d, count(*) AS n FROM t GROUP BY k)"
+    " SELECT k, cast(d AS STRING) AS d FROM c UNION ALL SELECT k, cast(d AS STRING) FROM c",
+}
+
 FAMILIES = {
     "stateless": STATELESS,
     "aggregates": AGGREGATES,
@@ -440,6 +471,7 @@ FAMILIES = {
     "more": MORE,
     "time windows": TIME_WINDOWS,
     "views": VIEWS_ON_VIEWS,
+    "repeated sub-plans": REPEATED,
 }
 SHAPES: dict[str, str] = {
     name: query for family in FAMILIES.values() for name, query in family.items()

@@ -57,6 +57,8 @@ VIEWS = {
     "cumulated": "SELECT h, until, count(DISTINCT k) AS n FROM (SELECT date_trunc('hour', ts) AS h, k, explode("
     "sequence(date_trunc('minute', ts) + INTERVAL 1 MINUTE, date_trunc('hour', ts) + INTERVAL 1 HOUR,"
     " INTERVAL 1 MINUTE)) AS until FROM s) GROUP BY h, until",
+    "paired": "WITH c AS (SELECT window(ts, '5 minutes') AS w, k, count(*) AS n FROM s GROUP BY 1, 2)"
+    " SELECT a.w, a.k, b.k AS other, a.n FROM c a JOIN c b ON a.w = b.w AND a.n = b.n AND a.k < b.k",
     "rolled": "SELECT window(ts, '10 minutes') AS w, k, count(*) AS n FROM s GROUP BY ROLLUP (1, 2)",
 }
 FINAL = {
@@ -274,7 +276,7 @@ def test_a_pause_takes_nothing_from_final_rows_and_late_ones(fed: Fed, rounds: i
 @pytest.mark.parametrize("epochs", [24, pytest.param(2000, marks=SOAK)])
 def test_the_state_stays_flat(tmp_path: Path, spark: SparkSession, epochs: int) -> None:
     fed = Fed(tmp_path, spark)
-    names = ["tumbling", "sessions", "hours", "pairs", "unmatched", "ranked"]
+    names = ["tumbling", "sessions", "hours", "pairs", "unmatched", "ranked", "paired"]
     for name in names:
         # sessions that end: the rows of an open one stay
         fed.engine.view(name, VIEWS[name].replace("(ts, '5 minutes')", "(ts, '20 seconds')"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
@@ -87,6 +87,27 @@ class Delta:
         return replace(self, plan=plan, node=shown, keys=None, bounds=bounds)
 
 
+@dataclass(slots=True)
+class SubPlan:
+    """A sub-plan of a view's optimised plan.
+
+    Attributes:
+        first: the node at the first of its places.
+        stateful: whether it keeps state.
+        places: in how many places it occurs, without those below another repeated sub-plan.
+        lowered: its delta, once it is lowered.
+        columns: which columns of its output are read then.
+        read: makes a frame of the rows that it puts out in an epoch.
+    """
+
+    first: Plan
+    stateful: bool
+    places: int = 1
+    lowered: Delta | None = None
+    columns: Sequence[int] = ()
+    read: Callable[[], DataFrame] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class GrowingState:
     """State of an operator that grows as long as a stream goes on.
@@ -111,6 +132,7 @@ class Build:
         hash_bits: how many bits of the key hash are used.
         native: use the fast rules; otherwise recompute wherever that is possible.
         comparisons: those of rows with the clock, by their numbers.
+        sub_plans: by the hash of their canonical form; none if no relation is read twice.
     """
 
     catalyst: Catalyst
@@ -128,6 +150,7 @@ class Build:
     growing: list[GrowingState] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
     comparisons: list[Comparison] = field(default_factory=list)
+    sub_plans: dict[int, list[SubPlan]] = field(default_factory=dict)
 
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
         """Return a frame of expressions under plain names, with the weight as `w`."""
@@ -242,10 +265,18 @@ class Build:
 
     def check_type(self, expression: Expression) -> None:
         """Refuse a column whose type can't be exchanged between Spark and the operators."""
-        data_type = type_of(expression)
-        for refused, refusal in TYPES.items():
-            if contains_type(data_type, (refused,)):
-                raise self.refused(refusal.about(type=data_type.simpleString()), text(expression))
+        refusal = self._refusal(expression)
+        if refusal is not None:
+            shown = type_of(expression).simpleString()
+            raise self.refused(refusal.about(type=shown), text(expression))
+
+    def exchangeable(self, expression: Expression) -> bool:
+        """Return whether operators can get a column from Spark."""
+        return self._refusal(expression) is None
+
+    def _refusal(self, expression: Expression) -> Refusal | None:
+        found = (TYPES[one] for one in TYPES if contains_type(type_of(expression), (one,)))
+        return next(found, None)
 
     def refused(self, refusal: Refusal, fragment: str | None = None) -> QueryError:
         """Return the error for this view.

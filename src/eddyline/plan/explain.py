@@ -18,7 +18,8 @@ def explain_text(compiled: Compiled, stage: str) -> str:
     if stage == "logical":
         return compiled.logical
     if stage == "physical":
-        return str(compiled.build.catalyst.executable(compiled.frame).toString())
+        catalyst, frames = compiled.build.catalyst, [*compiled.build.lane.jobs, compiled.frame]
+        return "\n".join(str(catalyst.executable(frame).toString()) for frame in frames)
     raise QueryError(
         f"there is no stage {stage!r}",
         condition="UNKNOWN_STAGE",

@@ -25,6 +25,11 @@ ArrowFunction = Callable[..., Any]  # as `mapInArrow` takes it
 class Lane(Protocol):
     """Turns the pieces that a lowering produces into frames."""
 
+    @property
+    def jobs(self) -> Sequence[DataFrame]:
+        """Frames that run as Spark jobs of their own before the view's last one, in this order."""
+        ...
+
     def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
         """Return the rows that a leaf reads."""
         ...
@@ -49,23 +54,29 @@ class Lane(Protocol):
         """Return the output of a stateful operator over rows that are in their buckets."""
         ...
 
+    def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
+        """Return what makes frames of the same rows, in no order; an epoch computes them once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class WideLane:
-    """Everything is one Spark plan.
+    """Everything is one Spark plan, but for rows that it reads twice: a job before it puts them into files.
 
     Attributes:
         scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
+        share: makes the two that write shared rows into files, and read them.
     """
 
     session: SparkSession
     scan_tasks: int
     scan: Callable[[Leaf, StructType], ArrowFunction]
     task: Callable[[StatefulPart, StructType], ArrowFunction]
+    share: Callable[[str, StructType], tuple[ArrowFunction, ArrowFunction]]
+    jobs: list[DataFrame] = field(default_factory=list)
 
     def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
-        numbers = self.session.range(0, self.scan_tasks, 1, self.scan_tasks)
-        return numbers.mapInArrow(self.scan(leaf, schema), schema)
+        return self._numbers().mapInArrow(self.scan(leaf, schema), schema)
 
     def shuffled(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
         return rows.repartition(buckets, *by)
@@ -84,6 +95,16 @@ class WideLane:
         rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
         return rows.mapInArrow(self.task(part, schema), schema)
 
+    def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
+        name, schema = str(len(self.jobs)), rows.schema
+        write, read = self.share(name, schema)
+        self.jobs.append(rows.mapInArrow(write, schema))
+        return lambda: self._numbers().mapInArrow(read, schema)
+
+    def _numbers(self) -> DataFrame:
+        """Return the numbers of tasks that read something, a task for each."""
+        return self.session.range(0, self.scan_tasks, 1, self.scan_tasks)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -92,7 +113,7 @@ class Step:
     Attributes:
         inputs: the frames over whose rows it works; none for a leaf.
         schema: the columns of its output.
-        run: its leaf, or its stateful operator; None for a union.
+        run: its leaf, or its stateful operator; None for a union, or rows that are read twice.
         function: what reads the leaf, or runs the operator.
     """
 
@@ -117,6 +138,7 @@ class ShortLane:
     task: Callable[[StatefulPart, StructType], ArrowFunction]
     steps: list[Step] = field(default_factory=list)
     ids: dict[int, int] = field(default_factory=dict)
+    jobs: list[DataFrame] = field(default_factory=list)
 
     def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
         return self._add(Step((), schema, leaf, self.scan(leaf, schema)))
@@ -141,8 +163,16 @@ class ShortLane:
     def operator(self, rows: DataFrame, part: StatefulPart, schema: StructType) -> DataFrame:
         return self._add(Step((rows,), schema, part, self.task(part, schema)))
 
+    def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
+        number, schema = len(self.steps), rows.schema
+        self.steps.append(Step((rows,), schema))
+        return lambda: self._output(number, schema)
+
     def _add(self, step: Step) -> DataFrame:
-        frame, identity = self.placeholder(step.schema)
-        self.ids[identity] = len(self.steps)
         self.steps.append(step)
+        return self._output(len(self.steps) - 1, step.schema)
+
+    def _output(self, number: int, schema: StructType) -> DataFrame:
+        frame, identity = self.placeholder(schema)
+        self.ids[identity] = number
         return frame

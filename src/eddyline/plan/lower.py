@@ -40,6 +40,7 @@ from eddyline.plan.refusals import (
 )
 from eddyline.plan.render import node_text, texts
 from eddyline.plan.rowkey import row_key
+from eddyline.plan.sharing import find_sub_plans, lowered_once, repeated
 from eddyline.plan.subqueries import without_scalar_subqueries
 from eddyline.plan.window import window
 
@@ -91,6 +92,7 @@ def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compil
     names = _column_names(build, analyzed)
     optimized = catalyst.optimized(catalyst.hide_distinct(analyzed))
     build.need(optimized)
+    find_sub_plans(build, optimized)
     output = items(optimized.output())
     delta, keys, order = ordered(build, optimized, lambda node: lower(build, node))
     columns = numbered("c", len(output) + len(keys))
@@ -227,6 +229,13 @@ def operations_schema(schema: StructType) -> StructType:
 
 def lower(build: Build, node: Plan) -> Delta:
     """Lower one logical node and all below it."""
+    sub_plan = repeated(build, node)
+    if sub_plan is not None:
+        return lowered_once(build, sub_plan, node, _lowered)
+    return _lowered(build, node)
+
+
+def _lowered(build: Build, node: Plan) -> Delta:
     name = kind(node)
     method = LOWERINGS.get(name)
     if method is None:

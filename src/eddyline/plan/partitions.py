@@ -16,15 +16,15 @@ from eddyline.plan.nodes import StatefulPart
 _OPERATOR, _SHUFFLE = "MapInArrowExec", "ShuffleExchangeExec"
 
 
-def check_partitions(view: str, physical: Plan, parts: Sequence[StatefulPart]) -> None:
+def check_partitions(view: str, physicals: Sequence[Plan], parts: Sequence[StatefulPart]) -> None:
     """Raise EngineError unless the rows of each stateful operator are in its buckets.
 
     Args:
-        physical: the plan that epochs run.
+        physicals: the plans that epochs run.
     """
     buckets = {part.name: part.buckets for part in parts}
     found = set()
-    for node in tree(physical):
+    for node in (node for physical in physicals for node in tree(physical)):
         name = _operator(node, buckets)
         if name:
             found.add(name)

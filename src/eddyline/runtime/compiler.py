@@ -37,6 +37,7 @@ from eddyline.runtime.frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
+from eddyline.runtime.shared import SharedReader, SharedRows, SharedWriter
 from eddyline.runtime.short_lane import NotShortError, ShortPlan
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.log_files import write_rows
@@ -222,6 +223,7 @@ class Compiler:
                 build = replace(
                     wide, catalyst=catalyst, lane=lane, relations=dict(relations), leaves=[],
                     parts=[], constants={}, warnings=[], growing=[], needed=set(), comparisons=[],
+                    sub_plans={},
                 )  # fmt: skip
                 compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
                 return ShortPlan(driver, catalyst, lane), build
@@ -338,6 +340,7 @@ class Compiler:
                 self.options.scan_tasks,
                 partial(self._scan, entry.id, known),
                 partial(self._kernel, entry.id),
+                partial(self._shared, entry.id),
             ),
             self.buckets,
             self.options.scan_tasks,
@@ -386,6 +389,13 @@ class Compiler:
             relation = _in_log(relation, entry)
         return self._scan(entry.id, {entry.name: relation}, leaf, weighted)
 
+    def _shared(
+        self, node: str, name: str, schema: StructType
+    ) -> tuple[SharedWriter, SharedReader]:
+        """Return the functions that Spark runs for rows that a plan reads more than once."""
+        rows, columns = SharedRows(self.files, node, name), arrow_schema(schema, self.zone)
+        return SharedWriter(rows, columns), SharedReader(rows, columns, self.options.scan_tasks)
+
     def _kernel(self, node: str, part: StatefulPart, schema: StructType) -> Kernel:
         """Return the function that Spark runs for a stateful operator."""
         return Kernel(
@@ -407,10 +417,11 @@ class Compiler:
         short: ShortPlan | None = None,
     ) -> CompiledPlan:
         build = compiled.build
-        physical = build.catalyst.executable(compiled.frame)
-        check_partitions(entry.name, physical, build.parts)
+        frames = [*build.lane.jobs, compiled.frame]
+        *before, physical = physicals = [build.catalyst.executable(frame) for frame in frames]
+        check_partitions(entry.name, physicals, build.parts)
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
-        shown = physical.toString() if catalog else ""
+        shown = "\n".join(one.toString() for one in physicals) if catalog else ""
         plan = EpochPlan(
             entry.id,
             entry.name,
@@ -421,6 +432,7 @@ class Compiler:
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
             short,
             compiled.key,
+            tuple(before),
         )
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator

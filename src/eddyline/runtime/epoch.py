@@ -23,6 +23,7 @@ from eddyline.runtime.faults import Piece, pieces_at_fault
 from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
+from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.short_lane import rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
@@ -322,12 +323,16 @@ class EpochRunner:
         spark.setLocalProperty(PROPERTY, context.as_property())
         spark.setJobDescription(f"eddyline {plan.name}")
         try:
-            self.catalyst.run(plan.physical)
+            for physical in (*plan.before, plan.physical):
+                self.catalyst.run(physical)
         except Exception as error:  # whatever Spark raises: it is named and passed on
             raise failed_view(plan.name, error) from error
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
+        if plan.before:
+            with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
+                SharedRows(self.files, plan.id).remove(context.folder)
 
     def _in_driver(
         self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext

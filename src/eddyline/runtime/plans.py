@@ -85,6 +85,7 @@ class EpochPlan:
     Attributes:
         id, name: id and name of the catalog entry.
         physical: Spark's physical plan of a view, opaque here; the TableUpkeep of a table.
+        before: the physical plans that run before it and write rows which it reads more than once.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
@@ -101,6 +102,7 @@ class EpochPlan:
     fingerprint: str
     short: ShortPlan | None = None
     key: tuple[int, ...] | None = None
+    before: tuple[Any, ...] = ()
 
     @property
     def result(self) -> str:
