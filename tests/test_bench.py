@@ -20,6 +20,7 @@ from eddyline_bench import (
     sinks,
     small,
     sources,
+    tpcds,
     two_level,
 )
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
@@ -306,6 +307,15 @@ def test_small_changes_are_timed_beside_batch_spark_and_verified():
         assert one.lanes.keys() <= {"short", "wide"}
     assert len(result.work[2].batch) == 3
     assert "geometric mean" in result.text()
+
+
+@pytest.mark.slow
+def test_queries_of_tpcds_are_timed_beside_batch_spark_and_verified():
+    result = tpcds.run(repeat=1, share=0.01, queries=["q3", "q95"])
+    assert result.equal
+    assert [one.name for one in result.work] == ["q3", "q95"]
+    assert all(one.made > 0 and len(one.epochs) == 1 and len(one.batch) == 3 for one in result.work)
+    assert "TPC-DS one by one, geometric mean" in result.text()
 
 
 def test_only_the_benchmark_of_small_changes_has_a_scale():

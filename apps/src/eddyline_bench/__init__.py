@@ -21,6 +21,7 @@ from eddyline_bench import (
     sinks,
     small,
     sources,
+    tpcds,
     two_level,
 )
 from eddyline_bench.page import require_matplotlib
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "sinks": sinks.run,
     "small": small.run,
     "sources": sources.run,
+    "tpcds": tpcds.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
     "relay": relay.run,
@@ -79,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "orders changed in an epoch (small), rows of an epoch (growth)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
-    parser.add_argument("--repeat", type=int, help="timed repetitions; epochs (growth)")
+    parser.add_argument(
+        "--repeat", type=int, help="timed repetitions; epochs (growth, small, tpcds)"
+    )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"

@@ -74,10 +74,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SmallResult:
-    """The measurements of all work."""
+    """The measurements of all work.
 
-    scale: float
-    changed: int
+    Attributes:
+        title: the first line of the text.
+        suite: the benchmark whose queries were timed one by one, and beside batch Spark.
+    """
+
+    title: str
+    suite: str
     work: list[Work]
 
     @property
@@ -87,7 +92,7 @@ class SmallResult:
 
     @property
     def mean(self) -> float:
-        """Geometric mean of the epochs of TPC-H's queries one by one, in seconds; NaN without any."""
+        """Geometric mean of the epochs of the suite's queries one by one, in seconds; NaN without any."""
         single = [median(one.epochs) for one in self.work if one.batch]
         return float(np.exp(np.mean(np.log(single)))) if single else float("nan")
 
@@ -96,10 +101,9 @@ class SmallResult:
         header = ["", "made s", "epoch ms", "longest", "CPU ms", "batch ms", "ratio", "lanes"]
         return "\n".join(
             [
-                f"small changes: {EIGHT_ROWS:,} rows, {LINES:,} lines, TPC-H at scale {self.scale:g} "
-                f"with {self.changed} orders in and {self.changed} out; medians",
+                self.title,
                 aligned(header, [one.cells() for one in self.work]),
-                f"  TPC-H one by one, geometric mean: {1e3 * self.mean:.0f} ms an epoch",
+                f"  {self.suite} one by one, geometric mean: {1e3 * self.mean:.0f} ms an epoch",
                 verdict(self.equal),
             ]
         )
@@ -126,12 +130,16 @@ def run(
     with bench_session(cores) as spark:
         work = [_eight(spark, repeat), _web_statistics(spark, repeat)]
         work += _tpch(spark, rows, repeat, scale, queries)
-    return SmallResult(scale, rows, work)
+    title = (
+        f"small changes: {EIGHT_ROWS:,} rows, {LINES:,} lines, TPC-H at scale {scale:g} "
+        f"with {rows} orders in and {rows} out; medians"
+    )
+    return SmallResult(title, "TPC-H", work)
 
 
 def _eight(spark: SparkSession, repeat: int) -> Work:
     work, random = Work("8 small views"), np.random.default_rng(0)
-    with _engine(spark) as engine:
+    with new_engine(spark) as engine:
         table = engine.table("t", "id BIGINT, k INT, v INT, s STRING")
 
         def change(number: int) -> None:
@@ -140,14 +148,14 @@ def _eight(spark: SparkSession, repeat: int) -> Work:
             k, v = (random.integers(0, limit, len(ids)) for limit in (200, 1001))
             table.insert(pa.table({"id": ids, "k": k, "v": v, "s": words}))
 
-        _timed(engine, work, EIGHT, change, repeat)
+        timed(engine, work, EIGHT, change, repeat)
     return work
 
 
 def _web_statistics(spark: SparkSession, repeat: int) -> Work:
     work = Work("web statistics")
     lines = demo.made_up_lines((repeat + WARM_UP) * LINES, 1)
-    with _engine(spark) as engine:
+    with new_engine(spark) as engine:
         started = time.perf_counter()
         table, views = demo.create(engine)
         work.made = time.perf_counter() - started
@@ -166,7 +174,10 @@ def _tpch(
 ) -> list[Work]:
     """Time each query alone, then all together."""
     found = []
-    with tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder, _engine(spark) as engine:
+    with (
+        tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder,
+        new_engine(spark) as engine,
+    ):
         tables = tpch.generate(Path(folder), scale)
         handles = {
             name: engine.table(name, from_arrow_schema(rows.schema), tpch.KEYS[name])
@@ -181,7 +192,7 @@ def _tpch(
         change = _orders(handles, tables, changed)
         for name in queries:
             work = Work(name)
-            _timed(engine, work, {name: tpch.QUERIES[name]}, change, repeat)
+            timed(engine, work, {name: tpch.QUERIES[name]}, change, repeat)
             engine.drop("view", name)
             for number in range(WARM_UP + 3):
                 started = time.perf_counter()
@@ -190,7 +201,7 @@ def _tpch(
                     work.batch.append(time.perf_counter() - started)
             found.append(work)
         together = Work(f"all {len(queries)} together")
-        _timed(engine, together, {name: tpch.QUERIES[name] for name in queries}, change, repeat)
+        timed(engine, together, {name: tpch.QUERIES[name] for name in queries}, change, repeat)
     return [*found, together]
 
 
@@ -219,7 +230,7 @@ def _orders(
     return change
 
 
-def _timed(
+def timed(
     engine: Engine,
     work: Work,
     queries: Mapping[str, str],
@@ -251,7 +262,8 @@ def _epochs(
 
 
 @contextmanager
-def _engine(spark: SparkSession) -> Iterator[Engine]:
+def new_engine(spark: SparkSession) -> Iterator[Engine]:
+    """Provide an engine over a storage that is removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="eddyline-bench-") as storage,
         Engine(storage, spark=spark) as engine,

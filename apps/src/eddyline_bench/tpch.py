@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -305,6 +306,15 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(views))
 
 
+def refreshed(table: pa.Table, refresh: Refresh, key: Sequence[str]) -> pa.Table:
+    """Return a table after a refresh, computed without Eddyline."""
+    kept = table.join(refresh.rows.select(key), list(key), join_type="left anti")
+    kept = kept.select(table.column_names)
+    if refresh.operation == "upsert":
+        kept = pa.concat_tables([kept, refresh.rows])
+    return kept.combine_chunks()
+
+
 class Data:
     """The expected tables after each refresh, computed without Eddyline."""
 
@@ -333,13 +343,8 @@ class Data:
 
     def apply(self, refresh: Refresh) -> None:
         """Apply a refresh to the expected tables."""
-        table, key = self.tables[refresh.table], list(KEYS[refresh.table])
-        kept = table.join(refresh.rows.select(key), key, join_type="left anti").select(
-            table.column_names
-        )
-        if refresh.operation == "upsert":
-            kept = pa.concat_tables([kept, refresh.rows])
-        self.tables[refresh.table] = kept.combine_chunks()
+        table = self.tables[refresh.table]
+        self.tables[refresh.table] = refreshed(table, refresh, KEYS[refresh.table])
 
     def _part(self, number: int) -> list[Refresh]:
         return [
