@@ -40,6 +40,8 @@ STATELESS = {
     "stack": "SELECT id, n, z FROM t LATERAL VIEW stack(2, 1, k, 2, s.q) z AS n, z",
     "union_all": "SELECT id, k FROM t UNION ALL SELECT id, k FROM u UNION ALL SELECT v, k FROM u",
     "union_distinct": "SELECT g AS a, k FROM t UNION SELECT v, k FROM u",
+    "union_structs": "SELECT struct(id AS a, k AS b) AS s, array(struct(g AS a)) AS l FROM t"
+    " UNION ALL SELECT struct(v AS b, k AS a), array(struct(id AS z)) FROM u",
     "union_same_twice": "SELECT g, x FROM t WHERE g = 1 UNION ALL SELECT g, x FROM t WHERE x > 0",
     "constant": "SELECT 1 AS one, 'a' AS a, CAST(NULL AS INT) AS n",
     "values": "SELECT * FROM VALUES (1, 'a'), (2, NULL), (2, NULL) AS z(n, s)",

@@ -167,6 +167,27 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(engine, bad, co
     assert rows(table.snapshot()) == []
 
 
+@pytest.mark.parametrize(
+    ("column", "bad", "kind"),
+    [
+        ("c STRUCT<a: INT>", {"a": 1, "b": 2}, None),
+        ("c ARRAY<STRUCT<a: INT>>", [{"a": 1}, {"b": 2}], None),
+        (
+            "c MAP<STRING, STRUCT<a: STRUCT<d: INT>>>",
+            {"k": {"a": {"b": 2}}},
+            pa.map_(pa.string(), pa.struct({"a": pa.struct({"b": pa.int32()})})),
+        ),
+    ],
+)
+def test_fields_that_a_struct_does_not_have_are_refused(engine, column, bad, kind):
+    table = engine.table("t", column)
+    typed = pa.table({"c": pa.array([bad], kind)})
+    for rows_given in ([{"c": bad}], [(bad,)], typed):
+        with pytest.raises(el.DataError, match=r"unknown field b of c.*the fields are") as error:
+            table.insert(rows_given)
+        assert error.value.condition == "UNKNOWN_COLUMN"
+
+
 def test_sql_dml_sees_what_waits_in_the_redo_log(engine):
     engine.execute(
         """

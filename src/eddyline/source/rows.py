@@ -55,13 +55,14 @@ def as_arrow(
 
 
 def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
-    _check_names(rows.column_names, schema, relation)
+    _check_names(rows.column_names, schema.names, relation)
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
             columns.append(pa.nulls(rows.num_rows, field.type))
             continue
         column = rows[field.name]
+        _check_fields(column.type, field.type, field.name, relation)
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -74,7 +75,7 @@ def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.T
         raise _no_row(rows, relation)
     rows = list(rows)
     if rows and isinstance(rows[0], Mapping):
-        _check_names({name for row in rows for name in row}, schema, relation)
+        _check_names({name for row in rows for name in row}, schema.names, relation)
         values = [[row.get(name) for row in rows] for name in schema.names]
     else:
         for row in rows:
@@ -95,6 +96,9 @@ def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.A
         ]
     if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
         values = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in values]
+    if _holds_struct(field.type):
+        for value in values:
+            _check_value(value, field.type, field.name, relation)
     try:
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
@@ -122,15 +126,57 @@ def _no_row(row: object, relation: str) -> DataError:
     )
 
 
-def _check_names(names: Iterable[str], schema: pa.Schema, relation: str) -> None:
-    unknown = sorted(set(names) - set(schema.names))
+def _check_names(
+    names: Iterable[str], known: Sequence[str], relation: str, within: str = ""
+) -> None:
+    unknown = sorted(set(names) - set(known))
     if unknown:
+        what = f"field {', '.join(map(str, unknown))} of {within}" if within else ""
         raise DataError(
-            f"unknown column {', '.join(map(str, unknown))}",
+            f"unknown {what or 'column ' + ', '.join(map(str, unknown))}",
             condition="UNKNOWN_COLUMN",
             table=relation,
-            hint=f"the columns are {', '.join(schema.names)}",
+            hint=f"the {'fields' if within else 'columns'} are {', '.join(known)}",
         )
+
+
+def _check_fields(given: pa.DataType, wanted: pa.DataType, name: str, relation: str) -> None:
+    """Refuse structs with fields that a column doesn't have: Arrow's cast would leave them out."""
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        known = {field.name: field.type for field in wanted}
+        _check_names([field.name for field in given], list(known), relation, name)
+        for field in given:
+            _check_fields(field.type, known[field.name], f"{name}.{field.name}", relation)
+    elif _is_list(given) and _is_list(wanted):
+        _check_fields(given.value_type, wanted.value_type, name, relation)
+    elif pa.types.is_map(given) and pa.types.is_map(wanted):
+        _check_fields(given.key_type, wanted.key_type, name, relation)
+        _check_fields(given.item_type, wanted.item_type, name, relation)
+
+
+def _check_value(value: Any, wanted: pa.DataType, name: str, relation: str) -> None:
+    """Refuse a dict with fields that a struct doesn't have."""
+    if pa.types.is_struct(wanted) and isinstance(value, Mapping):
+        known = {field.name: field.type for field in wanted}
+        _check_names(value, list(known), relation, name)
+        for field, one in value.items():
+            _check_value(one, known[field], f"{name}.{field}", relation)
+    elif _is_list(wanted) and isinstance(value, list | tuple):
+        for one in value:
+            _check_value(one, wanted.value_type, name, relation)
+    elif pa.types.is_map(wanted) and isinstance(value, Mapping):
+        for one in value.values():
+            _check_value(one, wanted.item_type, name, relation)
+
+
+def _holds_struct(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return True
+    return any(_holds_struct(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _unfit(relation: str, field: pa.Field, error: Exception) -> DataError:

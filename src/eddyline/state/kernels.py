@@ -148,19 +148,56 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
 
 
 def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast a table to the names and types of a schema.
+    """Cast a table to the names and types of a schema: columns and the fields of structs by position.
 
-    Arrow's own cast refuses a null VARIANT, whose parts can't be null, and a column of type null
-    where a nested type is wanted.
+    Arrow's own cast takes the fields of structs by name, and fills those that it doesn't find with nulls; in
+    Spark a UNION goes by position. Nor does it take a null VARIANT, whose parts can't be null, or a column
+    of type null where a nested type is wanted.
     """
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
         if pa.types.is_null(column.type):
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         elif column.type != field.type:
-            column = column.cast(field.type)
+            column = _renamed(column, field.type).cast(field.type)
         columns.append(column)
     return pa.table(columns, schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Renamed:
+    """An array under another type that differs in the names of fields only; nothing is copied."""
+
+    array: pa.Array
+    kind: pa.DataType
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self.kind.__arrow_c_schema__(), self.array.__arrow_c_array__()[1]
+
+
+def _renamed(column: pa.ChunkedArray, like: pa.DataType) -> pa.ChunkedArray:
+    kind = _with_names(column.type, like)
+    if kind == column.type:
+        return column
+    return pa.chunked_array([pa.array(_Renamed(chunk, kind)) for chunk in column.chunks], kind)
+
+
+def _with_names(kind: pa.DataType, like: pa.DataType) -> pa.DataType:
+    """Return a type with the names that the fields at the same places have in another one."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(like) and len(kind) == len(like):
+        fields = zip(kind, like, strict=True)
+        return pa.struct(
+            [
+                pa.field(other.name, _with_names(f.type, other.type), f.nullable)
+                for f, other in fields
+            ]
+        )
+    if pa.types.is_list(kind) and pa.types.is_list(like):
+        return pa.list_(kind.value_field.with_type(_with_names(kind.value_type, like.value_type)))
+    if pa.types.is_map(kind) and pa.types.is_map(like):
+        item = kind.item_field.with_type(_with_names(kind.item_type, like.item_type))
+        return pa.map_(_with_names(kind.key_type, like.key_type), item, kind.keys_sorted)
+    return kind
 
 
 def consolidate(
