@@ -16,7 +16,7 @@ import functions
 from eddyline.errors import StateGrowthWarning
 from eddyline.plan import refusals
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import items, kind, type_of
+from eddyline.plan.logical import all_nodes, find, items, kind, type_of
 from eddyline.plan.rules import RULES, Call, rule_of
 
 # What the optimiser makes of each aggregate function that needs no recomputing.
@@ -146,10 +146,10 @@ def test_each_aggregate_gets_the_rule_that_is_written_down(spark: SparkSession) 
         )
         found = [
             call.aggregateFunction()
-            for node in catalyst.nodes(plan)
+            for node in all_nodes(plan)
             if kind(node) == "Aggregate"
             for result in items(node.aggregateExpressions())
-            for call in catalyst.find(result, lambda name: name == "AggregateExpression")
+            for call in find(result, lambda name: name == "AggregateExpression")
         ]
         assert [kind(one) for one in found] == [CLAIMED[function.name].function], function.name
         types = tuple(type_of(one).simpleString() for one in items(found[0].children()))

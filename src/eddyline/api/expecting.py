@@ -29,7 +29,7 @@ from eddyline.catalog.expectations import (
 from eddyline.errors import CatalogError, EddylineError, QueryError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.determinism import USER_FUNCTIONS
-from eddyline.plan.logical import items, kind
+from eddyline.plan.logical import all_nodes, expressions_of, find, items, kind
 from eddyline.plan.refusals import refused_part
 from eddyline.spark.failures import query_errors
 from eddyline.spark.session import frame
@@ -271,14 +271,14 @@ class Expecting:
             if (
                 kind(plan) != "Project"
                 or kind(plan.child()) != "LogicalRDD"
-                or any(items(node.subqueries()) for node in catalyst.nodes(plan))
+                or any(items(node.subqueries()) for node in all_nodes(plan))
             ):
                 raise _wrong(
                     name,
                     f"the condition of constraint {rule.name} needs more than one row",
                     "leave subqueries, aggregates and window functions out: put them into the query",
                 )
-            called = [hit for e in items(plan.expressions()) for hit in catalyst.find(e, _IS_USERS)]
+            called = [hit for e in expressions_of(plan) for hit in find(e, _IS_USERS)]
             if rule in portable and called:
                 raise _wrong(
                     name,

@@ -13,7 +13,7 @@ from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
-from eddyline.plan.logical import Expression, Plan, items, kind, type_of
+from eddyline.plan.logical import Expression, Plan, children_of, find, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.recompute import first_row, recomputed
 from eddyline.plan.render import texts
@@ -138,7 +138,7 @@ def _linear_calls(build: Build, node: Plan, append_only: bool) -> list[_LinearCa
     expressions = [
         call
         for result in items(node.aggregateExpressions())
-        for call in build.catalyst.find(result, lambda name: name == "AggregateExpression")
+        for call in find(result, lambda name: name == "AggregateExpression")
     ]
     if expressions and not build.native:
         return None
@@ -156,7 +156,7 @@ def _linear_call(
 ) -> _LinearCall | None:
     function = expression.aggregateFunction()
     distinct = build.catalyst.distinct_arguments(expression)
-    arguments = items(function.children()) if distinct is None else distinct
+    arguments = children_of(function) if distinct is None else distinct
     types = tuple(type_of(argument).simpleString() for argument in arguments)
     kept = linear(Call(kind(function), types, distinct is not None, append_only))
     # another number of buffers: a variant of the function with other state

@@ -13,7 +13,17 @@ from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
 from eddyline.plan.lanes import Lane
-from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    all_nodes,
+    children_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
 from eddyline.plan.refusals import TYPES, Refusal
 from eddyline.plan.render import text
@@ -152,6 +162,22 @@ class Build:
     comparisons: list[Comparison] = field(default_factory=list)
     sub_plans: dict[int, list[SubPlan]] = field(default_factory=dict)
 
+    def copied(self) -> Build:
+        """Return a build of the same query, before it is lowered, for another lane."""
+        same = {number: [replace(one) for one in found] for number, found in self.sub_plans.items()}
+        return replace(
+            self,
+            relations=dict(self.relations),
+            needed=set(self.needed),
+            comparisons=[*self.comparisons],
+            sub_plans=same,
+            leaves=[],
+            parts=[],
+            constants={},
+            warnings=[],
+            growing=[],
+        )
+
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
         """Return a frame of expressions under plain names, with the weight as `w`."""
         catalyst = self.catalyst
@@ -170,7 +196,7 @@ class Build:
             the plan, and the attributes of the other columns.
         """
         plan = self.catalyst.plan(frame)
-        output = items(plan.output())
+        output = output_of(plan)
         bound = [
             self.catalyst.alias(new, old.name(), old)
             for new, old in zip(output, attributes, strict=False)
@@ -251,14 +277,14 @@ class Build:
 
     def need(self, plan: Plan) -> None:
         """Record which columns of the leaves a plan uses."""
-        self._need_all(items(plan.output()))
-        for node in self.catalyst.nodes(plan):
-            children = items(node.children())
+        self._need_all(output_of(plan))
+        for node in all_nodes(plan):
+            children = children_of(node)
             if children:
                 self._need_all(items(node.references().toSeq()))
             if kind(node) in _LISTS_ITS_INPUT:
                 for child in children:
-                    self._need_all(items(child.output()))
+                    self._need_all(output_of(child))
 
     def _need_all(self, attributes: Sequence[Expression]) -> None:
         self.needed.update(map(id_of, attributes))

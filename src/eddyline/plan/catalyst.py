@@ -6,7 +6,7 @@ This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,7 +18,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.errors import EngineError
-from eddyline.plan.logical import Expression, Filter, JoinNode, Plan, Seq, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    Filter,
+    JoinNode,
+    Plan,
+    Seq,
+    children_of,
+    items,
+    kind,
+    output_of,
+)
 from eddyline.spark.scala import scala_of
 from eddyline.spark.session import active
 
@@ -45,7 +55,7 @@ _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 class Catalyst:
     """Reads and builds logical plans in one Spark session."""
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, hidden: set[int] | None = None) -> None:
         version = ".".join(pyspark.__version__.split(".")[:2])
         if version not in KNOWN_VERSIONS:
             raise EngineError(
@@ -56,7 +66,11 @@ class Catalyst:
         self.session = session
         self._scala = scala_of(session)
         self._jsession = session._jsparkSession
-        self._hidden: set[int] = set()
+        self._hidden: set[int] = set() if hidden is None else hidden
+
+    def in_session(self, session: SparkSession) -> Catalyst:
+        """Return one for another session, to build on plans that this one has made."""
+        return Catalyst(session, self._hidden)
 
     @property
     def ansi(self) -> bool:
@@ -85,30 +99,6 @@ class Catalyst:
         """Run Spark's optimiser on a resolved plan."""
         optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()
         return optimized
-
-    def nodes(self, plan: Plan) -> Iterator[Plan]:
-        """Yield all nodes of a plan, those of subqueries in expressions included."""
-        yield plan
-        for child in items(plan.children()):
-            yield from self.nodes(child)
-        for subquery in items(plan.subqueries()):
-            yield from self.nodes(subquery)
-
-    def expressions(self, root: Expression) -> Iterator[Expression]:
-        """Yield an expression and all below it."""
-        yield root
-        for child in items(root.children()):
-            yield from self.expressions(child)
-
-    def find(self, root: Expression, accept: Callable[[str], bool]) -> list[Expression]:
-        """Return the topmost expressions whose class name is accepted."""
-        if accept(kind(root)):
-            return [root]
-        return [hit for child in items(root.children()) for hit in self.find(child, accept)]
-
-    def subqueries(self, root: Expression) -> list[Expression]:
-        """Return the scalar subqueries in an expression."""
-        return self.find(root, lambda name: name == "ScalarSubquery")
 
     def contains(self, tree: Plan | Expression, pattern: str) -> bool:
         """Return whether anything in a plan or expression has one of Catalyst's tree patterns."""
@@ -293,7 +283,7 @@ class Catalyst:
         projections = [
             self.seq([*items(projection), extra]) for projection in items(node.projections())
         ]
-        output = self.seq([*items(node.output()), extra])
+        output = self.seq([*output_of(node), extra])
         return self._node("Expand", self.seq(projections), output, child)
 
     def with_child(self, node: Plan, child: Plan) -> Plan:
@@ -351,7 +341,7 @@ class Catalyst:
 
     def _listed_where(self, function: Expression, condition: Expression) -> Expression:
         """Return listagg over nulls, which it leaves out, where the condition doesn't hold."""
-        value, delimiter, *orders = items(function.children())
+        value, delimiter, *orders = children_of(function)
         sorted_by = [order.child() for order in orders] or [value]
 
         def only(part: Expression) -> Expression | None:
@@ -373,13 +363,13 @@ class Catalyst:
         hidden = plan
         if kind(plan) == "Aggregate":
             hidden = self.map_expressions(plan, self._hide_distinct) or plan
-        children = [self.hide_distinct(child) for child in items(hidden.children())]
+        children = [self.hide_distinct(child) for child in children_of(hidden)]
         return hidden.withNewChildren(self.seq(children)) if children else hidden
 
     def distinct_arguments(self, call: Expression) -> list[Expression] | None:
         """Return the arguments of a DISTINCT aggregate, hidden or not; None for any other."""
         if call.isDistinct() or call.resultId().id() in self._hidden:
-            return items(call.aggregateFunction().children())
+            return children_of(call.aggregateFunction())
         return None
 
     def shown_distinct(self, root: Expression) -> Expression:
@@ -399,7 +389,7 @@ class Catalyst:
         replaced = change(root)
         if replaced is not None:
             return replaced
-        children = items(root.children())
+        children = children_of(root)
         rewritten = [self.rewrite(child, change) for child in children]
         if all(new is old for new, old in zip(rewritten, children, strict=True)):
             return root
@@ -483,7 +473,7 @@ class Catalyst:
         self._hidden.add(node.resultId().id())
         # as if they could be null: for others the optimiser turns count(x) into count(1)
         arguments = [
-            self.expression("KnownNullable", argument) for argument in items(function.children())
+            self.expression("KnownNullable", argument) for argument in children_of(function)
         ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
 

@@ -23,7 +23,19 @@ from eddyline.operators.hold import PENDING
 from eddyline.plan.build import Build, Delta
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, bound_of, stream_bound
-from eddyline.plan.logical import Expression, Filter, Plan, id_of, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Filter,
+    Plan,
+    children_of,
+    expressions_of,
+    find,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Comparison, Node
 from eddyline.plan.refusals import MISPLACED_CLOCK
 from eddyline.plan.render import node_text
@@ -68,7 +80,7 @@ def at_moment(catalyst: Catalyst, plan: Plan, moment: int) -> Plan:
 
 def reads_clock(build: Build, node: Plan) -> bool:
     """Return whether a node of the optimised plan has marks."""
-    return bool(build.comparisons) and bool(_marks(build.catalyst, node))
+    return bool(build.comparisons) and bool(_marks(node))
 
 
 def is_mark(expression: Expression) -> bool:
@@ -87,8 +99,8 @@ def with_values(build: Build, node: Plan) -> Plan | None:
     catalyst = build.catalyst
     if kind(node) == "Project" and all(_is_plain(e) for e in items(node.projectList())):
         return None
-    children, aliases = items(node.children()), {}
-    for mark in _marks(catalyst, node):
+    children, aliases = children_of(node), {}
+    for mark in _marks(node):
         name = mark.functionName()
         if name not in aliases:
             place = _side(children, mark)
@@ -106,7 +118,7 @@ def with_values(build: Build, node: Plan) -> Plan | None:
     if over is None:
         raise build.refused(MISPLACED_CLOCK, node_text(node))
     if kind(node) in ("Filter", "Join"):  # its output has grown by the values
-        over = catalyst.project([a for a in items(node.output()) if _needed(build, a)], over)
+        over = catalyst.project([a for a in output_of(node) if _needed(build, a)], over)
     return over
 
 
@@ -115,7 +127,7 @@ def removes_old_rows(build: Build, node: Plan) -> bool:
 
     def must_hold(condition: Expression) -> bool:
         if kind(condition) == "And":
-            return any(map(must_hold, items(condition.children())))
+            return any(map(must_hold, children_of(condition)))
         return is_mark(condition) and _comparison(build, condition).first
 
     return kind(node) == "Filter" and must_hold(cast("Filter", node).condition())
@@ -128,7 +140,7 @@ def flips(build: Build, node: Plan, child: Delta) -> Delta:
     columns = [e for e in items(node.projectList()) if kind(e) == "AttributeReference"]
     for alias in added:
         mark = alias.child()
-        comparison, (moment,) = _comparison(build, mark), items(mark.children())
+        comparison, (moment,) = _comparison(build, mark), children_of(mark)
         names = numbered("c", len(columns) + 1)
         frame = build.named(delta, list(zip([*columns, moment], names, strict=True)))
         rows = build.shuffled(build.hashed(frame, names, names), single=False)
@@ -231,9 +243,9 @@ class _Finder:
     def _bound(self, moment: Expression, clock: Expression) -> Bound | None:
         """Return an expression over the clock as a bound; None if it may fall, or isn't such a one."""
         catalyst = self._catalyst
-        if items(clock.references().toSeq()) or catalyst.find(clock, self._is_subquery):
+        if items(clock.references().toSeq()) or find(clock, self._is_subquery):
             return None
-        if not catalyst.zone_rules.isFixedOffset() and catalyst.find(
+        if not catalyst.zone_rules.isFixedOffset() and find(
             clock, lambda name: name == "LocalTimestamp"
         ):
             return None  # local time falls when clocks are set back
@@ -263,7 +275,7 @@ def _values(
 
 def _written_out(catalyst: Catalyst, between: Expression) -> Expression:
     """Return `a BETWEEN b AND c` as two comparisons, for which Spark gives its first operand a name."""
-    (named,) = items(between.children())
+    (named,) = children_of(between)
     given = {one.id().toString(): one.child() for one in items(named.defs())}
     return catalyst.rewrite(
         named.child(),
@@ -288,11 +300,11 @@ def _opaque(
     )  # fmt: skip
 
 
-def _marks(catalyst: Catalyst, node: Plan) -> list[Expression]:
+def _marks(node: Plan) -> list[Expression]:
     return [
         call
-        for root in items(node.expressions())
-        for call in catalyst.find(root, lambda name: name == "StaticInvoke")
+        for root in expressions_of(node)
+        for call in find(root, lambda name: name == "StaticInvoke")
         if is_mark(call)
     ]
 
@@ -315,6 +327,6 @@ def _side(children: Sequence[Plan], mark: Expression) -> int | None:
     """Return the place of the input that has all columns of a mark; None if there is none."""
     wanted = {id_of(attribute) for attribute in items(mark.references().toSeq())}
     for place, child in enumerate(children):
-        if wanted <= {id_of(attribute) for attribute in items(child.output())}:
+        if wanted <= {id_of(attribute) for attribute in output_of(child)}:
             return place
     return None

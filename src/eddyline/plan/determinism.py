@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eddyline.plan.logical import Expression, class_name, items, kind
+from eddyline.plan.logical import Expression, children_of, class_name, kind
 
 # Functions that users register; those of Python, Scala and Java count as deterministic unless flagged.
 USER_FUNCTIONS = frozenset(
@@ -54,7 +54,7 @@ def varies(expression: Expression) -> bool:
     """
     if expression.deterministic() or kind(expression) in _BY_ORDER | _SUBQUERIES:
         return False
-    return all(child.deterministic() for child in items(expression.children()))
+    return all(child.deterministic() for child in children_of(expression))
 
 
 def _called_class(call: Expression) -> str:

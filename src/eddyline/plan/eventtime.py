@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Expression, id_of, items, kind, type_of
+from eddyline.plan.logical import Expression, children_of, id_of, kind, type_of
 
 END = "end"  # the field of a window that is compared
 
@@ -140,7 +140,7 @@ def bound_of(catalyst: Catalyst, expression: Expression, bounds: Bounds) -> Boun
 
 def _argument(name: str, expression: Expression) -> Expression | None:
     """Return the argument with which an expression rises; None if it doesn't rise with one."""
-    children = items(expression.children())
+    children = children_of(expression)
     varying = [child for child in children if not child.foldable()]
     if name == "Subtract" and _is_remainder(children[1], children[0]):
         return children[0]
@@ -254,10 +254,10 @@ def _window(
     tumbling, session = catalyst.is_window(shown), catalyst.is_session(shown.toAttribute())
     if not (tumbling or session):
         return None
-    conversions, inner = 0, items(struct.children())[1]
+    conversions, inner = 0, children_of(struct)[1]
     while conversions < 2:
         conversions += kind(inner) == "PreciseTimestampConversion"
-        children = items(inner.children())
+        children = children_of(inner)
         if not children:
             return None
         inner = children[0]

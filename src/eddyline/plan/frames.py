@@ -14,7 +14,17 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Expression, Plan, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    all_expressions,
+    all_nodes,
+    children_of,
+    expressions_of,
+    items,
+    kind,
+    output_of,
+)
 from eddyline.plan.python import FUNCTIONS
 from eddyline.plan.rewriting import over_leaves
 
@@ -32,12 +42,12 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 def leaves(catalyst: Catalyst, plan: Plan) -> dict[int, Plan]:
     """Return the leaves of a plan over RDDs, also in its subqueries, by the id of the RDD."""
-    return {catalyst.rdd_id(node): node for node in catalyst.nodes(plan) if kind(node) == LEAF}
+    return {catalyst.rdd_id(node): node for node in all_nodes(plan) if kind(node) == LEAF}
 
 
-def misplaced_subquery(catalyst: Catalyst, plan: Plan) -> Plan | None:
+def misplaced_subquery(plan: Plan) -> Plan | None:
     """Return a node with a subquery that `over_contents` can't replace; None if there is none."""
-    nodes = (node for node in catalyst.nodes(plan) if kind(node) not in _WITH_SUBQUERIES)
+    nodes = (node for node in all_nodes(plan) if kind(node) not in _WITH_SUBQUERIES)
     return next((node for node in nodes if items(node.subqueries())), None)
 
 
@@ -76,15 +86,15 @@ def _lines(
             shown = shown.removesuffix(", false").replace(LEAF, f"Relation {relation}", 1)
         details = [
             detail
-            for root in items(node.expressions())
-            for expression in catalyst.expressions(root)
+            for root in expressions_of(node)
+            for expression in all_expressions(root)
             if (detail := _detail(catalyst, expression))
         ]
         if name == "LocalRelation":
             details.append(_digest(repr(catalyst.frame(node).collect())))
         yield "  " * depth + shown, details
         depth += 1
-    for below in [*items(node.children()), *items(node.subqueries())]:
+    for below in [*children_of(node), *items(node.subqueries())]:
         yield from _lines(catalyst, below, names, depth)
 
 
@@ -133,7 +143,7 @@ def over_contents(catalyst: Catalyst, plan: Plan, contents: Mapping[int, DataFra
         rows = catalyst.plan(contents[catalyst.rdd_id(leaf)])
         columns = [
             catalyst.alias(new, old.name(), old)
-            for new, old in zip(items(rows.output()), items(leaf.output()), strict=True)
+            for new, old in zip(output_of(rows), output_of(leaf), strict=True)
         ]
         return catalyst.project(columns, rows)
 

@@ -13,7 +13,16 @@ from eddyline.operators.join import LEFT, RIGHT, Join, JoinKind
 from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry, bound_of, lowest
-from eddyline.plan.logical import Expression, JoinNode, id_of, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    JoinNode,
+    children_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import JOIN_TYPE
 from eddyline.plan.render import condition_text, join_text, texts
@@ -66,15 +75,15 @@ def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
     if how is None:
         raise build.refused(JOIN_TYPE.about(name=name), join_text(node))
     left_keys, right_keys, rest = build.catalyst.equi_join_keys(node)
-    most = node.right().maxRows()
+    most = children_of(node)[1].maxRows()
     one_row = most.isDefined() and int(most.get()) <= 1
     if not (left_keys or one_row or (_is_scalar(node) and rest is None)):
         build.warnings.append(
             "a join without an equality compares every row of one side with every row of the "
             f"other, in one task: {join_text(node)}"
         )
-    one = _Side(left, items(node.left().output()), left_keys)
-    two = _Side(right, items(node.right().output()), right_keys)
+    one = _Side(left, output_of(children_of(node)[0]), left_keys)
+    two = _Side(right, output_of(children_of(node)[1]), right_keys)
     if how is JoinKind.INNER:
         return _pairs(build, node, one, two)
     if rest is None:
@@ -225,7 +234,7 @@ def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
 def _shifted(expression: Expression) -> tuple[Expression, int]:
     """Return `column + interval` as the column and microseconds; any other expression and 0."""
     if kind(expression) == "TimestampAddInterval":
-        column, interval = items(expression.children())
+        column, interval = children_of(expression)
         shift = interval.eval(None) if interval.foldable() else None
         if isinstance(shift, int):
             return column, shift
@@ -283,7 +292,7 @@ def _by_flag(build: Build, node: JoinNode, flagged: Delta, flag: Expression) -> 
     """Return the result of a semi, anti or existence join over flagged left rows."""
     catalyst = build.catalyst
     name = kind(node.joinType())
-    columns = items(node.left().output())
+    columns = output_of(children_of(node)[0])
     if name == "ExistenceJoin":
         exists = catalyst.alias(flag, "exists", node.joinType().exists())
         plan = catalyst.project([*columns, exists, flagged.weight], flagged.plan)
@@ -347,7 +356,7 @@ def _common_bounds(branches: list[Delta]) -> Bounds:
 
 
 def _ids(delta: Delta) -> set[int]:
-    return {id_of(attribute) for attribute in items(delta.plan.output())}
+    return {id_of(attribute) for attribute in output_of(delta.plan)}
 
 
 def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:

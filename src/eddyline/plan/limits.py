@@ -12,7 +12,16 @@ from eddyline.operators.top import SLOT, Top
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
-from eddyline.plan.logical import Expression, Plan, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    child_of,
+    items,
+    kind,
+    output_of,
+    scalar_subqueries,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import SORT_KEY
 from eddyline.plan.render import node_text, texts
@@ -69,7 +78,7 @@ class Chain:
         return tuple(direction(one) for one in self.orders)
 
 
-def chain(catalyst: Catalyst, node: Plan) -> Chain:
+def chain(node: Plan) -> Chain:
     """Read limits, offset and sort off the top of a plan."""
     limit, offset = NO_LIMIT, 0
     projects: list[Plan] = []
@@ -81,34 +90,34 @@ def chain(catalyst: Catalyst, node: Plan) -> Chain:
             limit = min(limit, int(below.limitExpr().value()))
         elif name == "Offset":
             offset += int(below.offsetExpr().value())
-            inner = below.child()
+            inner = child_of(below)
             if kind(inner) in ("LocalLimit", "GlobalLimit"):
                 limit = min(limit, int(inner.limitExpr().value()) - offset)
                 below = inner
-        elif name == "Project" and _leads_to_sort(catalyst, below):
+        elif name == "Project" and _leads_to_sort(below):
             projects.append(below)
         else:
             break
-        below = below.child()
+        below = child_of(below)
     orders: list[Expression] = []
-    if kind(below) == "Sort" and below.getClass().getSimpleName() == "Sort":
+    if kind(below) == "Sort":
         orders = items(below.order())
-        below = below.child()
+        below = child_of(below)
     return Chain(below, orders, limit, offset, projects[::-1])
 
 
-def _leads_to_sort(catalyst: Catalyst, node: Plan) -> bool:
+def _leads_to_sort(node: Plan) -> bool:
     """Return whether only limits and projections without subqueries are above a sort."""
     while kind(node) in ("Project", "GlobalLimit", "LocalLimit", "Offset"):
-        if _has_subquery(catalyst, node):
+        if _has_subquery(node):
             return False
-        node = node.child()
+        node = child_of(node)
     return kind(node) == "Sort"
 
 
-def _has_subquery(catalyst: Catalyst, node: Plan) -> bool:
+def _has_subquery(node: Plan) -> bool:
     """Return whether a node is a projection with scalar subqueries."""
-    return kind(node) == "Project" and any(map(catalyst.subqueries, items(node.projectList())))
+    return kind(node) == "Project" and any(map(scalar_subqueries, items(node.projectList())))
 
 
 def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
@@ -118,13 +127,13 @@ def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
     """
     if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
         return node
-    below = node.child()
+    below = child_of(node)
     child = _subqueries_above(catalyst, below)
     computing = child
-    while kind(computing) == "Project" and not _has_subquery(catalyst, computing):
-        computing = computing.child()
-    if _has_subquery(catalyst, computing):
-        lower = catalyst.with_child(node, child.child())
+    while kind(computing) == "Project" and not _has_subquery(computing):
+        computing = child_of(computing)
+    if _has_subquery(computing):
+        lower = catalyst.with_child(node, child_of(child))
         return catalyst.with_child(child, _subqueries_above(catalyst, lower))
     return catalyst.with_child(node, child) if child is not below else node
 
@@ -137,7 +146,7 @@ def ordered(
     Returns:
         the delta, the attributes of the sort keys in it, and how they sort.
     """
-    found = chain(build.catalyst, node)
+    found = chain(node)
     if not found.orders:
         return lower(node), [], ()
     return *_applied(build, found, lower), found.order()
@@ -148,7 +157,7 @@ def limited(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     above = _subqueries_above(build.catalyst, node)
     if above is not node:
         return lower(above)
-    return _applied(build, chain(build.catalyst, node), lower)[0]
+    return _applied(build, chain(node), lower)[0]
 
 
 def _applied(
@@ -172,8 +181,8 @@ def _with_keys(
     catalyst = build.catalyst
     aliases = [catalyst.alias(order.child(), "order") for order in found.orders]
     keys = [alias.toAttribute() for alias in aliases]
-    columns = [*items(found.below.output()), *aliases]
-    if any(map(catalyst.subqueries, aliases)):
+    columns = [*output_of(found.below), *aliases]
+    if any(map(scalar_subqueries, aliases)):
         return lower(catalyst.project(columns, found.below)), keys
     delta = lower(found.below)
     plan = catalyst.project([*columns, delta.weight], delta.plan)
@@ -187,7 +196,7 @@ def _top(
     for key in keys:
         if contains_type(type_of(key), UNSORTABLE):
             raise build.refused(SORT_KEY.about(type=type_of(key).simpleString()))
-    columns = items(found.below.output())
+    columns = output_of(found.below)
     names, sorts = numbered("c", len(columns)), numbered("s", len(keys))
     frame = build.named(child, [*zip(keys, sorts, strict=True), *zip(columns, names, strict=True)])
     out = [frame.schema[name] for name in (*sorts, *names)]
@@ -232,12 +241,12 @@ _RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DEN
 
 def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Keep the rows that a filter on row_number, rank or dense_rank can let through."""
-    child = lower(node.child())
+    child = lower(child_of(node))
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     sort_keys = [order.child() for order in orders]
     if not (build.native and _is_sortable(sort_keys, partition)):
         return child  # the filter drops the same rows
-    columns = items(node.child().output())
+    columns = output_of(child_of(node))
     keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
     names = numbered("c", len(columns))
     inputs = zip([*partition, *sort_keys, *columns], [*keys, *sorts, *names], strict=True)

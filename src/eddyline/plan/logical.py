@@ -7,20 +7,20 @@ method that only some classes have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+N = TypeVar("N", bound="Plan | Expression")
 
 
 class JavaClass(Protocol):
     """A class in the JVM."""
 
     def getName(self) -> str: ...
-    def getSimpleName(self) -> str: ...
 
 
 class JavaObject(Protocol):
@@ -221,28 +221,92 @@ def items(sequence: Seq[T]) -> list[T]:
     return [sequence.apply(i) for i in range(sequence.size())]
 
 
+def children_of(node: N) -> list[N]:
+    """Return the plan nodes or expressions right below one."""
+    asked: Any = node
+    found: list[N] = _asked_once(asked, "children", lambda: items(asked.children()))
+    return [*found]
+
+
+def child_of(node: N) -> N:
+    """Return what is right below a plan node or expression with one child."""
+    (child,) = children_of(node)
+    return child
+
+
+def output_of(plan: Plan) -> list[Expression]:
+    """Return the columns of a plan's rows."""
+    return [*_asked_once(plan, "output", lambda: items(plan.output()))]
+
+
+def expressions_of(plan: Plan) -> list[Expression]:
+    """Return the expressions of a plan node, those of its children left aside."""
+    return [*_asked_once(plan, "expressions", lambda: items(plan.expressions()))]
+
+
 def tree(plan: Plan) -> Iterator[Plan]:
     """Yield a plan and all below it, without the plans of subqueries."""
     yield plan
-    for child in items(plan.children()):
+    for child in children_of(plan):
         yield from tree(child)
+
+
+def all_nodes(plan: Plan) -> Iterator[Plan]:
+    """Yield all nodes of a plan, those of subqueries in expressions included."""
+    yield plan
+    for below in (*children_of(plan), *items(plan.subqueries())):
+        yield from all_nodes(below)
+
+
+def all_expressions(root: Expression) -> Iterator[Expression]:
+    """Yield an expression and all below it."""
+    yield root
+    for child in children_of(root):
+        yield from all_expressions(child)
+
+
+def find(root: Expression, accept: Callable[[str], bool]) -> list[Expression]:
+    """Return the topmost expressions whose class name is accepted."""
+    if accept(kind(root)):
+        return [root]
+    return [hit for child in children_of(root) for hit in find(child, accept)]
+
+
+def scalar_subqueries(root: Expression) -> list[Expression]:
+    """Return the scalar subqueries in an expression."""
+    return find(root, lambda name: name == "ScalarSubquery")
 
 
 def kind(node: JavaObject) -> str:
     """Return the simple class name of a plan node, an expression or another Scala object."""
-    return node.getClass().getSimpleName().removesuffix("$")
+    return class_name(node).rpartition(".")[2].rpartition("$")[2]
 
 
 def class_name(node: JavaObject) -> str:
     """Return the full class name of a Scala object."""
-    return node.getClass().getName().removesuffix("$")
+    return _asked_once(node, "class", lambda: node.getClass().getName().removesuffix("$"))
 
 
 def id_of(named: Expression) -> int:
     """Return Spark's id of an attribute, alias or subquery."""
-    return named.exprId().id()
+    return _asked_once(named, "id", lambda: named.exprId().id())
 
 
 def type_of(expression: Expression) -> DataType:
     """Return an expression's type as PySpark's."""
-    return _parse_datatype_json_string(expression.dataType().json())
+    return _asked_once(
+        expression, "type", lambda: _parse_datatype_json_string(expression.dataType().json())
+    )
+
+
+def _asked_once(node: JavaObject, what: str, ask: Callable[[], T]) -> T:
+    """Return what a plan node or expression tells, and keep it with the Python object.
+
+    It never changes, and each question is a call from Python to the JVM, or several: they are most of the
+    time that a view takes to compile.
+    """
+    known: dict[str, T] = vars(node)
+    name = f"eddyline {what}"
+    if name not in known:
+        known[name] = ask()
+    return known[name]

@@ -24,7 +24,18 @@ from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, wi
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.limits import Order, group_top, limited, ordered
-from eddyline.plan.logical import Expression, JoinNode, Plan, id_of, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    JoinNode,
+    Plan,
+    child_of,
+    children_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, keep_outputs, skipping
 from eddyline.plan.recompute import versions
@@ -78,11 +89,23 @@ class Compiled:
     final: tuple[int, Bound] | None = None
 
 
-def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compiled:
-    """Compile a resolved query; QueryError if it can't be kept live.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query that has been checked and optimised.
 
-    Args:
-        final: emit each row once, when a watermark has passed it.
+    Attributes:
+        names: of its columns.
+        optimized: its plan.
+    """
+
+    names: Sequence[str]
+    optimized: Plan
+
+
+def checked_query(build: Build, analyzed: Plan) -> Query:
+    """Check and optimise a resolved query; QueryError if it can't be kept live.
+
+    What all lanes need to know of it is noted in the build.
     """
     catalyst = build.catalyst
     analyzed = marked(build, analyzed)
@@ -93,7 +116,17 @@ def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compil
     optimized = catalyst.optimized(catalyst.hide_distinct(analyzed))
     build.need(optimized)
     find_sub_plans(build, optimized)
-    output = items(optimized.output())
+    return Query(names, optimized)
+
+
+def compile_view(build: Build, query: Query, *, final: bool = False) -> Compiled:
+    """Compile a query for the lane of the build; QueryError if it can't be kept live.
+
+    Args:
+        final: emit each row once, when a watermark has passed it.
+    """
+    names, optimized = query.names, query.optimized
+    output = output_of(optimized)
     delta, keys, order = ordered(build, optimized, lambda node: lower(build, node))
     columns = numbered("c", len(output) + len(keys))
     frame = build.named(delta, list(zip([*output, *keys], columns, strict=True)))
@@ -106,6 +139,7 @@ def compile_view(build: Build, analyzed: Plan, *, final: bool = False) -> Compil
     if final:
         closes = _closing(build, bounds)
         frame, delta = _held(build, frame, delta, columns, names, closes)
+    build.sub_plans.clear()  # a build is kept, and they would keep Spark's plans in the JVM
     return Compiled(
         _collected(build, frame, delta, columns),
         _view_node(build, delta, names),
@@ -130,7 +164,7 @@ def _view_node(build: Build, delta: Delta, names: Sequence[str]) -> Node:
 
 
 def _column_names(build: Build, analyzed: Plan) -> list[str]:
-    names = [attribute.name() for attribute in items(analyzed.output())]
+    names = [attribute.name() for attribute in output_of(analyzed)]
     folded = [name.lower() for name in names]
     doubled = sorted({name for name in names if folded.count(name.lower()) > 1})
     if doubled:
@@ -240,9 +274,7 @@ def _lowered(build: Build, node: Plan) -> Delta:
     method = LOWERINGS.get(name)
     if method is None:
         source = (
-            FOREIGN.about(what=f"{name}, a source of Spark's")
-            if not items(node.children())
-            else None
+            FOREIGN.about(what=f"{name}, a source of Spark's") if not children_of(node) else None
         )
         unknown = NODES.get(name) or source or UNKNOWN_NODE.about(name=name)
         raise build.refused(unknown, node_text(node))
@@ -253,7 +285,7 @@ def _lowered(build: Build, node: Plan) -> Delta:
         return method(build, node)
     over = with_values(build, node)
     if over is None:
-        return flips(build, node, lower(build, node.child()))
+        return flips(build, node, lower(build, child_of(node)))
     delta = lower(build, over)
     return replace(delta, endless=False) if removes_old_rows(build, node) else delta
 
@@ -262,7 +294,7 @@ def _relation(build: Build, node: Plan) -> Delta:
     relation = build.relations.get(build.catalyst.rdd_id(node))
     if relation is None:
         raise build.refused(UNKNOWN_RELATION, node_text(node))
-    output = items(node.output())
+    output = output_of(node)
     places = [i for i, a in enumerate(output) if id_of(a) in build.needed]
     wanted = [output[place] for place in places]
     schema = _wire([type_of(attribute) for attribute in wanted])
@@ -286,7 +318,7 @@ def _relation(build: Build, node: Plan) -> Delta:
 
 
 def _constant(build: Build, node: Plan) -> Delta:
-    output = items(node.output())
+    output = output_of(node)
     named = [build.catalyst.alias(a, f"c{i}") for i, a in enumerate(output)]
     frame = build.constant(build.catalyst.frame(build.catalyst.project(named, node)))
     plan, others = build.rebound(frame, output)
@@ -302,7 +334,7 @@ def _wire(types: list[DataType]) -> StructType:
 
 
 def _project(build: Build, node: Plan) -> Delta:
-    child = lower(build, node.child())
+    child = lower(build, child_of(node))
     columns = items(node.projectList())
     plan = build.catalyst.project([*columns, child.weight], child.plan)
     bounds = projected(build.catalyst, columns, child.bounds)
@@ -310,18 +342,18 @@ def _project(build: Build, node: Plan) -> Delta:
 
 
 def _filter(build: Build, node: Plan) -> Delta:
-    child = lower(build, node.child())
+    child = lower(build, child_of(node))
     return child.through(build.catalyst.with_child(node, child.plan), "Filter", node_text(node))
 
 
 def _python_function(build: Build, node: Plan) -> Delta:
-    child = lower(build, node.child())
+    child = lower(build, child_of(node))
     catalyst = build.catalyst
     if child.append_only:  # nothing is ever retracted
         return child.through(
             catalyst.with_child(node, child.plan), "Python function", node_text(node)
         )
-    columns = items(node.child().output())
+    columns = output_of(child_of(node))
     rows = versions(build, child, columns, columns)
     skip = catalyst.negative(rows.version)
     calls = [
@@ -346,32 +378,32 @@ def _python_function(build: Build, node: Plan) -> Delta:
 
 
 def _generate(build: Build, node: Plan) -> Delta:
-    child = lower(build, node.child())
+    child = lower(build, child_of(node))
     # the node names unneeded columns by their place: the weight comes after them all
-    columns = [*items(node.child().output()), child.weight]
+    columns = [*output_of(child_of(node)), child.weight]
     plan = build.catalyst.with_child(node, build.catalyst.project(columns, child.plan))
     return child.through(plan, "Generate", node_text(node))
 
 
 def _expand(build: Build, node: Plan) -> Delta:
-    child = lower(build, node.child())
+    child = lower(build, child_of(node))
     plan = build.catalyst.expand(node, child.weight, child.plan)
     projections = [items(projection) for projection in items(node.projections())]
-    bounds = expanded(build.catalyst, projections, items(node.output()), child.bounds)
+    bounds = expanded(build.catalyst, projections, output_of(node), child.bounds)
     return child.through(plan, "Expand", node_text(node), bounds)
 
 
 def _union(build: Build, node: Plan) -> Delta:
     deltas, frames = [], []
-    for child in items(node.children()):
+    for child in children_of(node):
         delta = lower(build, child)
-        columns = [(a, f"c{i}") for i, a in enumerate(items(child.output()))]
+        columns = [(a, f"c{i}") for i, a in enumerate(output_of(child))]
         frames.append(build.named(delta, columns))
         deltas.append(delta)
-    output = items(node.output())
+    output = output_of(node)
     plan, others = build.rebound(build.lane.union(frames), output)
     shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
-    inputs = [items(child.output()) for child in items(node.children())]
+    inputs = [output_of(child) for child in children_of(node)]
     return Delta(
         plan,
         others[0],
@@ -383,7 +415,7 @@ def _union(build: Build, node: Plan) -> Delta:
 
 
 def _aggregate(build: Build, node: Plan) -> Delta:
-    return aggregate(build, node, lower(build, node.child()))
+    return aggregate(build, node, lower(build, child_of(node)))
 
 
 def _window(build: Build, node: Plan) -> Delta:
@@ -391,7 +423,7 @@ def _window(build: Build, node: Plan) -> Delta:
 
 
 def _join(build: Build, node: Plan) -> Delta:
-    left, right = lower(build, node.left()), lower(build, node.right())
+    left, right = (lower(build, child) for child in children_of(node))
     return join(build, cast("JoinNode", node), left, right)
 
 
@@ -405,7 +437,7 @@ def _group_top(build: Build, node: Plan) -> Delta:
 
 def _skipped(build: Build, node: Plan) -> Delta:
     """Skip hints and layouts, which don't change the rows."""
-    return lower(build, node.child())
+    return lower(build, child_of(node))
 
 
 LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {

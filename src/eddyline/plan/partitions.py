@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from eddyline.errors import EngineError
-from eddyline.plan.logical import Plan, items, kind, tree
+from eddyline.plan.logical import Plan, children_of, kind, tree
 from eddyline.plan.nodes import StatefulPart
 
 _OPERATOR, _SHUFFLE = "MapInArrowExec", "ShuffleExchangeExec"
@@ -54,7 +54,7 @@ def _tasks(plan: Plan, buckets: Mapping[str, int]) -> int:
     below = _operator(plan, buckets)
     if below:
         return buckets[below]
-    children = items(plan.children())
+    children = children_of(plan)
     return _tasks(children[0], buckets) if len(children) == 1 else 0
 
 

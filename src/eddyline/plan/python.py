@@ -22,9 +22,17 @@ from pyspark.util import PythonEvalType
 from eddyline.operators.base import numbered
 from eddyline.operators.replace import SLOT, Replace
 from eddyline.plan.build import Build, Delta
-from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds
-from eddyline.plan.logical import Expression, Plan, id_of, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    children_of,
+    find,
+    id_of,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import PYTHON_FORM
 from eddyline.plan.render import text
@@ -140,9 +148,9 @@ KNOWN = frozenset(
 )
 
 
-def calls_python(catalyst: Catalyst, expressions: Sequence[Expression]) -> bool:
+def calls_python(expressions: Sequence[Expression]) -> bool:
     """Return whether one of the expressions calls a Python function."""
-    return any(catalyst.find(e, lambda name: name in FUNCTIONS) for e in expressions)
+    return any(find(e, lambda name: name in FUNCTIONS) for e in expressions)
 
 
 def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
@@ -161,7 +169,7 @@ def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
         fields = tuple(result.names) if isinstance(result, StructType) else ()
         wrapped = Skipping(catalyst.python_function(inner), form, fields)
         known = UserDefinedFunction(wrapped, result, name=inner.name(), evalType=form)
-        given = [skip, *(skipping(build, child, skip) for child in items(inner.children()))]
+        given = [skip, *(skipping(build, child, skip) for child in children_of(inner))]
         return catalyst.python_call(known, given, call)
 
     return catalyst.rewrite(root, change)
@@ -184,7 +192,7 @@ def keep_outputs(
     Returns:
         the plan of the columns, and the weight's attribute.
     """
-    columns = [a for a in items(plan.output()) if not a.semanticEquals(version)]
+    columns = [a for a in output_of(plan) if not a.semanticEquals(version)]
     names, key_names = numbered("c", len(columns)), numbered("k", len(keys))
     delta = Delta(plan, version, Node("Outputs", "kept"))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]

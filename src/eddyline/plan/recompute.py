@@ -24,7 +24,7 @@ from eddyline.plan.eventtime import (
     key_bounds,
     projected,
 )
-from eddyline.plan.logical import Expression, Plan, id_of, items, kind
+from eddyline.plan.logical import Expression, Plan, child_of, id_of, items, kind, output_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.render import texts
@@ -139,7 +139,7 @@ def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
         children=(child.node,),
     )
     weight = build.catalyst.alias(rows.version, "w")
-    if calls_python(build.catalyst, aggregation.results):
+    if calls_python(aggregation.results):
         plan, change = _called_once(build, aggregation, rows, weight, kept_keys)
         shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
     else:
@@ -178,7 +178,7 @@ def _used_columns(node: Plan, aggregation: _Recomputed) -> list[Expression]:
         for expression in [*aggregation.keys, *aggregation.results]
         for reference in items(expression.references().toSeq())
     }
-    return [column for column in items(node.child().output()) if id_of(column) in used]
+    return [column for column in output_of(child_of(node)) if id_of(column) in used]
 
 
 def _over_real_rows(build: Build, results: list[Expression], real: Expression) -> list[Expression]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from eddyline.errors import QueryError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.determinism import USER_FUNCTIONS, is_unknown, varies
-from eddyline.plan.logical import Expression, Plan, items, kind
+from eddyline.plan.logical import Expression, Plan, all_expressions, all_nodes, expressions_of, kind
 from eddyline.plan.render import node_text, text
 
 
@@ -193,11 +193,11 @@ PYTHON_FORM = Refusal(
 
 def refused_part(catalyst: Catalyst, analyzed: Plan) -> tuple[Refusal, str] | None:
     """Return why a resolved query can't be live, with the part refused; None if nothing is found."""
-    for node in catalyst.nodes(analyzed):
+    for node in all_nodes(analyzed):
         if kind(node) in NODES:
             return NODES[kind(node)], node_text(node)
-        for root in items(node.expressions()):
-            for expression in catalyst.expressions(root):
+        for root in expressions_of(node):
+            for expression in all_expressions(root):
                 refusal = _expression_refusal(catalyst, expression)
                 if refusal is not None:
                     return refusal, text(root)

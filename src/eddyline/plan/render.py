@@ -8,7 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from eddyline.plan.logical import Expression, Filter, JoinNode, Option, Plan, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    Filter,
+    JoinNode,
+    Option,
+    Plan,
+    children_of,
+    items,
+    kind,
+    output_of,
+)
 
 TEXT_MAX = 200
 
@@ -77,7 +87,7 @@ _LISTED: dict[str, Callable[..., list[Expression]]] = {
     "Window": lambda node: [_unnamed(one) for one in items(node.windowExpressions())],
     "ArrowEvalPython": lambda node: items(node.udfs()),
     "BatchEvalPython": lambda node: items(node.udfs()),
-    "LocalRelation": lambda node: items(node.output()),
+    "LocalRelation": lambda node: output_of(node),
 }
 
 
@@ -86,13 +96,13 @@ def _sql(expression: Expression) -> str:
     shown = expression.sql()
     if _WRAPPED.search(shown):
         for wrapper in _wrappers(expression):
-            shown = shown.replace(wrapper.sql(), _sql(items(wrapper.children())[0]))
+            shown = shown.replace(wrapper.sql(), _sql(children_of(wrapper)[0]))
     return shown.replace(_GROUPING_ID, "grouping_id()")
 
 
 def _extracted(node: Plan) -> Iterator[tuple[str, str]]:
     """Yield the names of extracted window functions below a node, and their calls; nearest last."""
-    for child in items(node.children()):
+    for child in children_of(node):
         yield from _extracted(child)
         if kind(child) == "Window":
             for named in items(child.windowExpressions()):
@@ -104,7 +114,7 @@ def _wrappers(expression: Expression) -> Iterator[Expression]:
     if kind(expression) in _WRAPPERS:
         yield expression
     else:
-        for child in items(expression.children()):
+        for child in children_of(expression):
             yield from _wrappers(child)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Expression, Plan, items, kind
+from eddyline.plan.logical import Expression, Plan, children_of, expressions_of, items, kind
 
 
 def over_leaves(catalyst: Catalyst, plan: Plan, leaf: Callable[[Plan], Plan | None]) -> Plan:
@@ -14,7 +14,7 @@ def over_leaves(catalyst: Catalyst, plan: Plan, leaf: Callable[[Plan], Plan | No
     def below(expression: Expression) -> Expression | None:
         return _with_subquery(expression, lambda inner: over_leaves(catalyst, inner, leaf))
 
-    children = items(plan.children())
+    children = children_of(plan)
     if not children:
         return leaf(plan) or plan
     over = plan.withNewChildren(
@@ -48,14 +48,14 @@ def with_expressions(
             expression, lambda inner: with_expressions(catalyst, inner, affected, change)
         )
 
-    children = items(plan.children())
+    children = children_of(plan)
     if children:
         plan = plan.withNewChildren(
             catalyst.seq(
                 [with_expressions(catalyst, child, affected, change) for child in children]
             )
         )
-    if not any(affected(expression) for expression in items(plan.expressions())):
+    if not any(affected(expression) for expression in expressions_of(plan)):
         return plan
     return catalyst.map_expressions(plan, inside) or plan
 

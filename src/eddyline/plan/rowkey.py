@@ -9,7 +9,17 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from eddyline.plan.build import Build
-from eddyline.plan.logical import Expression, JoinNode, Plan, id_of, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    JoinNode,
+    Plan,
+    child_of,
+    children_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+)
 
 _KEEP = frozenset(
     {
@@ -33,7 +43,7 @@ def row_key(build: Build, plan: Plan) -> tuple[int, ...] | None:
     An aggregate without groups has one row, and the key of no columns.
     """
     key = _key(build, plan)
-    output = [id_of(attribute) for attribute in items(plan.output())]
+    output = [id_of(attribute) for attribute in output_of(plan)]
     if key is None or not key <= set(output):
         return None
     return tuple(sorted(output.index(one) for one in key))
@@ -47,9 +57,9 @@ def _key(build: Build, plan: Plan) -> Ids | None:
         if all(kind(one) == "AttributeReference" for one in partition):
             return frozenset(map(id_of, partition))
     if name in _KEEP:
-        return _key(build, plan.child())
+        return _key(build, child_of(plan))
     if name == "Project":
-        return _renamed(_key(build, plan.child()), items(plan.projectList()))
+        return _renamed(_key(build, child_of(plan)), items(plan.projectList()))
     if name == "Aggregate":
         groups = items(plan.groupingExpressions())
         columns = (group for group in groups if kind(group) == "AttributeReference")
@@ -59,7 +69,7 @@ def _key(build: Build, plan: Plan) -> Ids | None:
     if name == "LogicalRDD":
         relation = build.relations.get(build.catalyst.rdd_id(plan))
         if relation is not None and relation.key is not None:
-            output = items(plan.output())
+            output = output_of(plan)
             return frozenset(id_of(output[place]) for place in relation.key)
     return None
 
@@ -79,10 +89,10 @@ def _renamed(key: Ids | None, columns: Sequence[Expression]) -> Ids | None:
 
 def _of_join(build: Build, join: JoinNode) -> Ids | None:
     how = kind(join.joinType())
-    left = _key(build, join.left())
+    left = _key(build, children_of(join)[0])
     if how in _LEFT_ROWS or left is None:
         return left
-    right = _key(build, join.right())
+    right = _key(build, children_of(join)[1])
     if right is None:
         return None
     left_keys, right_keys, _ = build.catalyst.equi_join_keys(join)

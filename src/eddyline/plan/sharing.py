@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from eddyline.plan.build import Build, Delta, SubPlan
-from eddyline.plan.logical import Expression, Plan, id_of, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    all_nodes,
+    children_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+)
 from eddyline.plan.nodes import Node
 
 _STATEFUL = frozenset(("Aggregate", "Join", "Window", "WindowGroupLimit", "GlobalLimit"))
@@ -20,7 +29,7 @@ def find_sub_plans(build: Build, plan: Plan) -> None:
 
     What a later place needs of the output counts as needed at the first one.
     """
-    read = [build.catalyst.rdd_id(n) for n in build.catalyst.nodes(plan) if kind(n) == "LogicalRDD"]
+    read = [build.catalyst.rdd_id(n) for n in all_nodes(plan) if kind(n) == "LogicalRDD"]
     if len(set(read)) < len(read):
         _visit(build, plan)
 
@@ -30,10 +39,10 @@ def _visit(build: Build, node: Plan) -> bool:
     known = _known(build, node)
     if known is not None:
         known.places += 1
-        pairs = zip(items(known.first.output()), items(node.output()), strict=True)
+        pairs = zip(output_of(known.first), output_of(node), strict=True)
         build.needed.update(id_of(first) for first, one in pairs if id_of(one) in build.needed)
         return known.stateful
-    below = [_visit(build, one) for one in [*items(node.children()), *items(node.subqueries())]]
+    below = [_visit(build, one) for one in [*children_of(node), *items(node.subqueries())]]
     stateful = kind(node) in _STATEFUL or any(below)
     build.sub_plans.setdefault(node.semanticHash(), []).append(SubPlan(node, stateful))
     return stateful
@@ -52,18 +61,18 @@ def repeated(build: Build, node: Plan) -> SubPlan | None:
     found = _known(build, node) if build.sub_plans else None
     if found is None or not found.stateful or found.places < 2:
         return None
-    return found if all(map(build.exchangeable, items(node.output()))) else None
+    return found if all(map(build.exchangeable, output_of(node))) else None
 
 
 def lowered_once(
     build: Build, sub_plan: SubPlan, node: Plan, lower: Callable[[Build, Plan], Delta]
 ) -> Delta:
     """Return the delta of a sub-plan at one of its places; the first call lowers it."""
-    output = items(node.output())
+    output = output_of(node)
     if sub_plan.lowered is None or sub_plan.read is None:
         sub_plan.lowered = lowered = lower(build, node)
         sub_plan.first = node
-        present = set(map(id_of, items(lowered.plan.output())))
+        present = set(map(id_of, output_of(lowered.plan)))
         sub_plan.columns = [i for i, one in enumerate(output) if id_of(one) in present]
         named = [(output[place], f"c{i}") for i, place in enumerate(sub_plan.columns)]
         sub_plan.read = build.lane.shared(build.named(lowered, named))
@@ -75,7 +84,7 @@ def lowered_once(
     else:
         lowered = sub_plan.lowered
         shown = Node("Shared", "stateless", "see the other place")
-    firsts = items(sub_plan.first.output())
+    firsts = output_of(sub_plan.first)
     plan, others = build.rebound(sub_plan.read(), [output[place] for place in sub_plan.columns])
     return Delta(
         plan,

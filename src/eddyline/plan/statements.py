@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Plan, items, kind
+from eddyline.plan.logical import Plan, children_of, items, kind
 
 MATERIALIZED, STREAMING, TEMPORARY, FLOW, CHANGES = (
     "materialized view", "streaming table", "temporary view", "flow", "flow of changes"
@@ -64,13 +64,13 @@ def definition(catalyst: Catalyst, statement: str) -> Definition | None:
     plan: Any = catalyst.parsed(statement)
     name = kind(plan)
     if name in _KINDS:
-        known, *query = items(plan.children())
+        known, *query = children_of(plan)
         found = query[0] if query else None
         return Definition(_KINDS[name], _dotted(known.nameParts()), "", found)
     if name == "CreateViewCommand":
         return Definition(TEMPORARY, str(plan.name().table()), "", plan.plan())
     if name == "CreateFlowCommand":
-        known, insert = items(plan.children())
+        known, insert = children_of(plan)
         if kind(insert) == "InsertIntoStatement":
             target = _dotted(insert.table().multipartIdentifier())
             return Definition(FLOW, _dotted(known.nameParts()), target, insert.query())
@@ -93,7 +93,7 @@ def _changes(plan: Any) -> Changes:
         return () if found is None else tuple(_dotted(c.nameParts()) for c in items(found))
 
     deletes = plan.deleteCondition()
-    source = items(plan.source().children())[0].multipartIdentifier()
+    source = children_of(plan.source())[0].multipartIdentifier()
     return Changes(
         _dotted(source),
         columns(plan.keys()),
@@ -117,9 +117,9 @@ def query_frame(catalyst: Catalyst, query: Plan, dataset: Callable[[str], DataFr
 
 def _without_streams(catalyst: Catalyst, plan: Any, dataset: Callable[[str], DataFrame]) -> Plan:
     if kind(plan) == "NamedStreamingRelation":
-        name = _dotted(items(plan.children())[0].multipartIdentifier())
+        name = _dotted(children_of(plan)[0].multipartIdentifier())
         return catalyst.plan(dataset(name))
-    children = items(plan.children())
+    children = children_of(plan)
     if not children:
         found: Plan = plan
         return found

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eddyline.plan.build import Build
-from eddyline.plan.logical import Expression, Plan, id_of, items, kind
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    children_of,
+    expressions_of,
+    id_of,
+    items,
+    kind,
+    output_of,
+    scalar_subqueries,
+)
 from eddyline.plan.refusals import MISPLACED_SCALAR_SUBQUERY
 from eddyline.plan.render import node_text
 
@@ -19,15 +29,13 @@ def without_scalar_subqueries(build: Build, node: Plan) -> Plan:
     The node itself if it has no scalar subqueries.
     """
     catalyst = build.catalyst
-    found = [
-        hit for expression in items(node.expressions()) for hit in catalyst.subqueries(expression)
-    ]
+    found = [hit for expression in expressions_of(node) for hit in scalar_subqueries(expression)]
     if not found:
         return node
     if kind(node) == "Aggregate" and (above := _finished_above(build, node)) is not None:
         return above
-    child, values = _joined(build, items(node.children())[0], found)
-    over = node.withNewChildren(catalyst.seq([child, *items(node.children())[1:]]))
+    child, values = _joined(build, children_of(node)[0], found)
+    over = node.withNewChildren(catalyst.seq([child, *children_of(node)[1:]]))
     rewritten = catalyst.map_expressions(
         over, lambda e: values.get(id_of(e)) if kind(e) == "ScalarSubquery" else None
     )
@@ -35,7 +43,7 @@ def without_scalar_subqueries(build: Build, node: Plan) -> Plan:
         raise build.refused(MISPLACED_SCALAR_SUBQUERY.about(name=kind(node)), node_text(node))
     build.need(child)
     if kind(node) in ("Filter", "Join"):  # its output has grown by the subquery's column
-        rewritten = catalyst.project(items(node.output()), rewritten)
+        rewritten = catalyst.project(output_of(node), rewritten)
     return rewritten
 
 
@@ -51,7 +59,7 @@ def _joined(
     for subquery in subqueries:
         plan = subquery.plan()
         if id_of(subquery) not in values:
-            values[id_of(subquery)] = items(plan.output())[0]
+            values[id_of(subquery)] = output_of(plan)[0]
             child = build.catalyst.with_one_row(child, plan)
     return child, values
 
@@ -75,10 +83,10 @@ def _finished_above(build: Build, node: Plan) -> Plan | None:
         return known.toAttribute()
 
     results = [catalyst.rewrite(result, pull) for result in items(node.aggregateExpressions())]
-    if not any(map(catalyst.subqueries, results)):
+    if not any(map(scalar_subqueries, results)):
         return None
     named = [
         result if kind(result) == "Alias" else catalyst.alias(result, old.name(), old)
         for result, old in zip(results, items(node.aggregateExpressions()), strict=True)
     ]
-    return catalyst.project(named, catalyst.aggregate(keys, below, items(node.children())[0]))
+    return catalyst.project(named, catalyst.aggregate(keys, below, children_of(node)[0]))

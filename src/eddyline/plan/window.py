@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import attribute_bounds, key_bounds
-from eddyline.plan.logical import Expression, Plan, items, kind
+from eddyline.plan.logical import Expression, Plan, child_of, items, kind, output_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.recompute import Versions, versions
@@ -18,9 +18,9 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Lower window functions; stacked nodes with the same partitioning at once."""
     partition = items(node.partitionSpec())
     stack = _stack(node)
-    below = stack[-1].child()
+    below = child_of(stack[-1])
     child = lower(below)
-    rows = versions(build, child, partition, items(below.output()))
+    rows = versions(build, child, partition, output_of(below))
     skip = _skipped(build, stack, rows)
     if child.endless and not rows.expiry:
         by = ", ".join(texts(partition)) or "nothing"
@@ -53,17 +53,17 @@ def _stack(node: Plan) -> list[Plan]:
     """Return a Window node and those right below it with the same partitioning, topmost first."""
     wanted = canonical_texts(items(node.partitionSpec()))
     stack = [node]
-    below = node.child()
+    below = child_of(node)
     while kind(below) == "Window" and canonical_texts(items(below.partitionSpec())) == wanted:
         stack.append(below)
-        below = below.child()
+        below = child_of(below)
     return stack
 
 
 def _skipped(build: Build, stack: list[Plan], rows: Versions) -> Expression | None:
     """Return for which rows no Python function is called; None if there is no such function."""
     functions = [function for node in stack for function in items(node.windowExpressions())]
-    if not calls_python(build.catalyst, functions):
+    if not calls_python(functions):
         return None
     return build.catalyst.negative(rows.version)
 

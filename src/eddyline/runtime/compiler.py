@@ -30,7 +30,14 @@ from eddyline.plan.frames import leaves
 from eddyline.plan.lanes import ShortLane, WideLane
 from eddyline.plan.limits import Order
 from eddyline.plan.logical import Plan
-from eddyline.plan.lower import Compiled, compile_table, compile_view, operations_schema
+from eddyline.plan.lower import (
+    Compiled,
+    Query,
+    checked_query,
+    compile_table,
+    compile_view,
+    operations_schema,
+)
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.plan.partitions import check_partitions
 from eddyline.runtime.frames import Frames
@@ -182,10 +189,11 @@ class Compiler:
         by_name = {r.name: r for r in relations.values()}
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
+        analyzed = self._analyzed(entry, catalyst)
+        query = checked_query(build, analyzed)
         with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
-            beside = pool.submit(self._short, entry, build, relations, by_name)
-            analyzed = self._analyzed(entry, catalyst)
-            compiled = compile_view(build, analyzed, final=entry.final)
+            beside = pool.submit(self._short, entry, build.copied(), query, by_name)
+            compiled = compile_view(build, query, final=entry.final)
             read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
         return self._planned(entry, catalog, compiled, upstream, self._same(beside.result(), build))
@@ -198,34 +206,26 @@ class Compiler:
         return catalyst.analyzed(entry.query)
 
     def _short(
-        self,
-        entry: Entry,
-        wide: Build,
-        relations: Mapping[int, Relation],
-        known: dict[str, Relation],
+        self, entry: Entry, build: Build, query: Query, known: dict[str, Relation]
     ) -> tuple[ShortPlan, Build] | None:
         """Compile a view for the short lane; None if it can't, or shall never, run there.
 
         Args:
-            wide: what it has in common with its plan for the wide lane.
+            build: has what was found out about the query.
         """
         if not self.options.short_lane_rows:
             return None
-        session = cloned(wide.catalyst.session)
+        session = cloned(build.catalyst.session)
         try:
             with active(session):
-                driver, catalyst = Driver(session), Catalyst(session)
+                driver, catalyst = Driver(session), build.catalyst.in_session(session)
                 lane = ShortLane(
                     driver.placeholder,
                     partial(self._scan, entry.id, known),
                     partial(self._kernel, entry.id),
                 )
-                build = replace(
-                    wide, catalyst=catalyst, lane=lane, relations=dict(relations), leaves=[],
-                    parts=[], constants={}, warnings=[], growing=[], needed=set(), comparisons=[],
-                    sub_plans={},
-                )  # fmt: skip
-                compile_view(build, self._analyzed(entry, catalyst), final=entry.final)
+                build = replace(build, catalyst=catalyst, lane=lane)
+                compile_view(build, query, final=entry.final)
                 return ShortPlan(driver, catalyst, lane), build
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", entry.name, error)

@@ -14,7 +14,7 @@ from eddyline.catalog.expectations import filter_of
 from eddyline.errors import QueryError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves, misplaced_subquery, over_contents, plan_text
-from eddyline.plan.logical import Plan, items
+from eddyline.plan.logical import Plan, output_of
 from eddyline.plan.refusals import FOREIGN, MISPLACED_SUBQUERY, STREAMING_FRAME
 from eddyline.plan.render import node_text
 from eddyline.spark.session import frame as spark_frame
@@ -62,7 +62,7 @@ class Frames:
             made, columns = self._made.get(rdd, ("", None))
             entry = entries.get(made)
             if entry is None or entry.columns != columns:
-                names = ", ".join(attribute.name() for attribute in items(leaf.output()))
+                names = ", ".join(attribute.name() for attribute in output_of(leaf))
                 raise FOREIGN.about(what=_described(names, made)).error(view)
             found[rdd] = entry
         return found
@@ -76,7 +76,7 @@ class Frames:
         if frame.isStreaming:
             raise STREAMING_FRAME.error(name)
         plan = self._catalyst.plan(frame)
-        if (misplaced := misplaced_subquery(self._catalyst, plan)) is not None:
+        if (misplaced := misplaced_subquery(plan)) is not None:
             raise MISPLACED_SUBQUERY.error(name, node_text(misplaced))
         read = self.read(name, plan, catalog)
         names = {rdd: entry.name for rdd, entry in read.items()}

@@ -20,7 +20,7 @@ from eddyline.changes import BUCKET, BucketId
 from eddyline.operators.base import Timed
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.lanes import ShortLane
-from eddyline.plan.logical import Plan, items, kind, tree
+from eddyline.plan.logical import Plan, all_nodes, children_of, items, kind, tree
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
@@ -195,7 +195,7 @@ def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: Da
     Args:
         ids: for the RDD id of each placeholder the number of its step.
     """
-    leaves = [node for node in catalyst.nodes(catalyst.plan(frame)) if not items(node.children())]
+    leaves = [node for node in all_nodes(catalyst.plan(frame)) if not children_of(node)]
     sources = [
         ids.get(catalyst.rdd_id(leaf)) if kind(leaf) == "LogicalRDD" else None for leaf in leaves
     ]
@@ -226,7 +226,7 @@ def _narrow(driver: Driver, catalyst: Catalyst, plan: Plan) -> Plan:
     if kind(plan) == "RDDScanExec":
         adapted: Plan = driver.in_rows(plan)
         return adapted
-    children = items(plan.children())
+    children = children_of(plan)
     narrow = [_narrow(driver, catalyst, child) for child in children]
     if all(new is old for new, old in zip(narrow, children, strict=True)):
         return plan
