@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx clean
+.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx registry clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -96,6 +96,16 @@ kafka: .kafka/.fetched
 	@rm -rf .kafka
 	@mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka \
 	    && touch $@ || echo "Kafka can't be fetched with Maven: the tests of queues on it skip."
+
+# A schema registry for a slow test, which fetches it itself.
+registry: .registry/.fetched
+
+.registry/.fetched:
+	@command -v mvn >/dev/null || .ci/install maven
+	@rm -rf .registry && mkdir .registry
+	@mvn --quiet --batch-mode dependency:copy -DoutputDirectory=$(CURDIR)/.registry \
+	    -Dartifact=io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all
+	@tar -xzf .registry/*.tar.gz -C .registry && rm .registry/*.tar.gz && touch $@
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

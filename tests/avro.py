@@ -1,4 +1,4 @@
-"""For tests of Avro: an encoder that follows the specification, and a server with two routes of a schema registry."""
+"""For tests of Avro: values, and a server with two routes of a schema registry."""
 
 from __future__ import annotations
 
@@ -8,57 +8,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from typing import Any
 
-
-def number(value: int) -> bytes:
-    left, written = (value << 1) ^ (value >> 63), []
-    while left > 127:
-        written.append(left & 127 | 128)
-        left >>= 7
-    return bytes([*written, left])
+from fastavro import parse_schema, schemaless_writer
 
 
 def encoded(schema: Any, value: Any) -> bytes:
-    """Return a value as Avro writes it: of a decimal the number without point, of a time the number."""
-    if isinstance(schema, list):
-        branch = next(at for at, one in enumerate(schema) if (one == "null") == (value is None))
-        return number(branch) + encoded(schema[branch], value)
-    kind = schema if isinstance(schema, str) else schema["type"]
-    match kind:
-        case "null":
-            return b""
-        case "boolean":
-            return bytes([value])
-        case "int" | "long":
-            return number(value)
-        case "float" | "double":
-            return struct.pack("<f" if kind == "float" else "<d", value)
-        case "bytes" | "string":
-            if isinstance(value, int):
-                value = value.to_bytes(8, "big", signed=True)
-            data = value if isinstance(value, bytes) else value.encode()
-            return number(len(data)) + data
-        case "fixed":
-            return (
-                value
-                if isinstance(value, bytes)
-                else value.to_bytes(schema["size"], "big", signed=True)
-            )
-        case "enum":
-            return number(schema["symbols"].index(value))
-        case "array" | "map":
-            items = value.items() if kind == "map" else value
-            parts = [
-                encoded("string", one[0]) + encoded(schema["values"], one[1])
-                if kind == "map"
-                else encoded(schema["items"], one)
-                for one in items
-            ]
-            return (number(len(parts)) + b"".join(parts) if parts else b"") + b"\0"
-        case "record":
-            return b"".join(encoded(one["type"], value[one["name"]]) for one in schema["fields"])
-    raise AssertionError(kind)
+    """Return a value as Avro writes it."""
+    written = BytesIO()
+    schemaless_writer(written, parse_schema(schema), value)
+    return written.getvalue()
 
 
 def framed(number: int, schema: Any, value: Any) -> bytes:
@@ -101,7 +61,7 @@ class Registry:
 def registry() -> Iterator[Registry]:
     """Run a server of our own with `GET /schemas/ids/{id}` and `GET /subjects/{subject}/versions/{version}`.
 
-    No real registry can be installed here: it shows the interface that Confluent documents, not Confluent's program.
+    Slow tests have a real registry, `schema_registry`, with the same answers.
     """
     known = Registry()
 

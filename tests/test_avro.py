@@ -6,6 +6,7 @@ import json
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from eddyline.errors import EddylineError
 from eddyline.source.avro import AvroReader, AvroValues
 from eddyline.source.avro_schema import UnreadableError, parsed
 from eddyline.source.schema_registry import Registry
+from schema_registry import schema_registry
 
 POINT = {"type": "record", "name": "Point", "fields": [{"name": "x", "type": "double"}]}
 TYPES: dict[str, tuple[Any, Any, Any]] = {
@@ -34,12 +36,12 @@ TYPES: dict[str, tuple[Any, Any, Any]] = {
     "mac": ({"type": "fixed", "name": "Mac", "size": 3}, b"abc", b"abc"),
     "price": (
         {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
-        -125,
+        Decimal("-1.25"),
         Decimal("-1.25"),
     ),
     "cost": (
         {"type": "fixed", "size": 8, "name": "c.Cost", "logicalType": "decimal", "precision": 10},
-        7,
+        Decimal(7),
         Decimal(7),
     ),
     "day": ({"type": "int", "logicalType": "date"}, 365, date(1971, 1, 1)),
@@ -71,20 +73,6 @@ RECORD = {
     "fields": [{"name": name, "type": kind} for name, (kind, _, _) in TYPES.items()],
 }
 COLUMNS = pa.schema([(n, part.arrow) for n, part in parsed(json.dumps(RECORD)).parts])
-
-
-def resolved(schema: Any) -> Any:
-    """The schema with `Point` in place of its name, for the encoder."""
-    if schema in ("Point", "shop.Point"):
-        return POINT
-    if isinstance(schema, list):
-        return [resolved(one) for one in schema]
-    if isinstance(schema, dict):
-        return {name: resolved(one) for name, one in schema.items()}
-    return schema
-
-
-PLAIN = resolved(RECORD)
 VALUES = {name: value for name, (_, value, _) in TYPES.items()}
 EXPECTED = {name: value for name, (_, _, value) in TYPES.items()}
 
@@ -101,7 +89,7 @@ def decoder(*schemas: Any, columns: pa.Schema = COLUMNS) -> AvroValues:
 
 
 def test_each_type_has_its_column() -> None:
-    value = framed(1, PLAIN, VALUES)
+    value = framed(1, RECORD, VALUES)
     table, errors = decoder(RECORD)(pa.array([value] * 3, pa.binary()))
     assert errors == {}
     table.validate(full=True)
@@ -111,7 +99,7 @@ def test_each_type_has_its_column() -> None:
 
 
 def test_values_that_are_cut_or_too_long_are_told_apart_from_their_neighbours() -> None:
-    dice, whole = random.Random(3), framed(1, PLAIN, VALUES)
+    dice, whole = random.Random(3), framed(1, RECORD, VALUES)
     values, bad = [], {}
     for at in range(300):
         value = whole
@@ -246,3 +234,27 @@ def test_a_registry_gives_schemas_and_those_that_they_refer_to() -> None:
         assert Registry("s", known.url, "me:secret").latest("points").parts[0][0] == "x"
     with pytest.raises(EddylineError, match=r"STREAM_FAILED.*doesn't answer"):
         asked.latest("points")
+
+
+@pytest.mark.slow
+def test_a_real_registry_gives_the_same_answers(tmp_path: Path) -> None:
+    """Apicurio's; the test before has a server of our own."""
+    with schema_registry(tmp_path) as known:
+        asked = Registry("s", known.url)
+        known.add("points", POINT)
+        shape = {"type": "record", "name": "S", "fields": [{"name": "p", "type": "Point"}]}
+        references = [{"name": "Point", "subject": "points", "version": 1}]
+        first = known.add("shapes/a-value", shape, references=references)
+        assert asked.numbered(first) == asked.latest("shapes/a-value")
+        assert asked.numbered(first).parts[0][1].parts[0][0] == "x"
+        fields = [*shape["fields"], {"name": "n", "type": ["null", "long"], "default": None}]
+        second = known.add("shapes/a-value", {**shape, "fields": fields}, references=references)
+        assert asked.latest("shapes/a-value") == asked.numbered(second) != asked.numbered(first)
+        number = known.add("all", RECORD)
+        reader = AvroValues(COLUMNS, asked.numbered)
+        table, errors = reader(pa.array([framed(number, RECORD, VALUES)], pa.binary()))
+        assert (table.to_pylist(), errors) == ([EXPECTED], {})
+        with pytest.raises(UnreadableError, match="has no schema 77"):
+            asked.numbered(77)
+        with pytest.raises(UnreadableError, match="has no subject none"):
+            asked.latest("none")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, EngineError
 from eddyline.relay.kafka_client import (
     RETRY_EVERY_S,
     TIMEOUT_S,
@@ -85,10 +85,11 @@ class KafkaTopics:
     ) -> None:
         self._stream, self._names, self._stopped = stream, names, stopped
         self._pattern = re.compile(pattern) if pattern else None
+        self._unconnected = ""
         shared = {
             **settings,
             "logger": logging.getLogger("eddyline.kafka"),
-            "error_cb": lambda _: None,  # errors are raised by the calls that they break
+            "error_cb": self._note,
         }
         own = {**_SETTINGS, **settings, **OURS}
         with self._named():
@@ -105,6 +106,11 @@ class KafkaTopics:
                     "some of Java's client: kafka.ssl.ca.location, kafka.sasl.username",
                 ) from error
         self._next: dict[Partition, int] | None = None  # where the consumer is
+
+    def _note(self, error: KafkaError) -> None:
+        """Keep why the client can't connect: the call that waits for it only knows that it waited."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._unconnected = error.str()
 
     def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
         """Return the topics to read, and those that are known; None for one that isn't there."""
@@ -246,17 +252,24 @@ class KafkaTopics:
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Translate the client's errors."""
+        self._unconnected = ""
         try:
             yield
         except KafkaException as error:
             self._next = None
-            raise cannot_read(self._stream, f"Kafka: {error.args[0].str()}") from error
+            raise self._failed(error.args[0].str()) from error
         except TimeoutError as error:
             self._next = None
-            raise cannot_read(self._stream, "Kafka: no broker answers") from error
+            raise self._failed("no broker answers") from error
         except BaseException:
             self._next = None
             raise
+
+    def _failed(self, what: str) -> EngineError:
+        self._admin.poll(0)  # calls `_note`
+        return cannot_read(
+            self._stream, ": ".join(filter(None, ("Kafka", what, self._unconnected)))
+        )
 
 
 def _described(topic: Any) -> Described:
