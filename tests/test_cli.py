@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from eddyline import Progress
-from eddyline.cli import commands, main, text
+from eddyline.cli import commands, completion, main, text
 from eddyline.errors import EddylineError, StateGrowthWarning
 
 
@@ -303,3 +303,43 @@ def test_answers_come_without_noise(tmp_path: Path) -> None:
     assert done.stderr.startswith("warning: view w: the state of ")
     done = eddyline("sql", "SELECT sum(n) AS total FROM v", "--storage", storage)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["sta"], {"status"}),
+        (["task", ""], {"list", "add", "pause", "resume", "drop"}),
+        (["sql", "--f"], {"--format"}),
+        (["sql", "--format", ""], {"table", "csv", "json"}),
+        (["run", "sho"], {"shop.sql"}),
+        (["status", "--storage", "da"], {"data"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+    ],
+)
+def test_bash_completes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], found: set[str]
+) -> None:
+    pytest.importorskip("shtab")
+    (tmp_path / "shop.sql").touch()
+    (tmp_path / "data").mkdir()
+    assert commands.main(["completion", "bash"]) == 0
+    line = " ".join(["eddyline", *words])
+    script = f"""{capsys.readouterr().out}
+        COMP_LINE='{line}' COMP_WORDS=(eddyline {" ".join(word or "''" for word in words)})
+        COMP_CWORD={len(words)}; _shtab_eddyline; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=True)
+    assert set(done.stdout.decode().split()) == found
+
+
+def test_completion_of_other_shells_and_without_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("shtab")
+    for shell in completion.SHELLS:
+        assert commands.main(["completion", shell]) == 0
+        assert "deadletters" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert commands.main(["completion", "zsh"]) == 2
+    assert "eddyline[completion]" in capsys.readouterr().err

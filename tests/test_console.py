@@ -401,8 +401,11 @@ def test_a_token_is_demanded_beyond_loopback(engine, tmp_path, monkeypatch):
     with Console(files, options, host="0.0.0.0", token=f"${{file:{tmp_path}/token}}") as console:
         url = console.url
         assert ask(url, "/health")[0] == 204
-        for path in ("/api/status", "/metrics", "/ready", "/api/views/orders/changes"):
+        for path in ("/api/status", "/metrics", "/api/views/orders/changes"):
             assert error_of(ask(url, path)) == (401, "NO_TOKEN")
+        assert document(url, "/ready") == {"ready": True}
+        status, _, body = ask(url, "/ready", Authorization=f"Bearer {TOKEN}")
+        assert (status, json.loads(body)["reasons"]) == (200, [])
         assert error_of(ask(url, "/api/status", Authorization="Bearer wrong"))[0] == 401
         assert ask(url, "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
 

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any, TextIO
 
 from eddyline.cli import (
+    completion,
     console,
     dead_letters,
     doctor,
@@ -82,20 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+def build_parser(
+    arguments: Sequence[str] = (), *, with_apps: bool = False
+) -> argparse.ArgumentParser:
     """Return the parser.
 
     Args:
         arguments: the module of an `APPS` command is imported only if these start with its name.
+        with_apps: import the modules of all `APPS` commands that are installed.
     """
     parser = argparse.ArgumentParser(prog="eddyline", description="Spark SQL, kept live.")
     parser.add_argument("--version", action="version", version=f"eddyline {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in MODULES:
         module.add_to(commands)
+    completion.add_to(commands, lambda: build_parser(with_apps=True))
     for name, purpose in APPS.items():
         added = commands.add_parser(name, help=purpose, description=purpose)
-        if arguments and arguments[0] == name:
+        wanted = with_apps and entry_points(group=ENTRY_POINTS, name=name)
+        if wanted or (arguments and arguments[0] == name):
             app = _app(name)
             app.add_arguments(added)
             added.set_defaults(run=app.run)

@@ -31,6 +31,7 @@ EXTRAS = {
     "http": ("starlette", "uvicorn"),
     "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
     "pipelines": ("yaml",),
+    "completion": ("shtab",),
 }
 """The modules of each extra of the package."""
 

@@ -22,7 +22,7 @@ from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.console.events import Hub
 from eddyline.console.graph import make_graph
-from eddyline.console.guard import failure, limited_body
+from eddyline.console.guard import STRANGER, failure, limited_body
 from eddyline.console.metrics import CONTENT_TYPE, metrics_text
 from eddyline.console.observer import QUERY_ROWS, Observer, Rows
 from eddyline.console.openapi import openapi
@@ -133,8 +133,17 @@ class Api:
 
     @_guarded
     async def ready(self, request: Request) -> Response:
-        """Answer 200 while an engine runs, and no view fails; with `age`, if the last commit is younger."""
-        status = await self.run(self.observer.status)
+        """Answer 200 while an engine runs, and no view fails; with `age`, if the last commit is younger.
+
+        The reasons are for those who have the token.
+        """
+        stranger = bool(request.scope.get(STRANGER))
+        try:
+            status = await self.run(self.observer.status)
+        except EddylineError:
+            if stranger:
+                return JSONResponse({"ready": False}, 503)
+            raise
         failing = [view["name"] for view in status["views"] if view["state"] == "failing"]
         most = number_of(request, "age", 0)
         age = time.time() - status["committed_at"] if status["committed_at"] else None
@@ -146,7 +155,8 @@ class Api:
         if most and (age is None or age > most):
             reasons.append(f"the last commit is older than {most} seconds")
         found = {"ready": not reasons, "reasons": reasons, "epoch": status["epoch"], "age": age}
-        return JSONResponse(found, 503 if reasons else 200)
+        shown = {"ready": not reasons} if stranger else found
+        return JSONResponse(shown, 503 if reasons else 200)
 
     @_guarded
     async def metrics(self, _: Request) -> Response:

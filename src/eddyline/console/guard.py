@@ -19,8 +19,10 @@ from eddyline.errors import EngineError
 
 TOKEN_LENGTH_MIN = 16
 COOKIE = "eddyline_session"
-OPEN = ("/health", "/login", "/static/")
-"""Paths that need no token: they tell nothing of the storage."""
+OPEN = ("/health", "/ready", "/login", "/static/")
+"""Paths that need no token: they tell nothing of the storage, `/ready` but whether it is in order."""
+STRANGER = "eddyline.stranger"
+"""In the scope of a request without the token that the console has."""
 BODY_BYTES_MAX = 1 << 16
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -132,7 +134,10 @@ class Guard:
             return None
         if path == "/login" and scope["method"] == "POST":
             return await self._login(Request(scope, receive))
-        if path.startswith(OPEN) or self._knows(headers):
+        if self._knows(headers):
+            return None
+        if path.startswith(OPEN):
+            scope[STRANGER] = True
             return None
         if "text/html" in headers.get("accept", "") and not path.startswith("/api/"):
             return RedirectResponse(f"/login?next={quote(path)}", 303)
