@@ -48,6 +48,7 @@ from eddyline.state.doubles import (
 )
 from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.front import Ties
+from eddyline.state.grouping import SortKey, group_rows, ranked, sorted_places
 from eddyline.state.kernels import (
     Measure,
     consolidate,
@@ -242,6 +243,86 @@ def test_consolidate_adds_up_equal_rows_of_every_type(
     cut = data.draw(st.integers(0, len(rows)))
     chunked = pa.concat_tables([given_rows.slice(0, cut), given_rows.slice(cut)])
     assert repr(weighted(consolidate(chunked, names, [("w", Measure.SUM)]), names)) == repr(found)
+
+
+@laws
+@given(data=st.data(), kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=3))
+def test_groups_are_the_rows_that_are_equal(data: st.DataObject, kinds: list[str]) -> None:
+    rows = data.draw(st.lists(st.tuples(*(KINDS[kind][1] for kind in kinds)), max_size=12))
+    columns = {f"c{i}": (KINDS[kind][0], [row[i] for row in rows]) for i, kind in enumerate(kinds)}
+    given_rows = table({**columns, "n": (pa.int64(), range(len(rows)))})
+    cut = data.draw(st.integers(0, len(rows)))
+    chunked = pa.concat_tables([given_rows.slice(0, cut), given_rows.slice(cut)])
+    first: dict[str, int] = {}
+    of = [first.setdefault(identity(row), len(first)) for row in rows]
+    for one in (given_rows, chunked):
+        groups = group_rows(one, list(columns))
+        assert groups.of.tolist() == of
+        assert groups.first.tolist() == [of.index(number) for number in range(len(first))]
+        totals = [sum(place for place, at in enumerate(of) if at == n) for n in range(len(first))]
+        assert groups.sums(np.arange(len(rows))).tolist() == totals
+
+
+ORDERED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    **{kind: KINDS[kind] for kind in ("int", "double", "string")},
+    "float": (pa.float32(), floats),
+    "boolean": (pa.bool_(), st.one_of(st.none(), st.booleans())),
+    "decimal": (
+        pa.decimal128(38, 2),
+        st.one_of(st.none(), st.decimals(-(10**30), 10**30, places=2)),
+    ),
+    "date": (pa.date32(), st.one_of(st.none(), st.dates())),
+    "binary": (pa.binary(), st.one_of(st.none(), st.binary(max_size=2))),
+}
+
+
+@laws
+@given(
+    data=st.data(), kind=st.sampled_from(sorted(ORDERED)), down=st.booleans(), last=st.booleans()
+)
+def test_ranks_sort_as_values_do(data: st.DataObject, kind: str, down: bool, last: bool) -> None:
+    """NaN is the largest, and equal to itself; nulls come first or last, whatever the direction."""
+    values = data.draw(st.lists(ORDERED[kind][1], max_size=8))
+    ranks = ranked(pa.array(values, ORDERED[kind][0]), descending=down, nulls_last=last)
+
+    def place(value: Any) -> tuple[int, int, Any]:
+        if value is None:
+            return (1 if last else -1, 0, 0)
+        if isinstance(value, float):
+            return (0, *((1, 0.0) if math.isnan(value) else (0, value)))
+        return (0, 0, value)
+
+    for one, other in product(range(len(values)), repeat=2):
+        a, b = place(values[one]), place(values[other])
+        before = a > b if down and values[one] is not None and values[other] is not None else a < b
+        assert (ranks[one] < ranks[other]) == before
+        assert (ranks[one] == ranks[other]) == (a == b)
+
+
+@laws
+@given(data=st.data(), kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=2))
+def test_rows_are_sorted_in_one_order_however_they_lie(
+    data: st.DataObject, kinds: list[str]
+) -> None:
+    rows = data.draw(st.lists(st.tuples(*(KINDS[kind][1] for kind in kinds)), max_size=8))
+    columns = [f"c{i}" for i in range(len(kinds))]
+
+    def sorted_texts(order: Sequence[Row]) -> list[str]:
+        given_rows = table(
+            {
+                "h": (pa.int64(), [crude_hash(row) for row in order]),
+                **{
+                    name: (KINDS[kind][0], [row[i] for row in order])
+                    for i, (name, kind) in enumerate(zip(columns, kinds, strict=True))
+                },
+            }
+        )
+        places = sorted_places(given_rows, columns, [SortKey("c0", True, True)])
+        assert (np.diff(given_rows["h"].to_numpy()[places]) >= 0).all()
+        return [identity(order[place]) for place in places]
+
+    shuffled = data.draw(st.permutations(rows))
+    assert sorted_texts(rows) == sorted_texts(shuffled)
 
 
 @laws

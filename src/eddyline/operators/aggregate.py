@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,19 +15,16 @@ from eddyline.operators import exact_sums
 from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
+from eddyline.state.grouping import Groups, SortKey, group_rows
 from eddyline.state.integers import from_words, may_overflow, overflows
 from eddyline.state.kernels import (
     Measure,
-    SortKey,
-    any_nonzero,
     cast_to,
     combined,
-    comparable,
-    comparable_frame,
     distinct_hashes,
+    equal_values,
     matched,
-    measure_series,
-    with_measures,
+    nonzero,
 )
 
 SLOT = "groups"
@@ -99,67 +96,64 @@ class Reduce:
     def step(self, delta: pa.Table, state: State) -> Step:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
+        keys = [HASH, *layout.identity]
         delta, beside = self._expanded(delta)
         hashes = distinct_hashes(delta)
-        old = state[SLOT].lookup(hashes)
-        held = 0 if old is None else old.num_rows
-        both = delta if old is None else pa.concat_tables([old, cast_to(delta, old.schema)])
+        stored = state[SLOT].lookup(hashes)
+        old = delta.slice(0, 0) if stored is None else stored
+        delta = cast_to(delta, old.schema)
+        groups, old = _touched(delta, old, keys)
+        both = pa.concat_tables([delta, old])
+        rows = both.select(keys).take(pa.array(groups.first))
+        added, held = np.split(groups.of, [delta.num_rows])
+        before = combined(old, layout.measures, groups.over(held))
+        change = combined(delta, layout.measures, groups.over(added))
+        after = combined(both, layout.measures, groups)
 
-        frame = comparable_frame(both, [HASH, *layout.identity]).with_row_index("row")
-        frame = frame.hstack(measure_series(both, layout.measures))
-        is_old = pl.col("row") < held
-        summed = [pair for pair in layout.measures if pair[0] not in self._digits]
-        groups = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
-            pl.col("row").last(),
-            *combined(layout.measures, is_old, "old_"),
-            *combined(layout.measures, ~is_old, "add_"),
-            *combined(summed, None, "new_"),
-        )
-        groups = groups.filter(pl.col("row") >= held)  # a colliding key that the delta lacks
-        if (groups["new_" + WEIGHT] < 0).any():
-            at = int(groups.filter(pl.col("new_" + WEIGHT) < 0)["row"][0])
+        weights = after[WEIGHT].to_numpy()
+        if weights.min(initial=0) < 0:
+            at = int(groups.first[weights.argmin()])
             raise negative_weight("aggregate", both.slice(at, 1).to_pylist()[0])
         if self.checked:
-            for name in self.integers:
-                self._check_range(name, given, both, groups)
-
-        rows, kept = _rows(both, groups, [HASH, *layout.identity]), {}
-        changed = any_nonzero(layout.measures, "add_") | self._extreme_moved()
+            self._check_range(given, groups.over(added), before, after, rows)
+        kept = {}
+        changed = nonzero(change, layout.measures) | self._extreme_moved(before, after)
         if self._sums:
-            stored = state[exact_sums.SLOT].lookup(hashes)
-            sums = exact_sums.added(groups, rows, self._sums, stored, beside)
-            groups = groups.with_columns(sums.columns)
-            changed |= pl.lit(pl.Series(sums.changed))
+            outside = state[exact_sums.SLOT].lookup(hashes)
+            sums = exact_sums.added(before, change, rows, self._sums, outside, beside)
+            before, after = (
+                _with(table, pairs) for table, pairs in ((before, sums.before), (after, sums.after))
+            )
+            change = _with(change, sums.change)
+            changed |= sums.changed
             if sums.beside is not None:
                 kept[exact_sums.SLOT] = sums.beside
-        moved = groups.select(changed=changed)["changed"]
-        groups, every = groups.filter(moved), groups
-        kept[SLOT] = with_measures(
-            rows.filter(moved.to_arrow()), groups, layout.measures, both.schema, "add_"
-        )
+        kept[SLOT] = _beside(rows, change, [name for name, _ in layout.measures])
+        if not changed.all():
+            kept[SLOT] = kept[SLOT].filter(pa.array(changed))
         if not self.largest:
-            return Step([self._output(both, groups, [])], kept)
+            return Step([self._output(rows, before, after, changed)], kept)
         # an extreme can move in a group whose accumulators didn't
-        values, more = self._values(given, rows, state)
-        return Step([self._output(both, every, values)], {**kept, **more})
+        extremes, more = self._values(given, rows, state)
+        before, after = (_with(table, extremes[when]) for when, table in enumerate((before, after)))
+        every = np.ones(len(groups), bool)
+        return Step([self._output(rows, before, after, every)], {**kept, **more})
 
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
-        """Return for each `x` its old and new extreme by group, and the rows to add to its arrangement."""
-        found, appends = [], {}
-        wanted = comparable_frame(groups, groups.column_names)
+        """Return each `x` by group, before and after, and the rows to add to its arrangement."""
+        found: list[dict[str, pa.Array]] = [{}, {}]
+        appends = {}
         for name in numbered("x", len(self.largest)):
             layout = self.layouts[name]
             pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
             appends[name] = layout.consolidate(pairs)
-            extremes = {}
-            for prefix, rows in (("old_", 0), ("new_", None)):
+            for columns, rows in zip(found, (0, None), strict=True):
                 best = front(state[name], appends[name].slice(0, rows), groups, 1)
                 best = checked_weights("aggregate", best)
-                places = matched(wanted, comparable_frame(best, wanted.columns))
-                extremes[prefix] = best[name].take(pa.array(places, mask=places < 0))
-            found.append(extremes)
+                places = matched(groups, best.select(groups.column_names))
+                columns[name] = best[name].take(pa.array(places, mask=places < 0))
         return found, appends
 
     def _expanded(self, delta: pa.Table) -> tuple[pa.Table, pa.Table | None]:
@@ -174,69 +168,72 @@ class Reduce:
         return delta.select(self.layouts[SLOT].columns), beside
 
     def _check_range(
-        self, name: str, given: pa.Table, both: pa.Table, groups: pl.DataFrame
+        self, delta: pa.Table, groups: Groups, before: pa.Table, after: pa.Table, rows: pa.Table
     ) -> None:
         """Raise DataError ARITHMETIC_OVERFLOW if a group's new sum doesn't fit into 64 bits."""
-        high, low = _parts(given[name])
-        old = groups["old_" + name].to_numpy()
-        if not may_overflow(old, high, low):
-            return
-        keys = [HASH, *numbered("k", self.keys)]
-        words = comparable_frame(given, keys).with_columns(
-            pl.Series("high", high), pl.Series("low", low)
-        )
-        words = words.group_by(keys).agg(pl.col("high").sum(), pl.col("low").sum())
-        words = groups.select(keys).join(words, on=keys, nulls_equal=True, maintain_order="left")
-        wrong = overflows(old, words["high"].to_numpy(), words["low"].to_numpy())
-        wrong &= (groups["new_" + WEIGHT] > 0).to_numpy()
-        if wrong.any():
-            at = int(groups["row"].to_numpy()[wrong.argmax()])
-            raise _overflow(both.select(keys).slice(at, 1).to_pylist()[0])
+        for name in self.integers:
+            high, low = _parts(delta[name])
+            old = before[name].to_numpy()
+            if not may_overflow(old, high, low):
+                continue
+            wrong = overflows(old, groups.sums(high), groups.sums(low))
+            wrong &= after[WEIGHT].to_numpy() > 0
+            if wrong.any():
+                raise _overflow(rows.slice(int(wrong.argmax()), 1).to_pylist()[0])
 
-    def _extreme_moved(self) -> pl.Expr:
-        moved = [pl.lit(False)]
-        for name, measure in zip(numbered("m", len(self.measures)), self.measures, strict=True):
+    def _extreme_moved(self, before: pa.Table, after: pa.Table) -> np.ndarray:
+        moved = np.zeros(before.num_rows, bool)
+        for name, measure in self._named:
             if measure in (Measure.MIN, Measure.MAX):
-                moved.append(pl.col("old_" + name).ne_missing(pl.col("new_" + name)))
-        return pl.any_horizontal(moved)
+                moved |= ~equal_values(before[name], after[name])
+        return moved
 
     def _output(
-        self, both: pa.Table, groups: pl.DataFrame, values: list[dict[str, pa.Array]]
+        self, rows: pa.Table, before: pa.Table, after: pa.Table, changed: np.ndarray
     ) -> pa.Table:
-        names = numbered("m", len(self.measures))
-        equal = [pl.col("old_" + name).eq_missing(pl.col("new_" + name)) for name in names]
-        same = np.ones(len(groups), bool)
-        if equal:
-            same &= groups.select(same=pl.all_horizontal(equal))["same"].to_numpy()
-        for extremes in values:
-            old, new = (pl.Series(comparable(extremes[prefix])) for prefix in ("old_", "new_"))
-            same &= old.eq_missing(new).to_numpy()
-        was_there = (groups["old_" + WEIGHT] > 0).to_numpy()
-        is_there = (groups["new_" + WEIGHT] > 0).to_numpy()
-        unchanged = was_there & is_there & same
+        """Return the old and the new row of each group that has changed."""
+        values = [*numbered("m", len(self.measures)), *numbered("x", len(self.largest))]
+        was_there, is_there = before[WEIGHT].to_numpy() > 0, after[WEIGHT].to_numpy() > 0
+        same = was_there & is_there
+        for name in values:
+            equal = exact_sums.equal_pairs if name in self._sums else equal_values
+            same &= equal(before[name], after[name])
         parts = []
-        for prefix, present, weight in (("old_", was_there, -1), ("new_", is_there, 1)):
-            wanted = present & ~unchanged
-            chosen = groups.filter(pl.Series(wanted))
-            rows = _rows(both, chosen, numbered("k", self.keys))
-            for name in names:
-                column = chosen[prefix + name]
-                sums = name in self._sums
-                kind = exact_sums.PAIR if sums else both.schema.field(name).type
-                rows = rows.append_column(name, column.to_arrow().cast(kind))
-            for number, extremes in enumerate(values):
-                rows = rows.append_column(f"x{number}", extremes[prefix].filter(pa.array(wanted)))
-            weights = pa.array(np.full(len(chosen), weight, np.int64))
-            parts.append(rows.append_column(WEIGHT, weights))
-        return pa.concat_tables(parts)
+        for table, present, weight in ((before, was_there, -1), (after, is_there, 1)):
+            wanted = np.flatnonzero(present & changed & ~same)
+            part = _beside(rows, table, values).take(pa.array(wanted))
+            weights = pa.array(np.full(len(wanted), weight, np.int64))
+            parts.append(part.append_column(WEIGHT, weights))
+        return pa.concat_tables(parts).drop_columns([HASH])
 
 
-def _rows(both: pa.Table, groups: pl.DataFrame, columns: list[str] | tuple[str, ...]) -> pa.Table:
-    places = pa.array(groups["row"].to_numpy())
-    if not columns:
-        # a table without columns forgets its length: keep one and drop it at the end
-        return both.select([HASH]).take(places).select([])
-    return both.select(list(columns)).take(places)
+def _touched(delta: pa.Table, old: pa.Table, keys: Sequence[str]) -> tuple[Groups, pa.Table]:
+    """Return the groups of the rows of a delta and then of the stored rows that are of these groups.
+
+    A stored row that isn't has another key with the same hash.
+    """
+    groups = group_rows(pa.concat_tables([delta, old]), keys)
+    count = int(np.searchsorted(groups.first, delta.num_rows))  # they are numbered by first rows
+    if count == len(groups):
+        return groups, old
+    mine = groups.of < count
+    old = old.filter(pa.array(mine[delta.num_rows :]))
+    return Groups(groups.of[mine], groups.first[:count]), old
+
+
+def _with(table: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Return a table with columns added or replaced."""
+    for name, column in columns.items():
+        if name in table.column_names:
+            table = table.set_column(table.column_names.index(name), name, column)
+        else:
+            table = table.append_column(name, column)
+    return table
+
+
+def _beside(rows: pa.Table, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return rows with some columns of another table of the same length."""
+    return _with(rows, {name: table[name] for name in columns})
 
 
 def _parts(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

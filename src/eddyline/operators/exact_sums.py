@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import HASH
 from eddyline.operators.base import numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.doubles import DIGIT_BITS, HIGHEST, LOWEST, carried, digits_of, rounded
-from eddyline.state.kernels import Measure, comparable_frame
+from eddyline.state.kernels import Measure, matched
 
 SLOT, SUM, POSITION, DIGIT = "digits", "sum", "position", "digit"
 WINDOW = range(-4, 2)  # the positions in a group's own row
@@ -77,19 +76,22 @@ class Sums:
     """The sums of doubles of some groups before and after an epoch.
 
     Attributes:
-        columns: for each sum `old_<sum>` and `new_<sum>`, structs {hi, lo}; for each column of its
-            window what to add to the stored one, `add_<column>`.
+        before, after: for each sum its values, structs {hi, lo}.
+        change: for each column of a sum's window what to add to the stored one.
         beside: what to add to the stored digits outside the windows; None if nothing.
         changed: for each group whether anything stored changes.
     """
 
-    columns: list[pl.Series]
+    before: dict[str, pa.Array]
+    after: dict[str, pa.Array]
+    change: dict[str, pa.Array]
     beside: pa.Table | None
     changed: np.ndarray
 
 
 def added(
-    groups: pl.DataFrame,
+    before: pa.Table,
+    change: pa.Table,
     rows: pa.Table,
     sums: Sequence[str],
     stored: pa.Table | None,
@@ -98,17 +100,18 @@ def added(
     """Add the contributions of an epoch to the sums of groups.
 
     Args:
-        groups: the groups, with `old_<column>` and `add_<column>` for each column of a window.
+        before, change: by group the stored columns of the windows, and what the epoch adds to them.
         rows: the hash and the key columns of the groups, in the same order.
         sums: the columns of sums.
         stored: the stored digits outside the windows, not consolidated; None if there are none.
         beside: what the epoch adds to them; None if nothing.
     """
+    count = rows.num_rows
     old, add = (
-        np.stack([[groups[prefix + column] for column in columns(name)] for name in sums], axis=1)
-        for prefix in ("old_", "add_")
+        np.stack([[table[column].to_numpy() for column in columns(name)] for name in sums], axis=1)
+        for table in (before, change)
     )
-    shape = (len(WINDOW) + 1, 2, len(sums), len(groups))  # before and after, for all sums at once
+    shape = (len(WINDOW) + 1, 2, len(sums), count)  # before and after, for all sums at once
     numbers = np.zeros(shape, np.int64)
     numbers[:-1, 0], numbers[:-1, 1] = old, old + add
     numbers = carried(numbers.reshape(len(numbers), -1))
@@ -116,7 +119,7 @@ def added(
     numbers = numbers.reshape(shape)
     kept = numbers[:-1, 1]
     kept[-1] += numbers[-1, 1] << DIGIT_BITS  # the highest digit of a window has no limit
-    changed, appends = np.zeros(len(groups), bool), list[pa.Table]()
+    changed, appends = np.zeros(count, bool), list[pa.Table]()
     if stored is not None or beside is not None:
         outside = [_located(table, rows) for table in (stored, beside)]
         for at, name in enumerate(sums):
@@ -130,15 +133,33 @@ def added(
             changed[of] = True
             appends.append(_digit_rows(rows, name, of, *digits))
     changed |= (kept != old).any(axis=(0, 1))
-    found = [
-        pl.DataFrame({"hi": high[at], "lo": low[at]}).to_struct(prefix + name)
-        for prefix, high, low in zip(("old_", "new_"), *pairs, strict=True)
+    values, later = (
+        {name: _pairs(high[at], low[at]) for at, name in enumerate(sums)}
+        for high, low in zip(*pairs, strict=True)
+    )
+    more = {
+        column: pa.array(own)
         for at, name in enumerate(sums)
-    ]
-    for at, name in enumerate(sums):
-        more = kept[:, at] - old[:, at]
-        found += [pl.Series("add_" + c, own) for c, own in zip(columns(name), more, strict=True)]
-    return Sums(found, pa.concat_tables(appends) if appends else None, changed)
+        for column, own in zip(columns(name), kept[:, at] - old[:, at], strict=True)
+    }
+    return Sums(values, later, more, pa.concat_tables(appends) if appends else None, changed)
+
+
+def _pairs(high: np.ndarray, low: np.ndarray) -> pa.Array:
+    return pa.StructArray.from_arrays([pa.array(high), pa.array(low)], fields=list(PAIR))
+
+
+def equal_pairs(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+    """Return for each row whether two columns of structs {hi, lo} have the same value."""
+    found: np.ndarray = np.logical_and.reduce(
+        [
+            a.to_numpy() == b.to_numpy()
+            for a, b in zip(
+                one.combine_chunks().flatten(), other.combine_chunks().flatten(), strict=True
+            )
+        ]
+    )
+    return found
 
 
 _IN_WINDOW = slice(WINDOW.start - LOWEST, WINDOW.stop - LOWEST)
@@ -178,29 +199,40 @@ def _add_outside(
     return which[at], (positions + LOWEST, changes[positions, at])
 
 
-def _located(digits: pa.Table | None, rows: pa.Table) -> pl.DataFrame:
-    """Return digits outside the windows with the index of their group, those of other groups left out."""
-    keys = rows.column_names
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """Digits outside the windows: for each the place of its group, its sum, its position, and itself."""
+
+    group: np.ndarray
+    sum: np.ndarray
+    position: np.ndarray
+    digit: np.ndarray
+
+
+def _located(digits: pa.Table | None, rows: pa.Table) -> _Located:
+    """Return digits outside the windows by the places of their groups, those of other groups left out."""
     if digits is None:
-        digits = rows.slice(0, 0)
-        for name, kind in ((SUM, pa.string()), (POSITION, pa.int8()), (DIGIT, pa.int64())):
-            digits = digits.append_column(name, pa.array([], kind))
-    own = comparable_frame(digits, [*keys, SUM, POSITION, DIGIT])
-    wanted = comparable_frame(rows, keys).with_row_index("group")
-    return own.join(wanted, on=keys, nulls_equal=True).select("group", SUM, POSITION, DIGIT)
+        none = np.empty(0, np.int64)
+        return _Located(none, none.astype(str), none, none)
+    groups = matched(digits.select(rows.column_names), rows)
+    mine = groups >= 0
+    columns = (digits[name].to_numpy()[mine] for name in (SUM, POSITION, DIGIT))
+    return _Located(groups[mine], *columns)
 
 
-def _dense(outside: Sequence[pl.DataFrame], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _dense(outside: Sequence[_Located], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the groups with digits outside a sum's window, and their stored and new digits.
 
     The digits have the shape (positions, groups), from LOWEST to INFINITE.
     """
-    own = [part.filter(pl.col(SUM) == name) for part in outside]
-    which = np.unique(np.concatenate([part["group"].to_numpy() for part in own]))
+    own = [part.sum == name for part in outside]
+    which = np.unique(
+        np.concatenate([part.group[mine] for part, mine in zip(outside, own, strict=True)])
+    )
     stored, new = np.zeros((2, INFINITE - LOWEST + 1, len(which)), np.int64)
-    for digits, part in zip((stored, new), own, strict=True):
-        at = np.searchsorted(which, part["group"].to_numpy())
-        np.add.at(digits, (part[POSITION].to_numpy() - LOWEST, at), part[DIGIT].to_numpy())
+    for digits, part, mine in zip((stored, new), outside, own, strict=True):
+        at = np.searchsorted(which, part.group[mine])
+        np.add.at(digits, (part.position[mine] - LOWEST, at), part.digit[mine])
     return which, stored, new
 
 

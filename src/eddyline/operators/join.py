@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
@@ -21,7 +20,8 @@ from eddyline.operators.base import (
     numbered,
 )
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import comparable_frame, distinct_hashes, ranges, with_weights
+from eddyline.state.grouping import group_rows
+from eddyline.state.kernels import cast_to, distinct_hashes, ranges, with_weights
 
 LEFT, RIGHT = "left", "right"
 SIDE, MATCHABLE, EXISTS = "side", "matchable", "x"
@@ -113,22 +113,11 @@ class Join:
 
     def _codes(self, tables: list[pa.Table]) -> list[np.ndarray]:
         """Return for each row of each table a number that equal keys share."""
-        keys = numbered("k", self.keys)
-        hashes = [table[HASH].to_numpy() for table in tables]
-        if not keys:
-            numbers = np.unique(np.concatenate(hashes), return_inverse=True)[1]
-        else:
-            frame = pl.concat([comparable_frame(table, [HASH, *keys]) for table in tables])
-            numbers = (
-                frame.with_row_index("row")
-                .group_by([HASH, *keys], maintain_order=True)
-                .agg("row")
-                .with_row_index("code")
-                .explode("row")
-                .sort("row")["code"]
-                .to_numpy()
-            )
-        return np.split(numbers.astype(np.int64), np.cumsum([len(part) for part in hashes])[:-1])
+        keys = [HASH, *numbered("k", self.keys)]
+        named = [table.select(keys) for table in tables]
+        both = pa.concat_tables([cast_to(table, named[0].schema) for table in named])
+        ends = np.cumsum([table.num_rows for table in tables])
+        return np.split(group_rows(both, keys).of, ends[:-1])
 
     def _check_scalar(self, tables: list[pa.Table], codes: list[np.ndarray]) -> None:
         """Raise QueryError if a left row has several matches.

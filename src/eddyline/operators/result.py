@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +12,8 @@ from eddyline.changes import APPEND, HASH, OPERATION, REJECTED, REPLACED, SEQUEN
 from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
 from eddyline.source.redo_log import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import cast_to, comparable_frame, distinct_hashes, with_weights
+from eddyline.state.grouping import Groups, group_rows
+from eddyline.state.kernels import cast_to, distinct_hashes, with_weights
 from eddyline.state.manifest import ROWS
 
 
@@ -86,35 +86,31 @@ class Apply:
         kept = pc.invert(rejected)
         if self.key:
             # an entry of a log is never split: whether an after-image follows doesn't depend on epochs
-            keys = [HASH, *(f"c{place}" for place in self.key)]
-            entry = pl.Series("entry", operations[SEQUENCE].to_numpy() >> SEQUENCE_SHIFT)
-            kind = pl.Series("kind", kinds)
-            after = pl.col("kind").shift(-1).over([*keys, "entry"]).is_in([APPEND, REJECTED])
-            updated = (
-                comparable_frame(operations, keys)
-                .with_columns(entry, kind)
-                .select((pl.col("kind") == REPLACED) & after.fill_null(value=False))
-            )
-            kept = pc.and_not(kept, pa.array(updated.to_series().to_numpy()))
+            entries = operations[SEQUENCE].to_numpy() >> SEQUENCE_SHIFT
+            of = group_rows(operations, [HASH, *(f"c{place}" for place in self.key)]).of
+            places = np.lexsort((entries, of))  # stable: in their order within a key and an entry
+            after = pc.is_in(kinds, value_set=pa.array([APPEND, REJECTED], kinds.type)).to_numpy()
+            follows = np.zeros(len(of), bool)
+            here, following = places[:-1], places[1:]
+            same = (of[here] == of[following]) & (entries[here] == entries[following])
+            follows[here] = same & after[following]
+            kept = pc.and_not(kept, pa.array(pc.equal(kinds, REPLACED).to_numpy() & follows))
         return operations.filter(kept)
 
     def _by_key(self, operations: pa.Table, old: pa.Table) -> pa.Table:
         layout = self.layouts[ROWS]
         keys = [HASH, *(f"c{place}" for place in self.key)]
-        latest = (
-            comparable_frame(operations, keys)
-            .with_row_index("row")
-            .group_by(keys, maintain_order=True)
-            .agg(pl.col("row").last())
+        both = pa.concat_tables(
+            [operations.select(keys), cast_to(old.select(keys), operations.select(keys).schema)]
         )
-        places = latest["row"].to_numpy()
-        last = operations.take(pa.array(places))
+        groups = group_rows(both, keys)
+        given, held = np.split(groups.of, [operations.num_rows])
+        latest = np.full(len(groups), -1)
+        latest[given] = np.arange(len(given))  # the last one stays
+        last = operations.take(pa.array(latest[latest >= 0]))
         appended = last.filter(pc.equal(last[OPERATION], APPEND)).select(layout.columns)
         appended = with_weights(appended, np.ones(appended.num_rows, np.int64))
-        touched = (
-            comparable_frame(old, keys).with_row_index("at").join(latest, on=keys, nulls_equal=True)
-        )
-        gone = old.take(pa.array(touched["at"].to_numpy()))
+        gone = old.filter(pa.array(latest[held] >= 0))
         gone = with_weights(gone, -gone[WEIGHT].to_numpy())
         return pa.concat_tables([appended, cast_to(gone, appended.schema)])
 
@@ -127,19 +123,22 @@ class Apply:
         signed = np.concatenate(
             [old[WEIGHT].to_numpy(), sign * operations[WEIGHT].to_numpy()]
         ).astype(np.int64)
-        frame = (
-            comparable_frame(both, rows)
-            .with_columns(pl.Series("signed", signed))
-            .with_row_index("row")
-        )
-        counted = frame.group_by(rows, maintain_order=True).agg(
-            pl.col("row").first(),
-            pl.col("signed").filter(pl.col("row") < old.num_rows).sum().alias("before"),
-            pl.col("signed").sum().alias("total"),
-            pl.col("signed").cum_sum().min().alias("lowest"),
-        )
-        after = counted["total"].to_numpy() - np.minimum(counted["lowest"].to_numpy(), 0)
-        change = after - counted["before"].to_numpy()
-        touched = change != 0
-        places = counted["row"].to_numpy()[touched]
-        return with_weights(both.take(pa.array(places)), change[touched])
+        groups = group_rows(both, rows)
+        before = groups.over(groups.of[: old.num_rows]).sums(signed[: old.num_rows])
+        total = groups.sums(signed)
+        after = total - np.minimum(_lowest_sums(groups, signed), 0)
+        change = after - before
+        touched = np.flatnonzero(change)
+        return with_weights(both.take(pa.array(groups.first[touched])), change[touched])
+
+
+def _lowest_sums(groups: Groups, values: np.ndarray) -> np.ndarray:
+    """Return for each group the lowest sum of its first rows, of at least one."""
+    places = np.argsort(groups.of, kind="stable")
+    starts = np.searchsorted(groups.of[places], np.arange(len(groups)))
+    ordered = values[places]
+    running = np.cumsum(ordered)
+    lowest = np.minimum.reduceat(running, starts) if len(groups) else running
+    before = running[starts] - ordered[starts]
+    found: np.ndarray = lowest - before
+    return found

@@ -12,7 +12,8 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import PLACE, Ties, front
-from eddyline.state.kernels import SortKey, distinct, with_weights
+from eddyline.state.grouping import SortKey
+from eddyline.state.kernels import distinct, with_weights
 
 SLOT = "rows"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import (
@@ -23,7 +22,8 @@ from eddyline.changes import (
     WEIGHT,
     Epoch,
 )
-from eddyline.state.kernels import comparable_frame, repeat
+from eddyline.state.grouping import group_rows
+from eddyline.state.kernels import repeat
 
 _SIDE, _AT = "side", "at"
 
@@ -135,16 +135,13 @@ def difference(held: pa.Table, wanted: pa.Table) -> pa.Table:
     names = [f"c{place}" for place in range(rows.num_columns)]
     signs = np.ones(rows.num_rows, np.int64)
     signs[: held.num_rows] = -1
-    frame = comparable_frame(rows.rename_columns(names), names)
-    frame = frame.with_columns(pl.Series(WEIGHT, signs)).with_row_index("row")
-    sums = frame.group_by(names, maintain_order=True).agg(
-        pl.col("row").first(), pl.col(WEIGHT).sum()
-    )
-    kept = sums.filter(pl.col(WEIGHT) != 0)
-    weights = pa.array(kept[WEIGHT].to_numpy())
-    operations = pa.array(np.where(kept[WEIGHT].to_numpy() > 0, APPEND, DELETE), pa.string())
-    changed = rows.take(pa.array(kept["row"].to_numpy()))
-    return changed.append_column(OPERATION, operations).append_column(WEIGHT, weights)
+    groups = group_rows(rows.rename_columns(names), names)
+    sums = groups.sums(signs)
+    kept = np.flatnonzero(sums)
+    weights = sums[kept]
+    operations = pa.array(np.where(weights > 0, APPEND, DELETE), pa.string())
+    changed = rows.take(pa.array(groups.first[kept]))
+    return changed.append_column(OPERATION, operations).append_column(WEIGHT, pa.array(weights))
 
 
 def paired(
@@ -153,18 +150,23 @@ def paired(
     """Return the places of rows with equal keys in two tables: the first with the first, and so on."""
     if key is None:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    names = [f"k{place}" for place in range(len(key))]
-    sides = []
-    for table in (gone, come):
-        frame = comparable_frame(table.select(list(key)).rename_columns(names), names)
-        side = pl.Series(_SIDE, np.zeros(table.num_rows, np.int8))  # equal even without a key
-        frame = frame.with_columns(side) if names else side.to_frame()
-        place = pl.int_range(pl.len()).over([*names, _SIDE]).alias(_AT)
-        sides.append(frame.with_columns(place).with_row_index("row"))
-    joined = sides[0].join(
-        sides[1], on=[*names, _SIDE, _AT], how="inner", nulls_equal=True, maintain_order="left"
-    )
-    return joined["row"].cast(pl.Int64).to_numpy(), joined["row_right"].cast(pl.Int64).to_numpy()
+    both = pa.concat_tables([gone, come])
+    groups = group_rows(both, key)
+    sides = np.split(groups.of, [gone.num_rows])
+    # rows of one key are numbered in each table
+    one, other = (of * (both.num_rows + 1) + _occurrences(of) for of in sides)
+    _, left, right = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+    order = np.argsort(left)
+    return left[order], right[order]
+
+
+def _occurrences(of: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each value how many equal ones are before it."""
+    places = np.argsort(of, kind="stable")
+    ordered = of[places]
+    found = np.empty(len(of), np.int64)
+    found[places] = np.arange(len(of)) - np.searchsorted(ordered, ordered, "left")
+    return found
 
 
 def _others(count: int, chosen: npt.NDArray[np.int64]) -> pa.Array:

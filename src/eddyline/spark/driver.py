@@ -12,20 +12,21 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.spark.scala import TO_SEQ, Scala, scala_of
+from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import active, zone_of
 
-_READ = "org.apache.spark.sql.api.python.PythonSQLUtils.readArrowStreamFromFile"
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
-_BYTES_SENT_MAX = 4096  # of a message; larger ones go through a file, not through Py4J
 _LENGTH = 4  # bytes before each message, big-endian
 
 
@@ -41,15 +42,11 @@ class Driver:
         self.zone = zone_of(session)
         self.scala = scala = scala_of(session)
         self._jsession = session._jsparkSession  # noqa: SLF001  # not public in PySpark
-        self.arrow = scala.object("org.apache.spark.sql.execution.arrow.ArrowConverters")
-        self.python = scala.object("org.apache.spark.api.python.PythonRDD")
-        self.contexts = scala.object("org.apache.spark.TaskContext")
-        self.partition = scala.static("org.apache.spark.rdd.ParallelCollectionPartition")
-        # in a task Spark's expressions read the settings of the session from these
-        self._settings = scala.new("java.util.Properties")
-        settings = self._jsession.sessionState().conf().getAllConfs()
+        self._arrow = scala.object("org.apache.spark.sql.execution.arrow.ArrowConverters")
+        settings = scala.new("java.util.Properties")
         converters = scala.static("scala.jdk.javaapi.CollectionConverters")
-        self._settings.putAll(converters.asJava(settings))
+        settings.putAll(converters.asJava(self._jsession.sessionState().conf().getAllConfs()))
+        self.evaluator = _internals(scala).evaluator(settings, self.zone)
 
     def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
         """Return a frame for rows that come later, all in one partition, and the id of its RDD."""
@@ -57,19 +54,15 @@ class Driver:
         threshold = "spark.sql.execution.arrow.localRelationThreshold"
         before = self.session.conf.get(threshold)
         self.session.conf.set(threshold, "0")  # an RDD, not a relation with these rows
+        scala = self.scala
+        message = _one_batch(self.schema(schema).empty_table()).serialize().to_pybytes()
         try:
-            frame = self.arrow.toDataFrame(
-                self.rows_of(_one_batch(self.schema(schema).empty_table())).iterator(),
-                java,
-                self._jsession,
-                self.zone,
-                False,
-                False,
+            frame = self._arrow.toDataFrame(
+                scala.seq([message]).iterator(), java, self._jsession, self.zone, False, False
             )
         finally:
             self.session.conf.set(threshold, str(before))
         known = frame.queryExecution().analyzed()
-        scala = self.scala
         single = scala.object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
         none, given = scala.nothing, [known.output(), known.rdd(), single, scala.empty, False]
         given += [none, self._jsession, none, none, False]
@@ -85,43 +78,20 @@ class Driver:
         """Return the Arrow schema of some columns."""
         return arrow_schema(columns, self.zone)
 
-    def rows_of(self, batch: pa.RecordBatch) -> Any:
-        """Return a Scala Seq of one Arrow message."""
-        message = batch.serialize().to_pybytes()
-        messages = self.scala.static("java.util.Collections.singletonList")(message)
-        return self.scala.static(TO_SEQ)(messages)
-
     def context(self) -> TaskContext:
-        """Return a context for evaluations in this thread; close it afterwards."""
-        return TaskContext(self)
-
-    def memory(self, number: int) -> Any:
-        """Return a memory manager for the rows of one context."""
-        manager = _internals(self.scala).memory
-        return self.scala.new("org.apache.spark.memory.TaskMemoryManager", manager, number)
-
-    def prepare(self, context: Any, memory: Any) -> None:
-        """Give a task's context its memory manager, and the settings of the session."""
-        fields = _internals(self.scala).fields
-        for field, value in zip(fields, (memory, self._settings), strict=True):
-            field.set(context, value)
+        """Return a context for evaluations in this thread; use it in a `with` block."""
+        return TaskContext(self.evaluator)
 
 
 class _Internals:
     """What isn't public of Spark's classes in one JVM.
 
     Attributes:
-        fields: of a task's context the memory manager and the settings.
         leaf_parameters: how many values a leaf for an RDD is made of.
-        memory: the memory manager of the driver.
+        evaluator: makes an object of `Evaluator.java`, which Spark's own compiler for generated code compiles.
     """
 
     def __init__(self, scala: Scala) -> None:
-        context = scala.java_class("org.apache.spark.TaskContextImpl")
-        names = ("taskMemoryManager", "localProperties")
-        self.fields = [context.getDeclaredField(name) for name in names]
-        for field in self.fields:
-            field.setAccessible(True)
         constructor = scala.java_class(_LEAF).getConstructors()[0]
         self.leaf_parameters = int(constructor.getParameterCount())
         # not by Py4J's reflection: it loads all classes that SparkEnv names, and PySpark lacks some
@@ -133,69 +103,87 @@ class _Internals:
         arguments.add(get.invokeWithArguments(scala.new("java.util.ArrayList")))
         manager = scala.java_class("org.apache.spark.memory.MemoryManager")
         memory = public.findVirtual(owner, "memoryManager", types.methodType(manager))
-        self.memory = memory.invokeWithArguments(arguments)
+        self._memory = memory.invokeWithArguments(arguments)
+        compiler = scala.new("org.codehaus.janino.SimpleCompiler")
+        compiler.setParentClassLoader(scala.loader())
+        compiler.cook(files(__package__).joinpath("Evaluator.java").read_text())
+        compiled = compiler.getClassLoader().loadClass("eddyline.Evaluator")
+        self._constructor = compiled.getConstructors()[0]
+        self._scala = scala
+
+    def evaluator(self, settings: Any, zone: str) -> Any:
+        return self._constructor.newInstance(
+            self._scala.array("java.lang.Object", (self._memory, settings, zone))
+        )
 
 
-@functools.lru_cache(maxsize=1)
+_making = threading.Lock()
+_made: weakref.WeakKeyDictionary[Scala, _Internals] = weakref.WeakKeyDictionary()
+
+
 def _internals(scala: Scala) -> _Internals:
-    return _Internals(scala)
+    with _making:
+        found = _made.get(scala)
+        if found is None:
+            found = _made[scala] = _Internals(scala)
+        return found
 
 
 class TaskContext:
-    """Spark's context of a task, for evaluations in the thread that makes it. Use it in a `with` block."""
+    """Spark's context of a task, for evaluations in the thread that enters it.
+
+    Rows go to the JVM and come back through two files: Py4J encodes bytes as text, and its socket delays
+    answers of more than a few kilobytes by 40 ms.
+
+    Args:
+        evaluator: of the JVM; see `Evaluator.java`.
+    """
 
     _numbers = itertools.count(-2, -1)  # ids of real tasks are positive
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        number = next(TaskContext._numbers)
-        self.java = driver.contexts.empty()
-        self._memory = driver.memory(number)
-        driver.prepare(self.java, self._memory)
-        # through a file: Py4J's socket delays answers of more than a few kilobytes by 40 ms
-        path = os.path.join(_folder(), f"{-number}.arrow")
-        self._input = os.path.join(_folder(), f"{-number}.input")
-        file = driver.scala.new("java.io.FileOutputStream", path)
-        self._stream = driver.scala.new("java.io.DataOutputStream", file)
-        self._output = open(path, "rb")  # noqa: SIM115  # closed with the context
-        os.unlink(path)
+    def __init__(self, evaluator: Any) -> None:
+        self._evaluator = evaluator
 
     def __enter__(self) -> TaskContext:
-        self.driver.contexts.setTaskContext(self.java)
+        number = next(TaskContext._numbers)
+        paths = [os.path.join(_folder(), f"{-number}.{end}") for end in ("in", "out")]
+        self._input, self._output = (
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) for path in paths
+        )
+        try:
+            self._task = self._evaluator.task(number, *paths)
+        finally:
+            for path in paths:
+                os.unlink(path)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.java.markTaskCompleted(self.driver.scala.nothing)
-            self._memory.cleanUpAllAllocatedMemory()
+            self._task.close()
         finally:
-            self.driver.contexts.unset()
-            self._stream.close()
-            self._output.close()
+            os.close(self._input)
+            os.close(self._output)
 
-    def sent(self, batch: pa.RecordBatch) -> Any:
-        """Return a Scala Seq of one Arrow message, in the JVM."""
-        if batch.nbytes <= _BYTES_SENT_MAX:
-            return self.driver.rows_of(batch)
-        try:
-            with (
-                pa.OSFile(self._input, "wb") as file,
-                pa.ipc.new_stream(file, batch.schema) as writer,
-            ):
-                writer.write_batch(batch)
-            return self.driver.scala.static(_READ)(self._input).toSeq()
-        finally:
-            os.unlink(self._input)
-
-    def received(self, messages: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the Arrow batches of an iterator of the JVM."""
-        self.driver.python.writeIteratorToStream(messages, self._stream)
-        data, at = self._output.read(), 0
-        buffer = pa.py_buffer(data)
-        while at < len(data):
+    def evaluate(self, plan: Any, rows: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+        """Return the output of a plan of the JVM over some rows."""
+        message = rows.serialize()
+        sent = 0
+        while sent < message.size:
+            sent += os.pwrite(self._input, memoryview(message)[sent:], sent)
+        size = self._task.evaluate(plan, message.size)
+        data = b"".join(self._read(size))
+        buffer, at, batches = pa.py_buffer(data), 0, []
+        while at < size:
             length = int.from_bytes(data[at : at + _LENGTH])
-            yield pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), schema)
+            batches.append(pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), schema))
             at += _LENGTH + length
+        return pa.Table.from_batches(batches, schema)
+
+    def _read(self, size: int) -> Iterator[bytes]:
+        at = 0
+        while at < size:
+            yield (part := os.pread(self._output, size - at, at))
+            at += len(part)
 
 
 class DriverPlan:
@@ -207,28 +195,15 @@ class DriverPlan:
     """
 
     def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
-        self.driver = driver
         self.schema = driver.schema(schema)
         with active(
             driver.session
         ):  # Spark generates the code by the settings of the active session
-            self._rows = physical.execute()
-        self._java_schema = physical.schema()
-        first = self._rows
-        while first.dependencies().nonEmpty():
-            first = first.dependencies().head().rdd()
-        self._id = first.id()
-        self._tag = driver.scala.static("scala.reflect.ClassTag.AnyRef")()
+            self._plan = driver.evaluator.plan(physical.execute(), physical.schema())
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
-        driver = self.driver
-        part = driver.partition(self._id, 0, context.sent(_one_batch(table)), self._tag)
-        rows = self._rows.iterator(part, context.java)
-        messages = driver.arrow.toBatchIterator(
-            rows, self._java_schema, 0, driver.zone, False, False, context.java
-        )
-        return pa.Table.from_batches(context.received(messages, self.schema), self.schema)
+        return context.evaluate(self._plan, _one_batch(table), self.schema)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

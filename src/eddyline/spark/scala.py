@@ -74,5 +74,17 @@ class Scala:
 
     def java_class(self, name: str) -> Any:
         """Return the `java.lang.Class` of a name."""
-        thread = self.static("java.lang.Thread.currentThread")()
-        return thread.getContextClassLoader().loadClass(name)
+        return self.loader().loadClass(name)
+
+    def loader(self) -> Any:
+        """Return the class loader of the calling thread, which knows Spark's classes."""
+        return self.static("java.lang.Thread.currentThread")().getContextClassLoader()
+
+    def array(self, name: str, values: Sequence[Any]) -> Any:
+        """Return a Java array of a class."""
+        made = self.static("java.lang.reflect.Array.newInstance")(
+            self.java_class(name), len(values)
+        )
+        for place, value in enumerate(values):
+            made[place] = value
+        return made

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import ExpiryColumn, without_expired
-from eddyline.state.kernels import Measure, SortKey, consolidate, indices_of, sorted_rows
+from eddyline.state.grouping import SortKey
+from eddyline.state.kernels import Measure, consolidate, indices_of, sorted_rows
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files

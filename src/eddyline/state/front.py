@@ -6,20 +6,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import (
-    cast_to,
-    comparable_frame,
-    distinct_hashes,
-    matched,
-    order_frame,
-    ranges,
-    with_weights,
-)
+from eddyline.state.grouping import SortKey, group_rows, ranked, sorted_places
+from eddyline.state.kernels import cast_to, distinct_hashes, matched, ranges, with_weights
 
 PLACE = "place"
 FIRST_READ, MOST_AT_FIRST = 4, 4096
@@ -63,14 +55,12 @@ def front(
     layout = arrangement.layout
     runs = [*arrangement.tables(), layout.sorted(delta)]
     runs = [cast_to(run, runs[0].schema) for run in runs]
-    keys = groups.column_names
-    wanted = comparable_frame(groups, keys)
     hashes = distinct_hashes(groups)
     found: list[pa.Table] = []
     read = min(max(2 * limit, FIRST_READ), MOST_AT_FIRST)
     while len(hashes):
         heads, cut = _heads(runs, hashes, read)
-        rows, ranks, incomplete = _merge(layout, heads, cut, wanted, limit, ties)
+        rows, ranks, incomplete = _merge(layout, heads, cut, groups, limit, ties)
         complete = ~np.isin(rows[HASH].to_numpy(), incomplete)
         kept = complete & ((ranks < limit) | (rows[WEIGHT].to_numpy() < 0))
         rows = rows.append_column(PLACE, pa.array(ranks))
@@ -103,7 +93,7 @@ def _merge(
     layout: Layout,
     heads: pa.Table,
     cut: Sequence[tuple[int, np.ndarray]],
-    wanted: pl.DataFrame,
+    wanted: pa.Table,
     limit: int,
     ties: Ties,
 ) -> tuple[pa.Table, np.ndarray, np.ndarray]:
@@ -113,70 +103,76 @@ def _merge(
         The merged rows that no unread row can precede, their ranks, and the hashes of the groups
         that must be read deeper.
     """
-    frame, by, descending, nulls_last = order_frame(heads, layout.identity, layout.order)
-    frame = frame.hstack(
-        [
-            pl.Series("run", np.repeat(np.arange(len(cut)), [count for count, _ in cut])),
-            pl.Series("row", np.arange(heads.num_rows)),
-            pl.Series(WEIGHT, heads[WEIGHT].combine_chunks()),
-        ]
-    ).sort(by, descending=descending, nulls_last=nulls_last)
-    sort_keys = by[1 : len(layout.order) + 1]
-    rows = frame.group_by([HASH, *layout.identity], maintain_order=True).agg(
-        pl.col("row").first(), pl.len().alias("copies"), pl.col(WEIGHT).sum(),
-        *(pl.col(name).first() for name in sort_keys),
-    )  # fmt: skip
-    count = len(rows)
-    number = np.repeat(np.arange(count), rows["copies"].to_numpy())
+    places = sorted_places(heads, layout.identity, layout.order)
+    of = group_rows(heads, [HASH, *layout.identity]).of[places]
+    starts = np.flatnonzero(np.diff(of, prepend=-1))  # equal rows are neighbours
+    weights = heads[WEIGHT].to_numpy()[places]
+    weights = np.add.reduceat(weights, starts) if len(starts) else weights
+    first = places[starts]
+    row_hashes = heads[HASH].to_numpy()[first]
 
     # of the runs that have more rows of a hash, the smallest last row bounds what is complete
-    hashes, at = np.unique(frame[HASH].to_numpy(), return_inverse=True)
-    bound = np.full(len(hashes), count)
-    run_of = frame["run"].to_numpy()
-    for run, (_, longer) in enumerate(cut):
-        in_run, has_more = run_of == run, np.isin(hashes, longer)
+    hashes = np.unique(row_hashes)
+    bound = np.full(len(hashes), len(first))
+    number = np.empty(len(places), np.int64)
+    number[places] = np.cumsum(np.diff(of, prepend=-1) != 0) - 1
+    begin = 0
+    for count, longer in cut:
+        at = np.searchsorted(hashes, heads[HASH].to_numpy()[begin : begin + count])
         last = np.zeros(len(hashes), np.int64)
-        np.maximum.at(last, at[in_run], number[in_run])
-        bound[has_more] = np.minimum(bound[has_more], last[has_more])
-    hash_index = np.searchsorted(hashes, rows[HASH].to_numpy())
-    complete = pl.Series(np.arange(count) <= bound[hash_index])
-    rows = rows.filter(complete & (pl.col(WEIGHT) != 0))
-    if len(wanted.columns) > 1:
-        # another group with the same hash may be incomplete: only the wanted ones are read to the end
-        rows = rows.join(
-            wanted, on=wanted.columns, how="semi", nulls_equal=True, maintain_order="left"
-        )
-    rows = _ranked(rows, wanted.columns, sort_keys, ties)
-    incomplete = hashes[bound < count]
+        np.maximum.at(last, at, number[begin : begin + count])
+        more = np.searchsorted(hashes, longer)
+        bound[more] = np.minimum(bound[more], last[more])
+        begin += count
+    complete = np.arange(len(first)) <= bound[np.searchsorted(hashes, row_hashes)]
+    kept = complete & (weights != 0)
+    rows = heads.take(pa.array(first[kept]))
+    rows = with_weights(rows, weights[kept])
+    # another group with the same hash may be incomplete: only the wanted ones are read to the end
+    group = matched(rows.select(wanted.column_names), wanted)
+    if (group < 0).any():
+        rows, group = rows.filter(pa.array(group >= 0)), group[group >= 0]
+    ranks = _ranks(rows, group, layout.order, ties)
+    incomplete = hashes[bound < len(first)]
     if len(incomplete):
-        lacking = _lacking(rows, wanted, limit, ties)
+        lacking = _lacking(rows, group, ranks, wanted, limit, ties)
         incomplete = np.intersect1d(lacking, incomplete)
-    table = heads.take(pa.array(rows["row"].to_numpy()))
-    table = with_weights(table, rows[WEIGHT].to_numpy())
-    return table, rows[PLACE].to_numpy(), incomplete
+    return rows, ranks, incomplete
 
 
-def _lacking(rows: pl.DataFrame, wanted: pl.DataFrame, limit: int, ties: Ties) -> np.ndarray:
+def _lacking(
+    rows: pa.Table, group: np.ndarray, ranks: np.ndarray, wanted: pa.Table, limit: int, ties: Ties
+) -> np.ndarray:
     """Return the hashes of the wanted groups of which ranked rows don't reach the limit."""
-    reached = pl.col(PLACE) + (pl.col(WEIGHT) if ties is Ties.ROW_NUMBER else 0)
-    full = rows.group_by(wanted.columns).agg((reached.max() >= limit).alias("full"))
-    full = full.filter("full").select(wanted.columns)
-    lacking: np.ndarray = wanted.filter(pl.Series(matched(wanted, full) < 0))[HASH].to_numpy()
+    reached = ranks + (rows[WEIGHT].to_numpy() if ties is Ties.ROW_NUMBER else 0)
+    most = np.full(wanted.num_rows, np.iinfo(np.int64).min)
+    np.maximum.at(most, group, reached)
+    lacking: np.ndarray = wanted[HASH].to_numpy()[most < limit]
     return lacking
 
 
-def _ranked(
-    rows: pl.DataFrame, group: Sequence[str], sort_keys: Sequence[str], ties: Ties
-) -> pl.DataFrame:
-    """Add the rank of each row within its group to sorted rows."""
-    before = pl.col(WEIGHT).cum_sum().over(group) - pl.col(WEIGHT)
-    rows = rows.with_columns(before.alias(PLACE))
-    if ties is Ties.ROW_NUMBER:
-        return rows
-    first = pl.col(PLACE).min().over([*group, *sort_keys])
-    if ties is Ties.RANK:
-        return rows.with_columns(first.alias(PLACE))
-    rows = rows.with_columns((pl.col(PLACE) == first).alias("starts"))
-    return rows.with_columns(
-        (pl.col("starts").cum_sum().over(group).cast(pl.Int64) - 1).alias(PLACE)
-    )
+def _ranks(rows: pa.Table, group: np.ndarray, order: Sequence[SortKey], ties: Ties) -> np.ndarray:
+    """Return the rank of each row within its group; the rows are sorted."""
+    places = np.argsort(group, kind="stable")
+    weights = rows[WEIGHT].to_numpy()[places]
+    before = np.cumsum(weights) - weights
+    starts = np.diff(group[places], prepend=-1) != 0
+    before -= _first_of(before, starts)
+    if ties is not Ties.ROW_NUMBER:
+        begins = starts.copy()
+        for key in order:
+            numbers = ranked(rows[key.column])[places]
+            begins[1:] |= numbers[1:] != numbers[:-1]
+        if ties is Ties.RANK:
+            before = _first_of(before, begins)
+        else:
+            tie = np.cumsum(begins)
+            before = tie - _first_of(tie, starts)
+    ranks = np.empty(len(places), np.int64)
+    ranks[places] = before
+    return ranks
+
+
+def _first_of(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return for each value the one at which its block starts."""
+    return values[np.flatnonzero(starts)][np.cumsum(starts) - 1] if len(values) else values

@@ -7,18 +7,17 @@ one measure, the weight. The measures of a linear aggregate are its accumulators
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
+from eddyline.state.grouping import Groups, SortKey, comparable, group_rows, sorted_places
 
 SAMPLE_ROWS = 4096
 
@@ -34,93 +33,11 @@ class Measure(StrEnum):
     EXACT = "exact"  # sums of doubles, stored as digits; see `operators/exact_sums.py`
 
 
-def comparable(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Convert a column so that polars considers two values equal if and only if Spark stores the same.
-
-    Floating point numbers become their bits, so -0.0 and 0.0 differ and NaN equals NaN. Maps become
-    lists of entries. Nested types are rebuilt around their converted children.
-    """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # too large for one chunk
-        return pa.chunked_array([comparable(chunk) for chunk in array.chunks])
-    return _comparable(array)
-
-
-def _comparable(array: pa.Array) -> pa.Array:
-    kind = array.type
-    if pa.types.is_floating(kind):
-        bits = pa.int64() if kind == pa.float64() else pa.int32()
-        one_nan = pc.if_else(pc.is_nan(array), pa.scalar(float("nan"), kind), array)
-        return one_nan.view(bits)
-    if pa.types.is_struct(kind):
-        children = [_comparable(child) for child in array.flatten()]
-        names = [f"f{i}" for i in range(len(children))]
-        if not children:
-            return pc.is_valid(array)
-        return pa.StructArray.from_arrays(children, names=names, mask=pc.is_null(array))
-    if pa.types.is_map(kind):
-        # the offsets stay valid over the whole child arrays of a sliced map
-        entries = pa.StructArray.from_arrays(
-            [_comparable(array.keys), _comparable(array.items)], names=["k", "v"]
-        )
-        return _list_over(array, entries)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _list_over(array, _comparable(array.values))
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    return array
-
-
-def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
-    large = pa.types.is_large_list(array.type)
-    make = pa.LargeListArray if large else pa.ListArray
-    return make.from_arrays(array.offsets, values, mask=pc.is_null(array))
-
-
-def comparable_frame(table: pa.Table, columns: Sequence[str]) -> pl.DataFrame:
-    """Return columns as a polars frame in which equal rows are identical rows."""
-    return pl.DataFrame({name: pl.Series(comparable(table[name])) for name in columns})
-
-
-@dataclass(frozen=True, slots=True)
-class SortKey:
-    """A column to sort by."""
-
-    column: str
-    descending: bool = False
-    nulls_last: bool = False
-
-
 def sorted_rows(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> pa.Table:
     """Sort rows by hash, then by `order`, then by identity, so that the result is deterministic."""
     if table.num_rows < 2:
         return table
-    frame, by, descending, nulls_last = order_frame(table, identity, order)
-    places = frame.select(pl.arg_sort_by(by, descending=descending, nulls_last=nulls_last))
-    return table.take(pa.array(places.to_series().to_numpy()))
-
-
-def order_frame(
-    table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]
-) -> tuple[pl.DataFrame, list[str], list[bool], list[bool]]:
-    """Return the columns that `sorted_rows` sorts by: `h`, the sort keys as `by0..`, the identity.
-
-    Returns:
-        The frame, the names of its columns by precedence, and for each column whether it sorts
-        descending, and whether nulls come last.
-    """
-    names = [f"by{i}" for i in range(len(order))]
-    keys = [
-        pl.Series(n, table[k.column].combine_chunks()) for n, k in zip(names, order, strict=True)
-    ]
-    frame = comparable_frame(table, [HASH, *identity]).hstack(keys)
-    rest = [False] * len(identity)
-    return (
-        frame,
-        [HASH, *names, *identity],
-        [False, *(key.descending for key in order), *rest],
-        [False, *(key.nulls_last for key in order), *rest],
-    )
+    return table.take(pa.array(sorted_places(table, identity, order)))
 
 
 def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
@@ -207,46 +124,31 @@ def consolidate(
     if table.num_rows == 0:
         return table
     columns = [HASH, *identity]
-    if _all_differ(table, measures):
-        sums = [table[name] for name, _ in measures]
-        kept = functools.reduce(pc.or_, (pc.not_equal(column, 0) for column in sums))
-        return table.select([*columns, *(name for name, _ in measures)]).filter(kept)
-    frame = comparable_frame(table, columns).with_row_index("__row")
-    frame = frame.hstack(measure_series(table, measures))
-    grouped = frame.group_by(columns, maintain_order=True).agg(
-        pl.col("__row").first(), *combined(measures)
-    )
-    kept = grouped.filter(any_nonzero(measures))
-    rows = table.select(columns).take(pa.array(kept["__row"].to_numpy()))
-    return with_measures(rows, kept, measures, table.schema)
-
-
-def _all_differ(table: pa.Table, measures: Sequence[tuple[str, Measure]]) -> bool:
-    """Whether no two rows can be equal, because their hashes differ, and each measure is its own sum."""
-    if any(measure is not Measure.SUM or table[name].null_count for name, measure in measures):
-        return False
-    hashes = np.sort(table[HASH].to_numpy())
-    return bool((hashes[1:] != hashes[:-1]).all())
+    groups = group_rows(table, columns)
+    if len(groups) == table.num_rows:
+        kept = nonzero(table, measures)
+        rows = table.select([*columns, *(name for name, _ in measures)])
+        return rows if kept.all() else rows.filter(pa.array(kept))
+    total = combined(table, measures, groups)
+    kept = np.flatnonzero(nonzero(total, measures))
+    rows = table.select(columns).take(pa.array(groups.first[kept]))
+    for name, _ in measures:
+        rows = rows.append_column(table.schema.field(name), total[name].take(pa.array(kept)))
+    return rows
 
 
 def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return the distinct rows of some columns, in the order of their first occurrence."""
-    frame = comparable_frame(table, columns).with_row_index("__row")
-    first = frame.group_by(columns, maintain_order=True).agg(pl.col("__row").first())["__row"]
-    return table.select(columns).take(pa.array(first.to_numpy()))
+    return table.select(columns).take(pa.array(group_rows(table, columns).first))
 
 
-def matched(left: pl.DataFrame, right: pl.DataFrame) -> np.ndarray:
-    """Return the index in `right` of each row of `left`, or -1; neither has duplicate rows."""
-    both = pl.concat(
-        [
-            left.with_columns(pl.lit(-1).alias("__at"), pl.Series("__row", np.arange(len(left)))),
-            right.with_columns(pl.Series("__at", np.arange(len(right))), pl.lit(-1).alias("__row")),
-        ],
-        how="vertical_relaxed",
-    )
-    pairs = both.group_by(left.columns).agg(pl.col("__at").max(), pl.col("__row").max())
-    found: np.ndarray = pairs.filter(pl.col("__row") >= 0).sort("__row")["__at"].to_numpy()
+def matched(left: pa.Table, right: pa.Table) -> np.ndarray:
+    """Return the place in `right` of each row of `left`, or -1; `right` has no duplicate rows."""
+    both = pa.concat_tables([left, cast_to(right, left.schema)])
+    of = group_rows(both, left.column_names).of
+    places = np.full(int(of.max(initial=-1)) + 1, -1)
+    places[of[left.num_rows :]] = np.arange(right.num_rows)
+    found: np.ndarray = places[of[: left.num_rows]]
     return found
 
 
@@ -258,70 +160,70 @@ def merged_if_repetitive(rows: pa.Table) -> pa.Table:
     if not columns:
         return pa.table({WEIGHT: [pc.sum(rows[WEIGHT])]}, schema=rows.schema)
     sample = rows.slice(0, min(SAMPLE_ROWS, max(rows.num_rows // 8, SAMPLE_ROWS // 16)))
-    if comparable_frame(sample, columns).n_unique() > sample.num_rows * 3 // 4:
+    if len(group_rows(sample, columns)) > sample.num_rows * 3 // 4:
         return rows
-    frame = comparable_frame(rows, columns).with_row_index("__row")
-    frame = frame.hstack(measure_series(rows, [(WEIGHT, Measure.SUM)]))
-    grouped = frame.group_by(columns).agg(pl.col("__row").first(), pl.col(WEIGHT).sum())
-    kept = grouped.filter(pl.col(WEIGHT) != 0)
-    firsts = rows.select(columns).take(pa.array(kept["__row"].to_numpy()))
-    return firsts.append_column(rows.schema.field(WEIGHT), pa.array(kept[WEIGHT].to_numpy()))
+    groups = group_rows(rows, columns)
+    weights = groups.sums(rows[WEIGHT].to_numpy())
+    kept = np.flatnonzero(weights)
+    firsts = rows.select(columns).take(pa.array(groups.first[kept]))
+    return firsts.append_column(rows.schema.field(WEIGHT), pa.array(weights[kept]))
 
 
-def measure_series(table: pa.Table, measures: Sequence[tuple[str, Measure]]) -> list[pl.Series]:
-    """Return the measures of a table as polars series."""
-    return [pl.Series(name, table[name].combine_chunks()) for name, _ in measures]
+def combined(table: pa.Table, measures: Sequence[tuple[str, Measure]], groups: Groups) -> pa.Table:
+    """Combine each measure by group; where a group has no rows a sum is 0, and an extreme null.
 
-
-def combined(
-    measures: Sequence[tuple[str, Measure]], where: pl.Expr | None = None, prefix: str = ""
-) -> list[pl.Expr]:
-    """Return expressions that combine each measure over a group.
-
-    Args:
-        measures: the measures.
-        where: which rows count; None for all.
-        prefix: put in front of the names of the results.
+    Returns:
+        A row for each group.
     """
-    found = []
+    columns = []
     for name, measure in measures:
-        # nulls instead of a filter, which polars evaluates group by group
-        column = pl.col(name) if where is None else pl.when(where).then(pl.col(name))
-        found.append(_COMBINE[measure](column).alias(prefix + name))
+        values = table[name]
+        if measure is Measure.XOR:
+            given = values.to_numpy()
+            found = np.zeros(len(groups), given.dtype)
+            np.bitwise_xor.at(found, groups.of, given)
+            columns.append(pa.array(found))
+        elif measure in _EXTREMES or not pa.types.is_int64(values.type):
+            columns.append(_aggregated(values, _EXTREMES.get(measure, "sum"), groups))
+        else:
+            columns.append(pa.array(groups.sums(values.to_numpy())))
+    return pa.table(columns, names=[name for name, _ in measures])
+
+
+_EXTREMES = {Measure.MIN: "min", Measure.MAX: "max"}
+
+
+def _aggregated(values: pa.ChunkedArray, how: str, groups: Groups) -> pa.Array:
+    """Aggregate values by group with Arrow, whatever their type."""
+    numbered = pa.table([pa.array(groups.of), values], names=["of", "value"])
+    found = numbered.group_by("of", use_threads=False).aggregate([("value", how)])
+    places = np.full(len(groups), -1)
+    places[found["of"].to_numpy()] = np.arange(found.num_rows)
+    result = found[f"value_{how}"].combine_chunks().cast(values.type)
+    result = result.take(pa.array(places, mask=places < 0))
+    return result.fill_null(pa.scalar(0, values.type)) if how == "sum" else result
+
+
+def nonzero(table: pa.Table, measures: Sequence[tuple[str, Measure]]) -> np.ndarray:
+    """Return for each row whether any of its measures is not zero, minima and maxima ignored."""
+    found = np.zeros(table.num_rows, bool)
+    for name, measure in measures:
+        if measure not in _EXTREMES:
+            column = table[name]
+            if pa.types.is_integer(column.type):
+                found |= column.to_numpy() != 0
+            else:
+                found |= pc.not_equal(column, pa.scalar(0, column.type)).to_numpy()
     return found
 
 
-_COMBINE = {
-    Measure.SUM: lambda column: column.sum(),
-    Measure.INTEGER: lambda column: column.sum(),
-    Measure.XOR: lambda column: column.bitwise_xor().fill_null(0),
-    Measure.MIN: lambda column: column.min(),
-    Measure.MAX: lambda column: column.max(),
-}
-
-
-def any_nonzero(measures: Sequence[tuple[str, Measure]], prefix: str = "") -> pl.Expr:
-    """Return an expression: whether any measure of a row is not zero, minima and maxima ignored."""
-    tests = []
-    for name, measure in measures:
-        column = pl.col(prefix + name)
-        if measure in (Measure.SUM, Measure.INTEGER, Measure.XOR):
-            tests.append(column != 0)
-    return pl.any_horizontal(tests).fill_null(False)
-
-
-def with_measures(
-    rows: pa.Table,
-    frame: pl.DataFrame,
-    measures: Sequence[tuple[str, Measure]],
-    schema: pa.Schema,
-    prefix: str = "",
-) -> pa.Table:
-    """Append the measures in `frame` to rows in the same order, with the types of `schema`."""
-    for name, _ in measures:
-        column = frame[prefix + name].to_arrow()
-        rows = rows.append_column(name, column.cast(schema.field(name).type))
-    return rows
+def equal_values(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return for each row whether two columns of a type that isn't nested have the same value."""
+    one, other = comparable(one), comparable(other)
+    equal = pc.equal(one, other).fill_null(False)
+    both_null = pc.and_(one.is_null(), other.is_null())
+    found: np.ndarray = pc.or_(equal, both_null).to_numpy(zero_copy_only=False)
+    return found
 
 
 def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:

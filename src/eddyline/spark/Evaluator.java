@@ -1,0 +1,125 @@
+package eddyline;
+
+import java.io.IOException;
+import java.io.RandomAccessFile;
+import java.lang.reflect.Field;
+import java.nio.ByteBuffer;
+import java.util.Collections;
+import java.util.Properties;
+
+import org.apache.spark.TaskContext$;
+import org.apache.spark.TaskContextImpl;
+import org.apache.spark.api.python.PythonUtils;
+import org.apache.spark.memory.MemoryManager;
+import org.apache.spark.memory.TaskMemoryManager;
+import org.apache.spark.rdd.ParallelCollectionPartition;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.execution.arrow.ArrowConverters$;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * Evaluates physical plans in the calling thread; see driver.py, which has it compiled.
+ *
+ * One call does what would be a dozen from Python. Rows come and go through files as Arrow messages: a larger
+ * answer would wait 40 ms in Py4J's socket.
+ */
+public final class Evaluator {
+    private final MemoryManager memory;
+    private final Properties settings;
+    private final String zone;
+    private final Field memoryField;
+    private final Field settingsField;
+
+    /** In a task Spark's expressions read the settings of the session from the task's properties. */
+    public Evaluator(MemoryManager memory, Properties settings, String zone) throws NoSuchFieldException {
+        this.memory = memory;
+        this.settings = settings;
+        this.zone = zone;
+        this.memoryField = TaskContextImpl.class.getDeclaredField("taskMemoryManager");
+        this.settingsField = TaskContextImpl.class.getDeclaredField("localProperties");
+        this.memoryField.setAccessible(true);
+        this.settingsField.setAccessible(true);
+    }
+
+    /** The rows of a physical plan with one leaf. */
+    public Plan plan(RDD rows, StructType schema) {
+        RDD first = rows;
+        while (first.dependencies().nonEmpty()) {
+            first = ((org.apache.spark.Dependency) first.dependencies().head()).rdd();
+        }
+        return new Plan(rows, first.id(), schema);
+    }
+
+    /** A task in the calling thread. */
+    public Task task(long number, String input, String output) throws Exception {
+        return new Task(this, number, input, output);
+    }
+
+    public static final class Plan {
+        final RDD rows;
+        final long leaf;
+        final StructType schema;
+
+        Plan(RDD rows, long leaf, StructType schema) {
+            this.rows = rows;
+            this.leaf = leaf;
+            this.schema = schema;
+        }
+    }
+
+    public static final class Task {
+        private final Evaluator evaluator;
+        private final TaskContextImpl context;
+        private final TaskMemoryManager memory;
+        private final RandomAccessFile input;
+        private final RandomAccessFile output;
+
+        Task(Evaluator evaluator, long number, String input, String output) throws Exception {
+            this.evaluator = evaluator;
+            this.context = TaskContext$.MODULE$.empty();
+            this.memory = new TaskMemoryManager(evaluator.memory, number);
+            evaluator.memoryField.set(this.context, this.memory);
+            evaluator.settingsField.set(this.context, evaluator.settings);
+            this.input = new RandomAccessFile(input, "r");
+            this.output = new RandomAccessFile(output, "rw");
+            TaskContext$.MODULE$.setTaskContext(this.context);
+        }
+
+        /**
+         * Evaluate a plan over the Arrow message that the first bytes of the input are.
+         *
+         * The output's file gets messages, each after its length; returned is how many bytes that are.
+         */
+        public long evaluate(Plan plan, int length) throws IOException {
+            byte[] message = new byte[length];
+            input.seek(0);
+            input.readFully(message);
+            scala.collection.immutable.Seq messages = PythonUtils.toSeq(Collections.singletonList(message));
+            ParallelCollectionPartition partition =
+                new ParallelCollectionPartition(plan.leaf, 0, messages, scala.reflect.ClassTag$.MODULE$.AnyRef());
+            scala.collection.Iterator found = ArrowConverters$.MODULE$.toBatchIterator(
+                plan.rows.iterator(partition, context), plan.schema, 0, evaluator.zone, false, false, context);
+            output.seek(0);
+            long written = 0;
+            while (found.hasNext()) {
+                byte[] one = (byte[]) found.next();
+                output.write(ByteBuffer.allocate(4).putInt(one.length).array());
+                output.write(one);
+                written += 4 + one.length;
+            }
+            return written;
+        }
+
+        /** End the task, which gives its memory back. */
+        public void close() throws IOException {
+            try {
+                context.markTaskCompleted(scala.Option.apply(null));
+                memory.cleanUpAllAllocatedMemory();
+            } finally {
+                TaskContext$.MODULE$.unset();
+                input.close();
+                output.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+"""Equal rows and sorted rows of Arrow tables, in numpy.
+
+Everything runs in the calling thread. For a few hundred rows a library that hands work to threads of its own
+takes longer to wake them than to do the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import HASH
+
+_INT_MAX = np.iinfo(np.int64).max
+_PRODUCT_MAX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """A column to sort by."""
+
+    column: str
+    descending: bool = False
+    nulls_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of equal rows of a table, numbered by their first rows.
+
+    Attributes:
+        of: for each row the number of its group.
+        first: for each group the place of its first row.
+
+    Example:
+        >>> groups = group_rows(pa.table({"a": ["x", "y", "x"]}), ["a"])
+        >>> groups.of.tolist(), groups.first.tolist(), groups.sums(np.array([1, 2, 3])).tolist()
+        ([0, 1, 0], [0, 1], [4, 2])
+    """
+
+    of: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def over(self, of: np.ndarray) -> Groups:
+        """Return the same groups over other rows.
+
+        Args:
+            of: for each of these the number of its group.
+        """
+        return Groups(of, self.first)
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Add up integers by group, modulo 2^64; there is one for each row."""
+        total = np.zeros(len(self), np.int64)
+        np.add.at(total, self.of, values)
+        return total
+
+
+def group_rows(table: pa.Table, columns: Sequence[str]) -> Groups:
+    """Find the rows that are equal in some columns, as `comparable` compares values."""
+    rows = table.num_rows
+    of, count = np.zeros(rows, np.int64), min(rows, 1)
+    for name in columns:
+        if count == rows:
+            break  # all differ already
+        numbers, size = _numbered(comparable(table[name]))
+        if count > 1:
+            if count * size > _PRODUCT_MAX:  # cannot be: both are at most the number of rows
+                raise OverflowError(f"{rows} rows are too many to be grouped at once")
+            numbers, size = _numbered(pa.array(of * size + numbers))
+        of, count = numbers, size
+    latest = np.maximum.accumulate(of) if rows else of
+    return Groups(of, np.flatnonzero(np.diff(latest, prepend=-1)))
+
+
+def sorted_places(
+    table: pa.Table, identity: Sequence[str], order: Sequence[SortKey] = ()
+) -> np.ndarray:
+    """Return the places of rows sorted by hash, then by `order`, then by identity: always the same way."""
+    hashes = table[HASH].to_numpy()
+    places = np.argsort(hashes, kind="stable")
+    starts = _changes(hashes[places])
+    keys = [(table[key.column], key.descending, key.nulls_last) for key in order]
+    keys += [(table[name], False, False) for name in identity]
+    for number, (column, descending, nulls_last) in enumerate(keys):
+        tied = _tied(starts)
+        if not tied.any():
+            break
+        # only rows that are equal so far are compared further
+        block = np.cumsum(starts)[tied]
+        at = places[tied]
+        part = pa.chunked_array([column]) if isinstance(column, pa.Array) else column
+        part = part.take(pa.array(at))
+        if number >= len(order):
+            part = comparable(part)
+        ranks = ranked(part, descending=descending, nulls_last=nulls_last)
+        inner = np.lexsort((ranks, block))
+        places[tied] = at[inner]
+        starts[tied] = _changes(block[inner]) | _changes(ranks[inner])
+    return places
+
+
+def ranked(
+    column: pa.ChunkedArray | pa.Array, *, descending: bool = False, nulls_last: bool = False
+) -> np.ndarray:
+    """Return for each value a number that sorts as the values do in Spark; equal ones of equal values.
+
+    NaN is the largest number and equals itself, -0.0 equals 0.0, and text is compared byte by byte.
+    """
+    array = _one(column)
+    if pa.types.is_nested(array.type):
+        return _ranks_of_nested(array, descending, nulls_last)
+    numbers = _ordered_numbers(array)
+    if descending:
+        numbers = ~numbers
+    if array.null_count:
+        null = array.is_null().to_numpy(zero_copy_only=False)
+        dense = np.unique(numbers[~null], return_inverse=True)[1]
+        numbers = np.full(len(array), len(dense) + 1 if nulls_last else 0, np.int64)
+        numbers[~null] = dense + 1
+    return numbers
+
+
+def comparable(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Convert a column so that two values are equal if and only if Spark stores the same.
+
+    Floating point numbers become their bits, so -0.0 and 0.0 differ and NaN equals NaN. Maps become
+    lists of entries. Nested types are rebuilt around their converted children.
+    """
+    array = _one(column)
+    if isinstance(array, pa.ChunkedArray):  # too large for one chunk
+        return pa.chunked_array([_comparable(chunk) for chunk in array.chunks])
+    return _comparable(array)
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _comparable(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_floating(kind):
+        bits = pa.int64() if kind == pa.float64() else pa.int32()
+        one_nan = pc.if_else(pc.is_nan(array), pa.scalar(float("nan"), kind), array)
+        return one_nan.view(bits)
+    if pa.types.is_struct(kind):
+        children = [_comparable(child) for child in array.flatten()]
+        names = [f"f{i}" for i in range(len(children))]
+        if not children:
+            return pc.is_valid(array)
+        return pa.StructArray.from_arrays(children, names=names, mask=pc.is_null(array))
+    if pa.types.is_map(kind):
+        # the offsets stay valid over the whole child arrays of a sliced map
+        entries = pa.StructArray.from_arrays(
+            [_comparable(array.keys), _comparable(array.items)], names=["k", "v"]
+        )
+        return _list_over(array, entries)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list_over(array, _comparable(array.values))
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    return array
+
+
+def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
+    large = pa.types.is_large_list(array.type)
+    make = pa.LargeListArray if large else pa.ListArray
+    return make.from_arrays(array.offsets, values, mask=pc.is_null(array))
+
+
+def _numbered(array: pa.Array) -> tuple[np.ndarray, int]:
+    """Number the values of a column by their first occurrence; return the number of each, and how many."""
+    if pa.types.is_nested(array.type):
+        array = pa.array(_ranks_of_nested(array, descending=False, nulls_last=False))
+    numbers, known = _dictionary(array)
+    return numbers, len(known)
+
+
+def _dictionary(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Return the number of each value, and the values by their numbers; null is one of them."""
+    found = pc.dictionary_encode(array, null_encoding="encode")
+    if isinstance(found, pa.ChunkedArray):
+        found = found.unify_dictionaries().combine_chunks()
+    return found.indices.to_numpy().astype(np.int64), found.dictionary
+
+
+def _ordered_numbers(array: pa.Array) -> np.ndarray:
+    """Return integers in the order of the values of a column; of nulls any."""
+    kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return _filled(array.cast(pa.int64()), 0)
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return _filled(_comparable(array).cast(pa.int64()), 0)
+    if pa.types.is_floating(kind):
+        values = _filled(array.cast(pa.float64()), 0.0) + 0.0  # no -0.0
+        bits = values.view(np.int64)
+        ordered = bits ^ ((bits >> 63) & _INT_MAX)
+        return np.where(np.isnan(values), _INT_MAX, ordered)
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.int64)
+    numbers, known = _dictionary(array)
+    ranks = np.empty(len(known), np.int64)
+    ranks[pc.sort_indices(known).to_numpy()] = np.arange(len(known))
+    found: np.ndarray = ranks[numbers]
+    return found
+
+
+def _filled(array: pa.Array, value: float) -> np.ndarray:
+    filled = array.fill_null(value) if array.null_count else array
+    found: np.ndarray = filled.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _ranks_of_nested(array: pa.Array, descending: bool, nulls_last: bool) -> np.ndarray:
+    frame = pl.DataFrame({"x": pl.Series(array)})
+    order = pl.arg_sort_by("x", descending=descending, nulls_last=nulls_last)
+    places = frame.select(order).to_series()
+    values = frame["x"].gather(places)
+    starts = values.ne_missing(values.shift(1)).to_numpy().copy()
+    if len(starts):
+        starts[0] = True
+    ranks = np.empty(len(array), np.int64)
+    ranks[places.to_numpy()] = np.cumsum(starts)
+    return ranks
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Return where a value differs from the one before it; the first always does."""
+    found = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    return found
+
+
+def _tied(starts: np.ndarray) -> np.ndarray:
+    """Return which rows share their block with others, given where blocks start."""
+    ends = np.ones(len(starts), bool)
+    ends[:-1] = starts[1:]
+    return ~(starts & ends)
