@@ -24,7 +24,9 @@ def mapped(root: str, process: str = "self") -> set[str]:
 
 def runs(files: Files, count: int) -> list[Run]:
     files.make_folder("")
-    return [write_run(files, f"{number}.arrow", ROWS) for number in range(count)]
+    written = [write_run(files, f"{number}.arrow", ROWS) for number in range(count)]
+    keep_open(files, [])  # what has just been written is still in memory
+    return written
 
 
 def test_only_runs_that_are_needed_stay_mapped(tmp_path: Path) -> None:

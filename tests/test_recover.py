@@ -36,7 +36,7 @@ from eddyline.state.manifest import (
     write_manifest,
 )
 from eddyline.state.recover import Recovery, decide, open_storage, retire
-from eddyline.state.runs import Run, read_run, verify_run, write_run
+from eddyline.state.runs import Run, keep_open, read_run, verify_run, write_run
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock, in_use
 from eddyline.testing import FaultyFiles
@@ -310,6 +310,7 @@ def test_a_run_that_is_cut_is_named_when_read(files: FaultyFiles) -> None:
     assert read_run(files, run)["h"].to_pylist() == [1, 2, 3]
     (cut_run,) = runs(commit(files, 2))
     cut(files.path(cut_run.name), cut_run.bytes - 8)
+    keep_open(files, [])  # else it is read from memory
     with pytest.raises(StateError, match=cut_run.name):
         read_run(files, cut_run)
 

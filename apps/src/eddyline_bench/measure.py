@@ -19,6 +19,7 @@ import polars as pl
 from pyspark.sql import SparkSession
 
 from eddyline.errors import EngineError
+from eddyline.spark.session import CODE_CACHE, CODE_CACHE_ENTRIES
 
 T = TypeVar("T")
 
@@ -118,6 +119,7 @@ def bench_session(cores: int) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", False)
         .config("spark.ui.showConsoleProgress", False)
+        .config(CODE_CACHE, CODE_CACHE_ENTRIES)
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )

@@ -38,7 +38,7 @@ class Reduce:
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
     weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. `x` are the values
     of which the smallest or largest of a key is emitted.
-    Output: `k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
+    Output: `h, k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
     Attributes:
@@ -204,7 +204,7 @@ class Reduce:
             part = _beside(rows, table, values).take(pa.array(wanted))
             weights = pa.array(np.full(len(wanted), weight, np.int64))
             parts.append(part.append_column(WEIGHT, weights))
-        return pa.concat_tables(parts).drop_columns([HASH])
+        return pa.concat_tables(parts)
 
 
 def _touched(delta: pa.Table, old: pa.Table, keys: Sequence[str]) -> tuple[Groups, pa.Table]:

@@ -23,7 +23,9 @@ class Step:
     """The result of one epoch for one bucket of an operator.
 
     Attributes:
-        output: the change of the operator's output, in tables of its output schema.
+        output: the change of the operator's output, in tables of its output schema. Before it comes `h`, a
+            hash that the delta has, too: a row belongs into the bucket of that hash. A `Timed` operator
+            has none.
         appends: for each arrangement the rows to add to it, in its layout.
     """
 

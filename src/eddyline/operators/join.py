@@ -54,7 +54,7 @@ class Join:
 
     Input: `h, side, matchable, k0.., l0.., r0.., w`: rows of the left side have side 0, those of
     the right 1, with the other side's columns null; rows whose key has a null are not matchable.
-    Output: `l0.., r0.., w`; for EXISTS `l0.., x, w` with x = whether the row has a match.
+    Output: `h, l0.., r0.., w`; for EXISTS `h, l0.., x, w` with x = whether the row has a match.
 
     An inner join pairs rows by hash alone and has no `k` columns: the condition itself, evaluated
     by Spark after the operator, decides. The other kinds compare the real keys here.
@@ -185,9 +185,9 @@ class Join:
 
     def _joined(self, left: pa.Table, right: pa.Table) -> pa.Table:
         weights = left[WEIGHT].to_numpy() * right[WEIGHT].to_numpy()
-        columns = [left[name] for name in numbered("l", self.left)]
+        columns = [left[name] for name in (HASH, *numbered("l", self.left))]
         columns += [right[name] for name in numbered("r", self.right)]
-        names = [*numbered("l", self.left), *numbered("r", self.right), WEIGHT]
+        names = [HASH, *numbered("l", self.left), *numbered("r", self.right), WEIGHT]
         return pa.table([*columns, pa.array(weights)], names=names)
 
     def _flagged(self, rows: pa.Table, matched: bool, slot: str) -> Iterator[pa.Table]:
@@ -195,11 +195,11 @@ class Join:
         if rows.num_rows == 0:
             return
         if self.kind is JoinKind.EXISTS:
-            kept = rows.select(list(numbered("l", self.left)))
+            kept = rows.select([HASH, *numbered("l", self.left)])
             flag = pa.array(np.full(rows.num_rows, matched))
             yield kept.append_column(EXISTS, flag).append_column(WEIGHT, rows[WEIGHT])
         elif not matched:
-            names = [*numbered("l", self.left), *numbered("r", self.right)]
+            names = [HASH, *numbered("l", self.left), *numbered("r", self.right)]
             own = set(rows.column_names)
             columns = [rows[name] if name in own else pa.nulls(rows.num_rows) for name in names]
             yield pa.table([*columns, rows[WEIGHT]], names=[*names, WEIGHT])

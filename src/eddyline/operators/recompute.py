@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from eddyline.changes import HASH, WEIGHT
+from eddyline.changes import WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import cast_to, distinct_hashes, repeat, sorted_rows
@@ -20,7 +20,7 @@ VERSION = WEIGHT
 class Regroup:
     """Keep the input rows by group key; emit all rows of the touched groups, before and after.
 
-    Input: `h, c0.., w`. Output: `c0.., w` with w = -1 for the rows of the version before the
+    Input: `h, c0.., w`. Output: `h, c0.., w` with w = -1 for the rows of the version before the
     epoch, +1 for those after; a row of weight n comes n times. Spark then
     evaluates both versions, with w as one more grouping key that becomes the weight of the result.
     Groups are the rows of one key hash: colliding keys are evaluated too, and cancel out.
@@ -57,4 +57,4 @@ def _version(table: pa.Table, version: int, layout: Layout) -> pa.Table:
     table = sorted_rows(table, layout.identity, ())
     rows = repeat(table, table[WEIGHT].to_numpy())
     mark = pa.array(np.full(rows.num_rows, version, np.int64))
-    return rows.drop_columns([HASH, WEIGHT]).append_column(VERSION, mark)
+    return rows.drop_columns([WEIGHT]).append_column(VERSION, mark)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from eddyline.changes import HASH, WEIGHT
+from eddyline.changes import WEIGHT
 from eddyline.operators.base import State, Step, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import cast_to, distinct_hashes, with_weights
@@ -20,7 +20,7 @@ class Replace:
     """Keep rows by group; the new rows of a touched group replace its old ones.
 
     Input: `h, c0.., w`: the rows of the touched groups (those of one hash) with w > 0; a row with
-    w < 0 only marks its group as touched. Output: `c0.., w`, the net change.
+    w < 0 only marks its group as touched. Output: `h, c0.., w`, the net change.
     """
 
     columns: int
@@ -40,4 +40,4 @@ class Replace:
             weights = np.concatenate([new[WEIGHT].to_numpy(), -stored[WEIGHT].to_numpy()])
             new = with_weights(pa.concat_tables([new, cast_to(stored, new.schema)]), weights)
         change = layout.consolidate(new)
-        return Step([change.drop_columns([HASH])], {SLOT: change})
+        return Step([change], {SLOT: change})

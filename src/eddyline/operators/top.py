@@ -23,7 +23,7 @@ class Top:
     """Keep the rows in order; emit those at places `offset` to `offset + limit` of each group.
 
     Input: `h, k0.., s0.., c0.., w`: the group's key and its hash, the sort keys, the row. Output:
-    `s0.., c0.., w`, the change of the rows at these places. Where the order leaves rows equal, the
+    `h, s0.., c0.., w`, the change of the rows at these places. Where the order leaves rows equal, the
     values of the rows decide: the same rows give the same result.
 
     Attributes:
@@ -66,7 +66,7 @@ class Top:
         kept = delta
         if self.append_only:
             kept = self._difference(new, old, new[WEIGHT].to_numpy(), old[WEIGHT].to_numpy())
-        return Step([change.drop_columns([HASH, *numbered("k", self.keys)])], {SLOT: kept})
+        return Step([change.drop_columns(list(numbered("k", self.keys)))], {SLOT: kept})
 
     def _shown(self, rows: pa.Table) -> np.ndarray:
         """Return how many copies of each row are at the wanted places."""

@@ -7,8 +7,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,7 @@ from eddyline.runtime.faults import Piece, pieces_at_fault
 from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
+from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.short_lane import rows_of
 from eddyline.runtime.table import TableUpkeep
@@ -42,6 +44,8 @@ from eddyline.storage.files import Files
 logger = logging.getLogger("eddyline.epochs")
 
 JOBS_AT_ONCE = 2
+
+_Done = tuple[Reports | EddylineError | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class EpochRunner:
         lanes: chooses between a run in the driver and a Spark job.
         abandoned: folders of attempts that failed, to be removed.
         show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
+        pool: runs plans that don't read each other.
     """
 
     files: Files
@@ -115,6 +120,7 @@ class EpochRunner:
     settings: dict[str, str]
     show_rows: Callable[[Sequence[Piece]], Sequence[str]]
     abandoned: list[str] = field(default_factory=list)
+    pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(JOBS_AT_ONCE))
 
     def run(
         self,
@@ -211,33 +217,42 @@ class EpochRunner:
         watermarks: Watermarks,
         timer: _Timer,
     ) -> None:
-        """Run all plans that have input, level by level; add their results to `state`."""
+        """Run all plans that have input, each once those that it reads are done; add their results to `state`."""
         changed: dict[str, list[Segment]] = {}
-        for level in sorted({one.plan.level for one in inputs}):
-            ready: list[tuple[EpochPlan, list[Piece]]] = []
+        named = {one.plan.name.lower(): one for one in inputs}
+        read: dict[str, list[Piece]] = {}
+
+        def start(name: str) -> Callable[[], _Done] | None:
+            one = named[name]
+            if upstream := state.failing_upstream(one.plan):
+                error = _reads_failing(one.plan, upstream)
+                _set_aside(one.plan, error, context.base, state)
+                return None
+            segments = one.resolved(changed)
+            if not (any(segments.values()) or watermarks.have_advanced(one.plan.parts)):
+                return None
             with timer.stage("plan"):
-                for one in (one for one in inputs if one.plan.level == level):
-                    if upstream := state.failing_upstream(one.plan):
-                        error = _reads_failing(one.plan, upstream)
-                        _set_aside(one.plan, error, context.base, state)
-                        continue
-                    segments = one.resolved(changed)
-                    if any(segments.values()) or watermarks.have_advanced(one.plan.parts):
-                        self._assign(context.folder, one.plan, segments)
-                        pieces = [(leaf, s) for leaf, own in segments.items() for s in own]
-                        ready.append((one.plan, pieces))
-            with timer.stage("run"):
-                done = self._execute_all(ready, context)
-                for (plan, pieces), (reported, seconds) in zip(ready, done, strict=True):
-                    if isinstance(reported, EddylineError):
-                        again = plan.id in context.rebuilt
-                        rows = () if again else self._rows_at_fault(plan, pieces, context)
-                        _set_aside(plan, reported, context.base, state, rows)
-                        continue
-                    collect_reports(
-                        self.files, context.folder, plan, state, watermarks, reported, seconds
-                    )
-                    changed[plan.name.lower()] = _segments(state.deltas.get(plan.result, {}))
+                self._assign(context.folder, one.plan, segments)
+            read[name] = [(leaf, s) for leaf, own in segments.items() for s in own]
+            return partial(self._attempt, one.plan, read[name], context)
+
+        def finish(name: str, done: _Done) -> None:
+            plan, (reported, seconds) = named[name].plan, done
+            if isinstance(reported, EddylineError):
+                again = plan.id in context.rebuilt
+                rows = () if again else self._rows_at_fault(plan, read[name], context)
+                _set_aside(plan, reported, context.base, state, rows)
+                return
+            collect_reports(self.files, context.folder, plan, state, watermarks, reported, seconds)
+            changed[name] = _segments(state.deltas.get(plan.result, {}))
+
+        after = {
+            name: {leaf.relation.lower() for leaf in one.plan.leaves} - {name}
+            for name, one in named.items()
+        }
+        started, planned = time.perf_counter(), timer.seconds["plan"]
+        run_in_order(after, start, finish, self.pool)
+        timer.seconds["run"] += time.perf_counter() - started - (timer.seconds["plan"] - planned)
 
     def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
         """Write the segments of each task of each leaf; a table's plan has no tasks."""
@@ -249,29 +264,15 @@ class EpochRunner:
         }
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
-    def _execute_all(
-        self, plans: Sequence[tuple[EpochPlan, list[Piece]]], context: EpochContext
-    ) -> list[tuple[Reports | EddylineError | None, float]]:
-        """Execute the plans of one level, some at a time; return for each what `_execute` does, and its seconds.
-
-        For a view that fails, return its error.
-        """
-
-        def attempt(
-            one: tuple[EpochPlan, list[Piece]],
-        ) -> tuple[Reports | EddylineError | None, float]:
-            started = time.perf_counter()
-            try:
-                return self._execute(*one, context), time.perf_counter() - started
-            except EngineError as error:
-                if error.condition != VIEW_FAILING or not one[0].level:
-                    raise  # only views can be left out of an epoch
-                return error, 0.0
-
-        if len(plans) < 2:
-            return [attempt(one) for one in plans]
-        with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-            return list(pool.map(attempt, plans))
+    def _attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> _Done:
+        """Execute a plan; return what `_execute` does, or the error of a view that fails, and the seconds."""
+        started = time.perf_counter()
+        try:
+            return self._execute(plan, pieces, context), time.perf_counter() - started
+        except EngineError as error:
+            if error.condition != VIEW_FAILING or not plan.level:
+                raise  # only views can be left out of an epoch
+            return error, 0.0
 
     def _rows_at_fault(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from eddyline.changes import BUCKET, BucketId, Epoch
+from eddyline.changes import BUCKET, HASH, BucketId, Epoch
 from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import batches_of, prepare_worker
@@ -24,6 +25,37 @@ from eddyline.state.runs import keep_open
 from eddyline.storage.files import Files
 
 Limits = Sequence[tuple[ExpiryColumn, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The bucket of each key hash of a delta.
+
+    Attributes:
+        hashes: the distinct hashes, sorted.
+        buckets: the bucket of each.
+    """
+
+    hashes: np.ndarray
+    buckets: np.ndarray
+
+    @staticmethod
+    def of_rows(hashes: np.ndarray, buckets: np.ndarray) -> Owners | None:
+        """Return the owners of rows; None if keys of two buckets have the same hash."""
+        places = np.argsort(hashes, kind="stable")
+        hashes, buckets = hashes[places], buckets[places]
+        starts = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - 1))
+        owners = Owners(hashes[starts], buckets[starts])
+        return owners if (owners.of(hashes) == buckets).all() else None
+
+    def all(self) -> list[BucketId]:
+        """Return the buckets."""
+        return [BucketId(int(bucket)) for bucket in np.unique(self.buckets)]
+
+    def of(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the bucket of each of some hashes, which the delta has."""
+        found: np.ndarray = self.buckets[np.searchsorted(self.hashes, hashes)]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +140,7 @@ class Kernel:
             for table in step.output:
                 counts["out"] += table.num_rows
                 before += time.perf_counter() - started
-                yield table
+                yield table.drop_columns([HASH]) if HASH in table.column_names else table
                 started = time.perf_counter()  # what becomes of the output isn't this operator's
             for slot, rows in step.appends.items():
                 name = f"{prefix}{slot}.{task}"
@@ -116,6 +148,82 @@ class Kernel:
             counts["touched"] = sum(arrangement.touched for arrangement in state.values())
             counts["us"] = round((before + time.perf_counter() - started) * 1e6)
         report({"bucket": bucket, "counts": counts, "slots": slots})
+
+    def run_all(
+        self,
+        context: EpochContext,
+        delta: pa.Table,
+        of: np.ndarray,
+        buckets: int,
+        report: Callable[[dict[str, Any]], object],
+    ) -> tuple[list[pa.Table], np.ndarray]:
+        """Run the operator over all buckets in this process: at once, if no hash is in two of them.
+
+        Args:
+            delta: the input rows of all buckets.
+            of: for each of them the number of its bucket.
+            buckets: how many there are.
+            report: receives the report of each bucket, as from `run`.
+
+        Returns:
+            The output, and for each of its rows the number of its bucket.
+        """
+        owners = None
+        if not isinstance(self.operator, Timed):
+            owners = Owners.of_rows(delta[HASH].to_numpy(), of)
+        if owners is not None:
+            return self._run_together(context, delta, owners, report)
+        output, numbers = [], []
+        for bucket in map(BucketId, range(buckets)):
+            rows = delta.filter(pa.array(of == bucket))
+            for table in self.run(context, f"driver-{bucket}-0", bucket, rows, report):
+                output.append(table)
+                numbers.append(np.full(table.num_rows, bucket))
+        return output, np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+
+    def _run_together(
+        self,
+        context: EpochContext,
+        delta: pa.Table,
+        owners: Owners,
+        report: Callable[[dict[str, Any]], object],
+    ) -> tuple[list[pa.Table], np.ndarray]:
+        started = time.perf_counter()
+        operator, limits = self._limited(context)
+        buckets = owners.all()
+        states = {bucket: self._state(context, operator, bucket) for bucket in buckets}
+        together = {
+            slot: Arrangement(
+                self.files, layout, [run for state in states.values() for run in state[slot].runs]
+            )
+            for slot, layout in operator.layouts.items()
+        }
+        step = operator.step(delta, together)
+        output = list(step.output)
+        numbers = [owners.of(table[HASH].to_numpy()) for table in output]
+        reports: dict[BucketId, dict[str, Any]] = {
+            bucket: {"bucket": bucket, "counts": {}, "slots": {}} for bucket in buckets
+        }
+        for slot, rows in step.appends.items():
+            of = owners.of(rows[HASH].to_numpy())
+            for bucket in buckets:
+                own = rows if len(buckets) == 1 else rows.filter(pa.array(of == bucket))
+                name = f"{self.prefix(context)}{slot}.driver-{bucket}-0"
+                held = states[bucket][slot]
+                written = self._write_slot(name, held, own, limits.get(slot, ()))
+                reports[bucket]["slots"][slot] = written
+        reports[buckets[0]]["counts"] = {
+            "in": delta.num_rows,
+            "out": sum(table.num_rows for table in output),
+            "touched": sum(arrangement.touched for arrangement in together.values()),
+            "us": round((time.perf_counter() - started) * 1e6),
+        }
+        for one in reports.values():
+            report(one)
+        return (
+            [table.drop_columns([HASH]) for table in output],
+            np.concatenate(numbers) if numbers else np.empty(0, np.int64),
+        )
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from eddyline.changes import BUCKET, BucketId
+from eddyline.changes import BUCKET
 from eddyline.operators.base import Timed
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.lanes import ShortLane
@@ -50,11 +50,22 @@ _ONE_TO_ONE = frozenset(("ProjectExec", "RDDScanExec", "WholeStageCodegenExec", 
 _AGGREGATES = frozenset(("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"))
 
 Report = Callable[[dict[str, Any]], object]
-Rows = list[tuple[BucketId | None, pa.Table]]  # by bucket; None: not by bucket
 
 
 class NotShortError(Exception):
     """A plan has a piece that can't run in the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The output of a step.
+
+    Attributes:
+        of: for each row the number of its bucket; None if the rows don't come from an operator.
+    """
+
+    table: pa.Table
+    of: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +90,25 @@ class _Piece:
             return self.plan.schema.empty_table()
         return self.plan(table, context)
 
-    def by_bucket(self, rows: Rows, context: TaskContext) -> dict[BucketId, pa.Table]:
-        """Return its output over the rows of each bucket."""
-        inputs = {bucket: table for bucket, table in rows if bucket is not None}
-        if not self.one_to_one or len(inputs) < 2:
-            return {bucket: self.over(table, context) for bucket, table in inputs.items()}
-        output, found, start = self.over(pa.concat_tables(inputs.values()), context), {}, 0
-        for bucket, table in inputs.items():
-            found[bucket] = output.slice(start, table.num_rows)
-            start += table.num_rows
-        return found
+    def in_buckets(self, rows: _Rows, context: TaskContext) -> tuple[pa.Table, np.ndarray]:
+        """Return its output over the rows of each bucket, and for each row of it the bucket."""
+        if self.shuffled:
+            output = self.over(rows.table, context)
+            of: np.ndarray = output[BUCKET].to_numpy()
+            return output.drop_columns([BUCKET]), of
+        assert rows.of is not None
+        buckets = np.unique(rows.of)
+        if self.one_to_one or len(buckets) == 1:
+            output = self.over(rows.table, context)
+            if self.one_to_one:
+                return output, rows.of
+            return output, np.full(output.num_rows, buckets[0])
+        outputs = [
+            self.over(rows.table.filter(pa.array(rows.of == bucket)), context) for bucket in buckets
+        ]
+        sizes = [output.num_rows for output in outputs]
+        tables = outputs or [self.plan.schema.empty_table()]
+        return pa.concat_tables(tables), np.repeat(buckets, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,58 +155,47 @@ class ShortPlan:
             Exception: whatever Spark or an operator raises.
         """
         reports: dict[str, list[dict[str, Any]]] = {}
-        outputs: list[Rows] = []
+        outputs: list[_Rows] = []
         with self.driver.context() as task:
             for step in self.steps:
                 if isinstance(step.run, Leaf):
                     own = reports.setdefault(step.run.name, [])
                     rows = self._scanned(step, segments.get(step.run.name, ()), own.append)
                 elif step.run is None:
-                    tables = [self._all(piece, outputs, task) for piece in step.pieces]
-                    rows = [(None, pa.concat_tables([cast_to(t, step.schema) for t in tables]))]
+                    tables = [
+                        piece.over(outputs[piece.source].table, task) for piece in step.pieces
+                    ]
+                    rows = _Rows(pa.concat_tables([cast_to(t, step.schema) for t in tables]))
                 else:
                     own = reports.setdefault(step.run.name, [])
                     rows = self._operated(step, step.run, outputs, context, task, own.append)
-                if sum(table.num_rows for _, table in rows) > OUTPUT_ROWS_MAX:
+                if rows.table.num_rows > OUTPUT_ROWS_MAX:
                     return None
                 outputs.append(rows)
         return reports
 
-    def _scanned(self, step: _Step, segments: Sequence[Segment], report: Report) -> Rows:
+    def _scanned(self, step: _Step, segments: Sequence[Segment], report: Report) -> _Rows:
         scan: LeafScan = step.function
-        batches = list(scan.run(segments, report))
-        return [(None, pa.Table.from_batches(batches, step.schema))]
-
-    def _all(self, piece: _Piece, outputs: Sequence[Rows], task: TaskContext) -> pa.Table:
-        tables = [table for _, table in outputs[piece.source]]
-        if not tables:
-            tables = [self.steps[piece.source].schema.empty_table()]
-        return piece.over(pa.concat_tables(tables), task)
+        return _Rows(pa.Table.from_batches(list(scan.run(segments, report)), step.schema))
 
     def _operated(
         self,
         step: _Step,
         part: StatefulPart,
-        outputs: Sequence[Rows],
+        outputs: Sequence[_Rows],
         context: EpochContext,
         task: TaskContext,
         report: Report,
-    ) -> Rows:
-        """Run an operator over the buckets that have rows; return its output by bucket."""
+    ) -> _Rows:
+        """Run an operator over the buckets that have rows."""
         kernel: Kernel = step.function
         (piece,) = step.pieces
-        if piece.shuffled:
-            deltas = _by_bucket(self._all(piece, outputs, task))
-        else:
-            deltas = piece.by_bucket(outputs[piece.source], task)
-        buckets = range(part.buckets) if isinstance(part.operator, Timed) else sorted(deltas)
-        rows: Rows = []
-        for bucket in map(BucketId, buckets):
-            ran = kernel.run(context, f"driver-{bucket}-0", bucket, deltas.get(bucket), report)
-            tables = [cast_to(table, step.schema) for table in ran if table.num_rows]
-            if tables:
-                rows.append((bucket, pa.concat_tables(tables)))
-        return rows
+        delta, of = piece.in_buckets(outputs[piece.source], task)
+        if not delta.num_rows and not isinstance(part.operator, Timed):
+            return _Rows(step.schema.empty_table(), np.empty(0, np.int64))
+        tables, of = kernel.run_all(context, delta, of, part.buckets, report)
+        cast = [cast_to(table, step.schema) for table in tables if table.num_rows]
+        return _Rows(pa.concat_tables([step.schema.empty_table(), *cast]), of)
 
 
 def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: DataFrame) -> _Piece:
@@ -244,13 +253,3 @@ def _rows(segment: Segment) -> int:
     if segment.rows or not segment.bytes:
         return segment.rows or UNKNOWN
     return segment.bytes // _BYTES_A_ROW
-
-
-def _by_bucket(rows: pa.Table) -> dict[BucketId, pa.Table]:
-    """Return the rows of each bucket that has some."""
-    numbers = rows[BUCKET]
-    plain = rows.drop_columns([BUCKET])
-    found = pc.unique(numbers).to_pylist()
-    if len(found) == 1:
-        return {BucketId(found[0]): plain}
-    return {BucketId(bucket): plain.filter(pc.equal(numbers, bucket)) for bucket in found}

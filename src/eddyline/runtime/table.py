@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eddyline.changes import HASH, BucketId
+from eddyline.changes import HASH
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
@@ -45,8 +45,6 @@ class TableUpkeep:
         hashes = key_hashes(operations, self.key)
         operations = operations.add_column(0, HASH, pa.array(hashes))
         reports: list[dict[str, Any]] = []
-        for bucket in map(BucketId, range(self.buckets)):
-            rows = operations.filter(pa.array(hashes % self.buckets == bucket))
-            for _ in self.kernel.run(context, f"driver-{bucket}-0", bucket, rows, reports.append):
-                pass  # a table's operator emits nothing
+        of = hashes % self.buckets
+        self.kernel.run_all(context, operations, of, self.buckets, reports.append)
         return {self.kernel.part: reports}

@@ -28,6 +28,14 @@ INTERRUPT = "spark.sql.execution.interruptOnCancel"
 If that process is killed at the same time, Spark never starts it again where it listens on a Unix socket.
 """
 
+CODE_CACHE = "spark.sql.codegen.cache.maxEntries"
+"""How many generated classes Spark keeps: 100 by default, and a view may have a dozen.
+
+With fewer than its views need, Spark compiles the same code again in each epoch. Only a new session takes it.
+"""
+
+CODE_CACHE_ENTRIES = 10_000
+
 _LOCAL = {
     "spark.app.name": "eddyline",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -42,6 +50,7 @@ _LOCAL = {
     "spark.shuffle.sort.bypassMergeThreshold": "400",
     "spark.log.level": "ERROR",
     INTERRUPT: "false",
+    CODE_CACHE: str(CODE_CACHE_ENTRIES),
 }
 
 # Settings of the session in which an engine runs its epochs.

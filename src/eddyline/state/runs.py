@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from eddyline.storage.files import Files, Summing, checksum, unreadable
 
 OPEN_RUNS_MAX = 2048
 OPEN_BYTES_MAX = 4 << 30
+BUFFERED_BYTES_MAX = 1 << 20
+"""Runs up to this size are written by one call, and stay in memory for the next epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +36,29 @@ class Run:
 
 def write_run(files: Files, name: str, table: pa.Table) -> Run:
     """Write a table, which must be sorted by key hash, as a run."""
+    if table.nbytes <= BUFFERED_BYTES_MAX:
+        sink = pa.BufferOutputStream()
+        _write_table(sink, table)
+        content = sink.getvalue()
+        size = files.write(name, lambda stream: stream.write(content))
+        # the next epoch reads it
+        _open_runs.add(files.path(name), pa.ipc.open_file(content).read_all(), size)
+        return Run(name, table.num_rows, size, zlib.crc32(content))
     crc = 0
 
     def fill(stream: BinaryIO) -> None:
         nonlocal crc
         summing = Summing(stream)
-        with pa.ipc.new_file(pa.PythonFile(summing, mode="w"), table.schema) as writer:
-            writer.write_table(table.combine_chunks())
+        _write_table(pa.PythonFile(summing, mode="w"), table)
         crc = summing.crc
 
     size = files.write(name, fill)
     return Run(name, table.num_rows, size, crc)
+
+
+def _write_table(sink: pa.NativeFile, table: pa.Table) -> None:
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
 
 
 class OpenRuns:
