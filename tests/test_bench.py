@@ -14,6 +14,7 @@ from eddyline_bench import (
     history,
     keyed_total,
     mars,
+    nexmark,
     projects,
     relay,
     relay_parts,
@@ -307,6 +308,14 @@ def test_small_changes_are_timed_beside_batch_spark_and_verified():
         assert one.lanes.keys() <= {"short", "wide"}
     assert len(result.work[2].batch) == 3
     assert "geometric mean" in result.text()
+
+
+def test_queries_of_nexmark_are_timed_and_verified():
+    result = nexmark.run(rows=500, repeat=2, queries=["q1", "q4"])
+    assert result.equal
+    assert [one.name for one in result.queries] == ["q1", "q4"]
+    assert all(one.made > 0 and len(one.epochs) == len(one.lanes) == 2 for one in result.queries)
+    assert "k events/s" in result.text()
 
 
 @pytest.mark.slow

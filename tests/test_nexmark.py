@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
-import nexmark
 from eddyline.source.nexmark import KINDS, Nexmark
 from eddyline.testing import Offline, PlainTable, Row, replayed
+from eddyline_bench import nexmark_queries as nexmark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

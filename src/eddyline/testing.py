@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,6 +219,7 @@ class FaultyFiles(Files):
         super().__init__(root)
         handle, self.control = tempfile.mkstemp(prefix="eddyline-faults-")
         os.close(handle)
+        weakref.finalize(self, os.unlink, self.control)
         self.arm(fail_at, kind, within)
 
     def arm(self, fail_at: int, kind: str = "fail", within: str = "any") -> None:

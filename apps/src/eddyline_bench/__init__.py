@@ -15,6 +15,7 @@ from eddyline_bench import (
     history,
     keyed_total,
     mars,
+    nexmark,
     projects,
     relay,
     relay_parts,
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "history": history.run,
     "growth": growth.run,
     "mars": mars.run,
+    "nexmark": nexmark.run,
     "projects": projects.run,
     "sinks": sinks.run,
     "small": small.run,
@@ -78,11 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay); "
-        "orders changed in an epoch (small), rows of an epoch (growth)",
+        "orders changed in an epoch (small), rows of an epoch (growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
-        "--repeat", type=int, help="timed repetitions; epochs (growth, small, tpcds)"
+        "--repeat", type=int, help="timed repetitions; epochs (growth, nexmark, small, tpcds)"
     )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(

@@ -18,7 +18,7 @@ from eddyline.sink.base import Sink
 from eddyline.sink.cursors import Cursor
 from eddyline.sink.outbox import NO_VIEW, Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.state.kernels import cast_to
+from eddyline.state.kernels import cast_to, ordered
 from eddyline.state.leases import Leases
 from eddyline.state.manifest import (
     ROWS,
@@ -145,7 +145,7 @@ class CommittedChangelog:
         schema = schema.append(pa.field(WEIGHT, pa.int64()))
         tables = [read_run(self.files, run).select([*names, WEIGHT]) for run in runs]
         rows = net_changes(pa.concat_tables(tables), names) if tables else schema.empty_table()
-        rows = cast_to(rows, schema).sort_by(WEIGHT)  # deletes first
+        rows = ordered(cast_to(rows, schema), WEIGHT)  # deletes first
         if held:
             check_held("a result", rows, view=self.entry.name)
         appended = rows[WEIGHT].to_numpy() > 0

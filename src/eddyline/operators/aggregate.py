@@ -36,7 +36,8 @@ class Reduce:
 
     Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
-    weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. `x` are the values
+    weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. A PRESENT one is a number of
+    rows, and emitted as 1 while the sum is positive, else 0. `x` are the values
     of which the smallest or largest of a key is emitted.
     Output: `h, k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
@@ -193,6 +194,7 @@ class Reduce:
     ) -> pa.Table:
         """Return the old and the new row of each group that has changed."""
         values = [*numbered("m", len(self.measures)), *numbered("x", len(self.largest))]
+        before, after = self._marked(before), self._marked(after)
         was_there, is_there = before[WEIGHT].to_numpy() > 0, after[WEIGHT].to_numpy() > 0
         same = was_there & is_there
         for name in values:
@@ -205,6 +207,12 @@ class Reduce:
             weights = pa.array(np.full(len(wanted), weight, np.int64))
             parts.append(part.append_column(WEIGHT, weights))
         return pa.concat_tables(parts)
+
+    def _marked(self, groups: pa.Table) -> pa.Table:
+        """Return groups with 1 or 0 instead of numbers of rows."""
+        counts = self._columns(Measure.PRESENT)
+        marks = {name: pa.array((groups[name].to_numpy() > 0).astype(np.int64)) for name in counts}
+        return _with(groups, marks)
 
 
 def _touched(delta: pa.Table, old: pa.Table, keys: Sequence[str]) -> tuple[Groups, pa.Table]:

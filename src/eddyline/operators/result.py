@@ -13,7 +13,7 @@ from eddyline.operators.base import State, Step, checked_weights, empty_like, nu
 from eddyline.source.redo_log import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import Groups, group_rows
-from eddyline.state.kernels import cast_to, distinct_hashes, with_weights
+from eddyline.state.kernels import cast_to, distinct_hashes, ordered, with_weights
 from eddyline.state.manifest import ROWS
 
 
@@ -70,7 +70,7 @@ class Apply:
             stored: the rows of at least the touched keys.
         """
         layout = self.layouts[ROWS]
-        operations = self._effective(operations.sort_by(SEQUENCE))
+        operations = self._effective(ordered(operations, SEQUENCE))
         if stored is None:
             stored = empty_like(operations, layout.columns)
         old = checked_weights("table", layout.consolidate(stored))

@@ -19,6 +19,7 @@ from eddyline.relay.records import (
     failed_records,
 )
 from eddyline.source.dead_letters import new_letters
+from eddyline.state.kernels import ordered
 
 
 def retries_and_letters(
@@ -58,7 +59,7 @@ def retries_and_letters(
         records.take(blocked["place"].combine_chunks()),
         failed,
     ]
-    retries = pa.concat_tables(parts).sort_by(POSITION)
+    retries = ordered(pa.concat_tables(parts), POSITION)
     letters = new_letters(
         position=buried[POSITION],
         payload=buried[PAYLOAD],

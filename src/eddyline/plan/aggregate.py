@@ -249,42 +249,69 @@ def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], N
 
 
 def _distinct_sets(calls: list[_LinearCall]) -> list[list[_LinearCall]]:
-    """Return the DISTINCT calls, those over the same arguments and rows together."""
+    """Return the DISTINCT calls, those over the same arguments together."""
     sets: dict[str, list[_LinearCall]] = {}
     for call in calls:
         if call.distinct:
-            parts = [argument.canonicalized().toString() for argument in call.arguments]
-            if call.condition:
-                parts.append("where " + call.expression.filter().get().canonicalized().toString())
-            sets.setdefault("\n".join(parts), []).append(call)
+            arguments = [argument.canonicalized().toString() for argument in call.arguments]
+            sets.setdefault("\n".join(arguments), []).append(call)
     return list(sets.values())
 
 
 def _distinct_input(
     build: Build, aggregation: _Aggregation, base: DataFrame, members: list[_LinearCall]
 ) -> DataFrame:
-    """Return the delta of the distinct rows of a set of DISTINCT calls."""
-    first = members[0]
-    source = base.where(first.condition) if first.condition else base
-    frame = _distinct_rows(build, aggregation, source, [*aggregation.names, *first.values])
-    renames = [
-        f"{given} as {own}"
-        for member in members[1:]
-        for own, given in zip(member.values, first.values, strict=True)
+    """Return the delta of the distinct rows of a set of DISTINCT calls.
+
+    Calls with several conditions share the rows: each has the number of its condition's rows, and a call
+    sees nulls in the rows that have none.
+    """
+    given = members[0].values
+    marks: dict[str, str] = {}  # by the text of a condition, its column
+    for member in members:
+        marks.setdefault(_condition_text(member), member.condition)
+    tests = [f"coalesce({column}, false)" if column else "true" for column in marks.values()]
+    source = base if "true" in tests else base.where(" or ".join(tests))
+    counts = [f"if({test}, w, 0L)" for test in tests] if len(tests) > 1 else []
+    frame = _distinct_rows(build, aggregation, source, [*aggregation.names, *given], counts)
+    places = {text: place for place, text in enumerate(marks)}
+    columns = [
+        (f"if(m{places[_condition_text(member)]} > 0, g{i}, null)" if counts else f"g{i}")
+        + f" as {own}"
+        for member in members
+        for i, own in enumerate(member.values)
     ]
-    return frame.selectExpr("*", *renames)
+    return frame.selectExpr(*aggregation.names, *columns, "w")
+
+
+def _condition_text(call: _LinearCall) -> str:
+    return call.expression.filter().get().canonicalized().toString() if call.condition else ""
 
 
 def _distinct_rows(
-    build: Build, aggregation: _Aggregation, frame: DataFrame, columns: Sequence[str]
+    build: Build,
+    aggregation: _Aggregation,
+    frame: DataFrame,
+    columns: Sequence[str],
+    counts: Sequence[str],
 ) -> DataFrame:
-    names = numbered("k", len(columns))
-    renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), "w")
-    rows = _preaggregated(build, renamed, names, (), 0, aggregation.child.single)
-    out = [rows.schema[name] for name in names]
+    """Return the changes of the distinct rows: the keys, values `g0..`, and marks `m0..`.
+
+    Args:
+        counts: SQL of how many rows of each kind a row stands for; a mark is 1 where there are any.
+    """
+    names, keys = numbered("k", len(columns)), aggregation.names
+    counted = [f"{count} as m{i}" for i, count in enumerate(counts)]
+    renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), *counted, "w")
+    measures = (Measure.PRESENT,) * len(counts)
+    rows = _preaggregated(build, renamed, names, measures, 0, aggregation.child.single)
+    marks = numbered("m", len(counts))
+    out = [rows.schema[name] for name in (*names, *marks)]
     expiry = _expiry([SLOT], aggregation.bounds)
-    reduced = build.run(rows, Reduce(len(columns)), out, single=not names, expiry=expiry)
-    return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(columns)), "w")
+    operator = Reduce(len(columns), measures)
+    reduced = build.run(rows, operator, out, single=not names, expiry=expiry)
+    given = (*keys, *numbered("g", len(columns) - len(keys)))
+    return reduced.selectExpr(*(f"k{i} as {c}" for i, c in enumerate(given)), *marks, "w")
 
 
 def _united(
@@ -340,6 +367,7 @@ def _zero(measure: Measure, kept: str) -> str:
 
 _TOTALS = {
     Measure.SUM: "coalesce(sum({0}), cast(0 as {1}))",
+    Measure.PRESENT: "coalesce(sum({0}), cast(0 as {1}))",
     Measure.INTEGER: "named_struct('high', coalesce(sum({0}.high), 0L), 'low', coalesce(sum({0}.low), 0L))",
     Measure.XOR: "coalesce(bit_xor({0}), cast(0 as {1}))",
     Measure.MIN: "min({0})",

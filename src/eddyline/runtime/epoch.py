@@ -19,16 +19,23 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
-from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
+from eddyline.runtime.failures import (
+    VIEW_FAILING,
+    failed_in_driver,
+    failed_view,
+    reads_failing,
+    still_failing,
+)
 from eddyline.runtime.faults import Piece, pieces_at_fault
 from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.shared import SharedRows
-from eddyline.runtime.short_lane import rows_of
+from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
+from eddyline.spark.session import BATCH_BYTES, UNLIMITED
 from eddyline.state.arrangement import difference_run
 from eddyline.state.manifest import (
     ROWS,
@@ -172,7 +179,7 @@ class EpochRunner:
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
             if rebuilt and base.failing.keys() & state.failing.keys() >= set(rebuilt):
-                raise _still_failing(state.failing[rebuilt[0]])
+                raise still_failing(state.failing[rebuilt[0]])
             with timer.stage("commit"):
                 for plan in (plan for plan in plans if plan.id not in state.failing):
                     if plan.id in rebuilt:
@@ -225,7 +232,7 @@ class EpochRunner:
         def start(name: str) -> Callable[[], _Done] | None:
             one = named[name]
             if upstream := state.failing_upstream(one.plan):
-                error = _reads_failing(one.plan, upstream)
+                error = reads_failing(one.plan.name, upstream)
                 _set_aside(one.plan, error, context.base, state)
                 return None
             segments = one.resolved(changed)
@@ -302,7 +309,7 @@ class EpochRunner:
         if isinstance(plan.physical, TableUpkeep):
             return plan.physical(context, [segment for _, segment in pieces])
         if plan.short is None:
-            self._as_job(plan, context)
+            self._as_job(plan, pieces, context)
             return None
         rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
         lane = self.lanes.choose(plan.id, rows, operators)
@@ -312,16 +319,18 @@ class EpochRunner:
             reported = self._in_driver(plan, plan.short, pieces, context)
         if reported is None:
             begun = time.perf_counter()
-            self._as_job(plan, context)
+            self._as_job(plan, pieces, context)
             self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - begun, operators)
         if lane == SHORT:  # with the job, if it took one after all
             self.lanes.measured(plan.id, SHORT, rows, time.perf_counter() - started, operators)
         return reported
 
-    def _as_job(self, plan: EpochPlan, context: EpochContext) -> None:
+    def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
         """Run a plan in the wide lane."""
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
+        if has_short_rows(self.files, [segment for _, segment in pieces]):
+            spark.setLocalProperty(BATCH_BYTES, UNLIMITED)
         spark.setJobDescription(f"eddyline {plan.name}")
         try:
             for physical in (*plan.before, plan.physical):
@@ -330,6 +339,7 @@ class EpochRunner:
             raise failed_view(plan.name, error) from error
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
+            spark.setLocalProperty(BATCH_BYTES, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
         if plan.before:
             with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
@@ -470,20 +480,6 @@ def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment
 def _segments(buckets: Buckets) -> list[Segment]:
     """Return some buckets' runs as input for the leaves of other plans."""
     return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
-
-
-def _reads_failing(plan: EpochPlan, upstream: str) -> EddylineError:
-    """Return the error of a view that can't be computed because a view that it reads fails."""
-    return EngineError(
-        f"view {plan.name} reads {upstream}, which fails",
-        condition=VIEW_FAILING,
-        hint=f"mend the cause of {upstream}; both are tried again by themselves",
-        upstream=upstream,
-    )
-
-
-def _still_failing(failure: Failure) -> EddylineError:
-    return EngineError(failure.message, condition=VIEW_FAILING)
 
 
 def _set_aside(

@@ -70,6 +70,21 @@ def failed_in_driver(view: str, error: Exception) -> EddylineError:
     return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
 
 
+def reads_failing(view: str, upstream: str) -> EddylineError:
+    """Return the error of a view that can't be computed because a view that it reads fails."""
+    return EngineError(
+        f"view {view} reads {upstream}, which fails",
+        condition=VIEW_FAILING,
+        hint=f"mend the cause of {upstream}; both are tried again by themselves",
+        upstream=upstream,
+    )
+
+
+def still_failing(failure: Failure) -> EddylineError:
+    """Return the error of an epoch that was to rebuild views of which all fail again."""
+    return EngineError(failure.message, condition=VIEW_FAILING)
+
+
 def not_compiled(view: str, since: Epoch, error: QueryError, upstream: str) -> Failure:
     """Return why a view is set aside whose query can't be compiled any more.
 

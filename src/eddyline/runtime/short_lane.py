@@ -6,9 +6,8 @@ pieces between them are Spark plans, which `DriverPlan` evaluates over the few r
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +25,12 @@ from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
 from eddyline.runtime.scan import LeafScan
-from eddyline.source.segments import BUCKET_RUNS, Segment
+from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
 from eddyline.state.kernels import cast_to
 
 OUTPUT_ROWS_MAX = 1_000_000
 """Rows that an operator may put out before the wide lane takes over."""
-
-UNKNOWN = 1 << 62  # rows of a segment that can't be estimated
-
-_BYTES_A_ROW = 100  # of a file whose rows aren't counted
 
 # the nodes that work row by row, or on the rows of one partition
 _NARROW = frozenset(
@@ -240,16 +235,3 @@ def _narrow(driver: Driver, catalyst: Catalyst, plan: Plan) -> Plan:
     if all(new is old for new, old in zip(narrow, children, strict=True)):
         return plan
     return plan.withNewChildren(catalyst.seq(narrow))
-
-
-def rows_of(segments: Iterable[Segment]) -> int:
-    """Return how many rows some segments have; an estimate for files."""
-    return sum(map(_rows, segments))
-
-
-def _rows(segment: Segment) -> int:
-    if segment.kind == BUCKET_RUNS:
-        return sum(rows for _, rows in json.loads(segment.file))
-    if segment.rows or not segment.bytes:
-        return segment.rows or UNKNOWN
-    return segment.bytes // _BYTES_A_ROW

@@ -36,6 +36,12 @@ With fewer than its views need, Spark compiles the same code again in each epoch
 
 CODE_CACHE_ENTRIES = 10_000
 
+BATCH_BYTES, UNLIMITED = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
+"""The limit of the bytes of a batch that a Python worker gets: a property of a job, not of a session.
+
+To heed it, Spark adds up the sizes of all columns for each row, which took half of its time.
+"""
+
 _LOCAL = {
     "spark.app.name": "eddyline",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -57,7 +63,8 @@ _LOCAL = {
 _EPOCHS = {
     INTERRUPT: "false",
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
+    # what limits a batch where its bytes don't
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # a union of one-task inputs would be one task itself, and a GROUP BY over it get no shuffle
     "spark.sql.unionOutputPartitioning": "false",

@@ -7,6 +7,7 @@ one measure, the weight. The measures of a linear aggregate are its accumulators
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,12 +22,16 @@ from eddyline.state.grouping import Groups, SortKey, comparable, group_rows, sor
 
 SAMPLE_ROWS = 4096
 
+# decimals in a file lie at multiples of 8 bytes: Arrow copies them, where it would also print a warning
+os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
+
 
 class Measure(StrEnum):
     """How the measures of equal rows are combined."""
 
     SUM = "sum"
     INTEGER = "integer"  # sums of integers modulo 2^64; contributions come as {high, low}
+    PRESENT = "present"  # numbers of rows; what is emitted is 1 where there are any, else 0
     XOR = "xor"
     MIN = "min"
     MAX = "max"
@@ -62,6 +67,17 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
         hashed = pd.util.hash_array(values, categorize=False)
         total = (total * np.uint64(1000003)) ^ hashed
     return total.view(np.int64)
+
+
+def ordered(table: pa.Table, column: str) -> pa.Table:
+    """Sort rows by an integer column without nulls; equal ones keep their order.
+
+    Arrow's own `sort_by` isn't stable, and warns on standard error of rows that come from another process.
+    """
+    values = table[column].to_numpy()
+    if (values[:-1] <= values[1:]).all():
+        return table
+    return table.take(pa.array(np.argsort(values, kind="stable")))
 
 
 def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:

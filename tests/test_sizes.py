@@ -1,0 +1,47 @@
+"""Which inputs are known to have short rows, so that batches needn't be limited by their bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, rows_of
+from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, RUN, Segment
+from eddyline.storage.files import Files
+
+LARGE = FEW_BYTES + 1
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", LARGE)  # sparse
+    (tmp_path / "small").write_bytes(b"x" * 100)
+    return Files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("segments", "short"),
+    [
+        ([], True),
+        ([Segment(RUN, "small", 1)], True),
+        ([Segment(RUN, "large", 10)], False),
+        ([Segment(RUN, "large", 1_000_000)], True),
+        ([Segment(RUN, "large", 10), Segment(RUN, "small", 1_000_000)], True),
+        ([Segment(BUCKET_RUNS, json.dumps([["large", 10], ["small", 5]]), 0)], False),
+        ([Segment(BUCKET_RUNS, json.dumps([["large", 1_000_000]]), 0)], True),
+        ([Segment(NDJSON, "/a/file", 0, bytes=1000)], True),
+        ([Segment(NDJSON, "/a/file", 0, bytes=LARGE)], False),
+        ([Segment(NEXMARK, '{"seed": 1}', 10_000_000)], True),
+        ([Segment(RUN, "missing", 10)], True),  # its reader says so
+    ],
+)
+def test_short_rows(files: Files, segments: list[Segment], short: bool) -> None:
+    assert has_short_rows(files, segments) is short
+
+
+def test_rows_of_a_bucket_are_those_of_its_runs() -> None:
+    assert rows_of([Segment(BUCKET_RUNS, json.dumps([["a", 10], ["b", 5]]), 0)]) == 15
