@@ -92,6 +92,7 @@ CONDITIONS: dict[str, Condition] = {
     "EPOCH_FAILED": Condition(ENVIRONMENT, True, "An epoch failed and nothing of it was committed. After a lost worker the next call succeeds; an error of a function or a query stays until it is corrected."),
     "MISSING_REPORT": Condition(BUG, True, "A task of an epoch ended without its report. The next call runs the epoch again; report it if it stays."),
     "WRONG_PARTITIONS": Condition(BUG, False, "Spark's plan of a view doesn't bring the rows of an operator into the buckets of its state. Nothing was stored. Report the query."),
+    "WRONG_BUCKET": Condition(BUG, False, "A stored row isn't in its bucket, so the number of buckets can't be changed. The storage is as it was. Report it."),
     "NO_EPOCH": Condition(USER, False, "A compiled plan ran outside of an epoch. Read results with `view.snapshot()`."),
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),

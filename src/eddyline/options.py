@@ -28,10 +28,16 @@ class Options:
     """
 
     buckets: int = _setting(
-        2, "number of buckets (hash partitions) of a new storage; fixed when it is created", 1, 4096
+        0,
+        "number of buckets (hash partitions) of a new storage, 0 for one for each core; `eddyline rebucket` changes it",
+        0,
+        4096,
     )
     scan_tasks: int = _setting(
-        2, "number of tasks that read the input of one source in an epoch", 1, 4096
+        0,
+        "number of tasks that read the input of one source in an epoch, 0 for one for each core",
+        0,
+        4096,
     )
     short_lane_rows: int = _setting(
         200_000,

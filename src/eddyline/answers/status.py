@@ -86,7 +86,13 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
             # the others belong to a stream or pipeline, whose status has their numbers
             sources.append(_source(files, catalog, entry, watermarks, manifest))
     readers = readers_status(files, catalog, manifest.epoch)
-    return {"epoch": manifest.epoch, "sources": sources, "views": views, "readers": readers}
+    return {
+        "epoch": manifest.epoch,
+        "buckets": manifest.buckets or catalog.buckets,
+        "sources": sources,
+        "views": views,
+        "readers": readers,
+    }
 
 
 def _source(

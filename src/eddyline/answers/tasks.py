@@ -22,6 +22,8 @@ from eddyline.storage.lock import StorageLock, in_use
 ADD, PAUSE, RESUME, DROP = "add", "pause", "resume", "drop"
 RESET = "reset"
 """The request to reset a watermark; `name` is the stream."""
+REBUCKET = "rebucket"
+"""The request to change the number of buckets."""
 _CATALOG_ONLY = (PAUSE, DROP)  # actions that need no Spark
 _POLL_S = 0.05
 

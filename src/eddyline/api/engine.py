@@ -22,6 +22,7 @@ from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
+from eddyline.api.rebucketing import rebucket
 from eddyline.api.running import Running
 from eddyline.api.script import run_script
 from eddyline.api.serving import Served
@@ -245,6 +246,10 @@ class Engine(ChangeFlows, Served):
         """
         return self._definitions.reset_watermark(name, to)
 
+    def rebucket(self, buckets: int) -> None:
+        """Change the number of buckets (1 to 4,096): tables are divided, views computed again; no row changes."""
+        rebucket(self._workspace, self._epochs, buckets)
+
     def show(self, kind: str) -> DataFrame:
         """List the `table`s, `stream`s or `view`s with columns and definition, or the `sink`s."""
         return self._definitions.show(kind)
@@ -307,21 +312,17 @@ class Engine(ChangeFlows, Served):
         return self._reading.snapshot(name, epoch)
 
     def explain(self, name_or_query: str, stage: str = "dag") -> str:
-        """Show how a view, or a query that could be one, is kept live.
-
-        `stage`: `dag` (parts, levels, rules, state), or Spark's `logical` or `physical` plan.
-        """
+        """Show how a view or query is kept live (`stage` "dag"), or Spark's "logical" or "physical" plan."""
         return self._reading.explain(name_or_query, stage)
 
     def status(self) -> dict[str, Any]:
-        """Report the last epoch, sources, views and pipelines in numbers.
+        """Report the last epoch, `buckets`, sources, views and pipelines in numbers.
 
         Sources with position, watermark, late rows, dead letters, `violations` of expectations, `error`; views
         with level, size, `state`, `state_growth` in rows an epoch; pipelines; `readers`; `sinks`; the `run`.
         """
-        sinks, pipelines = self._epochs.sinks.status(), self._streams.pipelines_status()
-        own = {"sinks": sinks, "pipelines": pipelines, "run": self._running.health()}
-        return self._reading.status() | own
+        own = {"sinks": self._epochs.sinks.status(), "pipelines": self._streams.pipelines_status()}
+        return self._reading.status() | own | {"run": self._running.health()}
 
     def verify(self, view: str | None = None) -> Report:
         """Run the identical SQL offline on the same inputs, and compare as multisets.

@@ -331,6 +331,15 @@ class Epochs:
                 aside[ViewId(entry.id)] = not_compiled(entry.name, since, error, upstream)
         return plans, aside
 
+    def use_session(self) -> None:
+        """Run epochs from now on in the workspace's session, which is for its number of buckets."""
+        self._runner.session = self._workspace.epochs_session
+        self._runner.catalyst = self._workspace.compiler.catalyst
+
+    def rebuild_changed(self) -> None:
+        """Compute the views again whose state other plans than the current ones have written."""
+        self._rebuild_changed(*self._compiled())
+
     def _rebuild_changed(
         self, plans: Mapping[str, EpochPlan], aside: Mapping[ViewId, Failure]
     ) -> bool:

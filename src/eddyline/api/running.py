@@ -11,6 +11,7 @@ from typing import Any
 
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs, named
+from eddyline.api.rebucketing import rebucket
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
@@ -52,6 +53,7 @@ class Running:
             "reset": lambda request: definitions.reset_watermark(
                 request.name, request.query or None
             ),
+            "rebucket": lambda request: rebucket(workspace, epochs, int(request.query)),
             "drop": lambda request: definitions.drop(VIEW, request.name, if_exists=False),
             "pause sink": lambda request: epochs.sinks.pause(request.name),
             "resume sink": lambda request: epochs.sinks.resume(request.name),

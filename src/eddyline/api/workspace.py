@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 
@@ -35,6 +36,7 @@ from eddyline.spark.session import (
     ZONE,
     check_workers,
     cloned,
+    cores,
     epoch_session,
     local_session,
     storage_zone,
@@ -106,8 +108,10 @@ class Workspace:
                 self.files.fence = Fence.raised(self.files.root)
             self.store = open_store(self.files, options.catalog)
             self.inbox = Inbox(self.store)
-            self.catalog, self.manifest = self._open()
+            self.catalog, self.manifest = self._open(spark)
             self.spark = spark or local_session(self.manifest.zone, self.manifest.settings)
+            tasks = options.scan_tasks or cores(self.spark)
+            self.options = options = replace(options, scan_tasks=tasks)
             self.zone = storage_zone(self.spark, self.manifest.zone)
             self.settings = storage_settings(self.spark, self.manifest.settings)
             self.sources = Sources(self.files, self.spark, self.zone, FORMATS, lambda: self.clock())
@@ -119,14 +123,13 @@ class Workspace:
         except BaseException:
             self._unlock()
             raise
-        buckets = self.catalog.buckets
-        self.epochs_session = epoch_session(self.spark, buckets, self.zone, self.settings)
+        self.epochs_session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
         self.compiler = Compiler(
             self.spark,
             self.epochs_session,
             self.files,
             options,
-            buckets,
+            self.buckets,
             self.zone,
             self.settings,
             self.sources.readers,
@@ -134,6 +137,17 @@ class Workspace:
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
         self.lanes = Lanes(options.short_lane_rows)
         self.reads = OpenReads(self.files, options.lease_seconds)
+
+    @property
+    def buckets(self) -> int:
+        """The number of buckets of the storage."""
+        return self.manifest.buckets or self.catalog.buckets
+
+    def use_buckets(self, buckets: int) -> None:
+        """Compile all plans anew, for another number of buckets."""
+        self._plans.clear()
+        self.epochs_session = epoch_session(self.spark, buckets, self.zone, self.settings)
+        self.compiler.use_buckets(buckets, self.epochs_session)
 
     @property
     def writes(self) -> bool:
@@ -322,10 +336,10 @@ class Workspace:
             self.manifest.rebuilt
         )
 
-    def _open(self) -> tuple[Catalog, Manifest]:
+    def _open(self, spark: SparkSession | None) -> tuple[Catalog, Manifest]:
         # the catalog first: a view is in it only once its state is committed
         found = self.store.read()
-        catalog = found or Catalog(self.options.buckets)
+        catalog = found or Catalog(self.options.buckets or cores(spark))
         last = max(committed_epochs(self.files), default=0)
         for entry in catalog.entries:
             needed = max(entry.since, entry.paused)

@@ -125,6 +125,11 @@ class Compiler:
         self.settings = settings
         self.readers = readers
 
+    def use_buckets(self, buckets: int, session: SparkSession) -> None:
+        """Compile from now on for another number of buckets, in a session that is made for it."""
+        self.buckets = buckets
+        self.catalyst = Catalyst(session)
+
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """Return the names of the catalog that a query may name, upstream first."""
         words, folded = set(re.findall(r"\w+", query.lower())), query.lower()

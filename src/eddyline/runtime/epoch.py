@@ -13,7 +13,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from eddyline.changes import Epoch, ViewId
+from eddyline.changes import BucketId, Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
@@ -36,7 +36,7 @@ from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import RUN, Segment, distribute
 from eddyline.spark.session import BATCH_BYTES, UNLIMITED
-from eddyline.state.arrangement import difference_run
+from eddyline.state.arrangement import difference_runs
 from eddyline.state.manifest import (
     ROWS,
     Buckets,
@@ -392,17 +392,9 @@ class EpochRunner:
         # also where no input came, the manifest names the arrangement: its delta is found by it
         old, new = arrangements.get(before, {}), state.arrangements.setdefault(plan.result, {})
         prefix = f"{folder}/{plan.result.replace('/', '.')}.difference"
-        runs = {
-            bucket: difference_run(
-                self.files,
-                f"{prefix}-{bucket}.arrow",
-                old.get(bucket, ()),
-                new.get(bucket, ()),
-                columns,
-            )
-            for bucket in sorted({*old, *new})
-        }
-        delta: Buckets = {bucket: (run,) for bucket, run in runs.items() if run is not None}
+        before_runs, after_runs = ([r for own in one.values() for r in own] for one in (old, new))
+        runs = difference_runs(self.files, prefix, before_runs, after_runs, columns)
+        delta: Buckets = {BucketId(0): runs} if runs else {}
         state.deltas[plan.result] = delta
         if plan.name in state.counters:
             state.counters[plan.name]["out"] = row_count(delta)
@@ -450,6 +442,7 @@ class EpochRunner:
             {**keys, **{plan.id: plan.key for plan in done if plan.key is not None}},
             max(time.time_ns() // 1000, base.committed_at),  # clocks may be set back
             watermarks.moment,
+            base.buckets,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

@@ -100,6 +100,12 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     return builder.getOrCreate()
 
 
+def cores(session: SparkSession | None) -> int:
+    """Return how many tasks run at once in a session; None for the one that `local_session` would return."""
+    context = session.sparkContext if session else SparkContext._active_spark_context  # noqa: SLF001
+    return context.defaultParallelism if context else len(os.sched_getaffinity(0))
+
+
 def check_workers(session: SparkSession) -> None:
     """Raise EngineError if Spark's Python workers can't load this package.
 

@@ -17,6 +17,9 @@ from eddyline.state.runs import Run, read_run, write_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
+SLICE_ROWS = 4_000_000
+"""About how many rows of two versions of a result are compared at once."""
+
 Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
 
@@ -141,37 +144,49 @@ class Arrangement:
         return tuple(runs), added
 
 
-def difference_run(
+def difference_runs(
     files: Files,
-    name: str,
+    prefix: str,
     old: Sequence[Run],
     new: Sequence[Run],
     columns: Sequence[str] | None = None,
-) -> Run | None:
-    """Write the difference of two versions of a bucket as a run; None if they are equal.
+) -> tuple[Run, ...]:
+    """Write the difference of two versions of a Z-set as runs; none if they are equal.
+
+    A row may be in another bucket in the other version, so all buckets are compared together: a slice of
+    the key hashes after the other, as many rows as fit into memory well.
 
     Args:
         files: the files of the storage.
-        name: name of the file.
-        old, new: the runs of both versions, Z-sets.
-        columns: the columns to compare, if others differ; the hash of the rows is then 0.
+        prefix: what the names of the runs begin with.
+        old, new: the runs of all buckets of both versions.
+        columns: the columns to compare, if others differ; the hash of the rows is then 0, and there is
+            one slice.
     """
-    tables = []
-    for run in [*new, *old]:
-        rows = read_run(files, run)
-        if columns is not None:
-            rows = rows.select([*columns, WEIGHT])
-            rows = rows.add_column(0, HASH, pa.array(np.zeros(rows.num_rows, np.int64)))
-        tables.append(rows)
-    for place in range(len(new), len(tables)):
-        negated = pc.negate(tables[place][WEIGHT])
-        at = tables[place].column_names.index(WEIGHT)
-        tables[place] = tables[place].set_column(at, WEIGHT, negated)
-    if not tables:
-        return None
-    layout = Layout(tuple(n for n in tables[0].column_names if n not in (HASH, WEIGHT)))
-    rows = layout.consolidate(pa.concat_tables(tables, promote_options="default"))
-    return write_run(files, name, layout.sorted(rows)) if rows.num_rows else None
+    tables = [read_run(files, run) for run in (*new, *old)]
+    hashes = [table[HASH].to_numpy() for table in tables]
+    slices = min(1, len(tables)) if columns else -(-sum(map(len, hashes)) // SLICE_ROWS)
+    bounds = np.linspace(-(2**63), 2**63, slices + 1)[1:-1].astype(
+        np.int64
+    )  # hashes are spread evenly
+    cuts = [[0, *np.searchsorted(own, bounds), len(own)] for own in hashes]
+    found = []
+    for number in range(slices):
+        rows = []
+        for place, (table, cut) in enumerate(zip(tables, cuts, strict=True)):
+            part = table.slice(cut[number], cut[number + 1] - cut[number])
+            if columns is not None:
+                part = part.select([*columns, WEIGHT])
+                part = part.add_column(0, HASH, pa.array(np.zeros(len(part), np.int64)))
+            if place >= len(new):
+                at = part.column_names.index(WEIGHT)
+                part = part.set_column(at, WEIGHT, pc.negate(part[WEIGHT]))
+            rows.append(part)
+        layout = Layout(tuple(n for n in rows[0].column_names if n not in (HASH, WEIGHT)))
+        net = layout.consolidate(pa.concat_tables(rows, promote_options="default"))
+        if net.num_rows:
+            found.append(write_run(files, f"{prefix}-{number}.arrow", layout.sorted(net)))
+    return tuple(found)
 
 
 def compaction_start(rows: Sequence[int], fan_in: int) -> int | None:

@@ -12,6 +12,8 @@ from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
 FORMAT_VERSION = 1
+REBUCKETED_VERSION = 2
+"""What manifests have whose number of buckets isn't that of the catalog: older versions must not read them."""
 FOLDER = "manifests"
 ROWS = "rows"
 """The arrangement in which the last operator of a table or view keeps its rows."""
@@ -90,6 +92,7 @@ class Manifest:
         keys: for each view the places of the columns that identify its rows, where it has such a key.
         committed_at: when the epoch was committed, in microseconds since 1970; 0 if unknown.
         moment: what now() is in the views, in microseconds since 1970; 0 if no view has asked yet.
+        buckets: number of buckets since `rebucket` has changed it; 0 while it is that of the catalog.
     """
 
     epoch: Epoch
@@ -108,6 +111,7 @@ class Manifest:
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     committed_at: int = 0
     moment: int = 0
+    buckets: int = 0
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
@@ -167,7 +171,7 @@ class Manifest:
     def as_document(self) -> dict[str, Any]:
         """Return the manifest as a JSON document."""
         return {
-            "format": FORMAT_VERSION,
+            "format": REBUCKETED_VERSION if self.buckets else FORMAT_VERSION,
             "epoch": self.epoch,
             "positions": self.positions,
             "arrangements": _to_json(self.arrangements),
@@ -184,6 +188,7 @@ class Manifest:
             "keys": self.keys,
             "committed_at": self.committed_at,
             "moment": self.moment,
+            "buckets": self.buckets,
         }
 
 
@@ -249,9 +254,10 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
             hint="ask for a later one, or raise the option retain_epochs",
         )
     document = files.read_json(name)
-    if document["format"] > FORMAT_VERSION:
+    if document["format"] > REBUCKETED_VERSION:
         raise StateError(
-            f"the storage has format {document['format']}, this version reads up to {FORMAT_VERSION}",
+            f"the storage has format {document['format']}, this version reads up to "
+            f"{REBUCKETED_VERSION}",
             condition="NEWER_FORMAT",
             file=name,
             hint="use the newer version of Eddyline",
@@ -276,6 +282,7 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         {name: tuple(key) for name, key in document.get("keys", {}).items()},
         document.get("committed_at", 0),
         document.get("moment", 0),
+        document.get("buckets", 0),
     )
 
 

@@ -1,0 +1,129 @@
+"""Changes the number of buckets of a storage."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+
+from eddyline.api.epochs import Epochs
+from eddyline.api.workspace import Workspace
+from eddyline.arguments import check_number
+from eddyline.catalog.entries import TABLE
+from eddyline.catalog.expectations import is_ended
+from eddyline.changes import Epoch
+from eddyline.errors import EddylineError
+from eddyline.runtime.failures import failed_view
+from eddyline.runtime.plans import other_plan
+from eddyline.runtime.rebucket import divided
+from eddyline.state.manifest import Buckets, Manifest, last_committed, write_manifest
+from eddyline.state.recover import EPOCHS
+
+BUCKETS_MAX = 4096
+
+_LOG = logging.getLogger("eddyline.epochs")
+
+
+def check_buckets(buckets: int) -> None:
+    """Raise EngineError BAD_OPTION if a storage can't have so many buckets."""
+    check_number("buckets", buckets, 1, BUCKETS_MAX)
+
+
+def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
+    """Divide all state into another number of buckets; see `Engine.rebucket`.
+
+    One epoch has the rows of tables in their new buckets, and no change. The next one computes the views
+    again: their plans are other ones now. A crash between the two is one between the epochs of an upgrade.
+    """
+    check_buckets(buckets)
+    with workspace.lock:
+        workspace.check_writable()
+        if buckets == workspace.buckets:
+            return
+        epochs.finish_replacement()
+        started = time.perf_counter()
+        _check_plans(workspace)
+        folder = f"{EPOCHS}/{workspace.manifest.epoch + 1:012d}-{uuid.uuid4().hex[:8]}"
+        workspace.files.make_folder(folder)
+        try:
+            arrangements = _divided(workspace, folder, buckets)
+            workspace.use_buckets(buckets)
+            manifest = _next_manifest(workspace, arrangements, buckets)
+            write_manifest(workspace.files, manifest)
+            workspace.manifest = manifest
+        except BaseException:
+            with suppress(OSError, EddylineError):  # the commit may have succeeded all the same
+                workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
+            if workspace.manifest.buckets != buckets:
+                with suppress(OSError, EddylineError):
+                    workspace.files.remove(folder)
+            workspace.use_buckets(workspace.buckets)
+            raise
+        finally:
+            epochs.use_session()
+        epochs.committed({"ingest": 0.0, "run": time.perf_counter() - started})
+        _LOG.info("the storage has %d buckets; its views are computed again", buckets)
+        epochs.rebuild_changed()
+
+
+def _check_plans(workspace: Workspace) -> None:
+    """Raise StateError OTHER_PLAN if another plan has written the rows of a table."""
+    written = workspace.manifest.plans
+    for entry in workspace.catalog.entries:
+        if entry.arranged and not is_ended(entry, workspace.catalog):
+            fingerprint = workspace.plan(entry).plan.fingerprint
+            if written.get(entry.id, fingerprint) != fingerprint:
+                raise other_plan(entry)
+
+
+def _divided(workspace: Workspace, folder: str, buckets: int) -> dict[str, Buckets]:
+    """Return all arrangements, with those of tables and of streams of operations in their new buckets."""
+    arrangements = dict(workspace.manifest.arrangements)
+    arranged = {entry.id: entry for entry in workspace.catalog.entries if entry.arranged}
+    for name, held in workspace.manifest.arrangements.items():
+        if (entry := arranged.get(name.split("/")[0])) is not None:
+            started = time.perf_counter()
+            try:
+                arrangements[name] = divided(
+                    workspace.epochs_session,
+                    workspace.files,
+                    f"{folder}/{name.replace('/', '.')}.divided",
+                    held,
+                    workspace.buckets,
+                    buckets,
+                    by_hash=entry.kind == TABLE,
+                )
+            except Exception as error:  # whatever Spark raises: it is named and passed on
+                raise failed_view(entry.name, error) from error
+            rows = sum(run.rows for runs in held.values() for run in runs)
+            seconds = time.perf_counter() - started
+            _LOG.info("%s %s: %d rows divided, %.1f s", entry.kind, entry.name, rows, seconds)
+    return arrangements
+
+
+def _next_manifest(
+    workspace: Workspace, arrangements: dict[str, Buckets], buckets: int
+) -> Manifest:
+    """Return the manifest of an epoch without changes, with the arrangements in their new buckets."""
+    base, catalog, fence = workspace.manifest, workspace.catalog, workspace.files.fence
+    arranged = [entry for entry in catalog.entries if entry.arranged]
+    plans = {
+        entry.id: workspace.plan(entry).plan.fingerprint
+        for entry in arranged
+        if entry.id in base.plans and not is_ended(entry, catalog)
+    }
+    others = {e.id for e in arranged}
+    kept = {name: plan for name, plan in base.plans.items() if name not in others}
+    return replace(
+        base,
+        epoch=Epoch(base.epoch + 1),
+        arrangements=arrangements,
+        deltas={},
+        counters={},
+        plans=kept | plans,
+        writer="" if fence is None else fence.writer,
+        committed_at=max(time.time_ns() // 1000, base.committed_at),
+        buckets=buckets,
+    )
