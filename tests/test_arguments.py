@@ -269,6 +269,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "drop": {"kind": "view", "name": "missing", "if_exists": True},
         "pause": {"name": "v"},
         "resume": {"name": "v"},
+        "rebucket": {"buckets": engine.status()["buckets"]},
         "show": {"kind": "view"},
         "start": {"interval": 1.0},
         "await_termination": {"timeout": 0.0},

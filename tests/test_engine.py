@@ -536,3 +536,18 @@ def test_streams_are_attached_between_epochs(engine, monkeypatch):
     engine.stream("ticks", frame)
     assert held == [True, True]
     assert engine.catalog.get("bid").format == "generator"
+
+
+def test_null_structs_whose_fields_cannot_be_null(engine):
+    table = engine.table("t", "id BIGINT, s STRUCT<n: INT NOT NULL, At: TIMESTAMP>", ["id"])
+    view = engine.view("v", "SELECT s, count(*) AS n, max(id) AS most FROM t GROUP BY s")
+    table.insert([(1, None), (2, (1, None)), (3, (2, None))])
+    engine.execute("UPDATE t SET id = id + 10 WHERE s IS NULL; DELETE FROM t WHERE id = 2")
+    engine.advance()
+    table.upsert(engine.snapshot("t").selectExpr("id", "if(id = 3, null, s) AS s"))
+    engine.advance()
+    assert rows(engine.snapshot("t")) == [(11, None), (3, None)]
+    assert rows(view.snapshot()) == [(None, 2, 11)]
+    for form in ("retract", "update", "cdf"):
+        assert view.changes(form=form).count() > 0
+    assert engine.verify()

@@ -176,7 +176,7 @@ def test_names(engine):
         engine.table("w", "id BIGINT", primary_key=["nope"])
     assert error.value.condition == "UNKNOWN_COLUMN"
     with pytest.raises(el.EngineError) as error:
-        el.Options(buckets=0)
+        el.Options(buckets=-1)
     assert error.value.condition == "BAD_OPTION"
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.sink.rows import feed_of, paired
-from eddyline.state.kernels import Measure, consolidate, repeat
+from eddyline.state.kernels import Measure, cast_to, consolidate, repeat
 
 RETRACT, UPDATE, CDF = FORMS = "retract", "update", "cdf"
 """The forms in which changes are read."""
@@ -76,8 +76,6 @@ def _names(columns: Sequence[str], key: Sequence[int] | None) -> list[str] | Non
 def _structs(rows: pa.Table, columns: Sequence[str], kind: pa.StructType) -> pa.Array:
     if rows.num_rows == 0:
         return pa.nulls(0, kind)
-    parts = [
-        rows[name].combine_chunks().cast(field.type)
-        for name, field in zip(columns, kind, strict=True)
-    ]
+    typed = cast_to(rows.select(list(columns)), pa.schema(list(kind)))
+    parts = [column.combine_chunks() for column in typed.columns]
     return pa.StructArray.from_arrays(parts, fields=list(kind))

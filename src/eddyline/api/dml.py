@@ -15,15 +15,16 @@ from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import TABLE, Entry
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.errors import DataError
+from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import arrow_schema, plain_schema
+from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.names import quoted
-from eddyline.state.kernels import repeat
+from eddyline.state.kernels import cast_to, repeat
 from eddyline.state.manifest import ROWS
 from eddyline.storage.files import Files
 
@@ -99,16 +100,13 @@ class Dml:
         )
         where = _where(condition)
         # one evaluation for both versions of each row
-        query = (
-            f"SELECT struct({old}) AS old, struct({new}) AS new FROM {quoted(entry.name)}{where}"
-        )
-        with query_errors(query):
-            both = self._run(query).toArrow()
+        query = f"SELECT {old}, {new} FROM {quoted(entry.name)}{where}"
         names = entry.columns.names
-        versions = [
-            pa.table(both[side].combine_chunks().flatten(), names=names) for side in ("old", "new")
-        ]
-        return [(DELETE, versions[0]), (APPEND, versions[1])]
+        with query_errors(query):
+            found = self._run(query).toDF(*numbered("c", 2 * len(names)))
+            both = loosened(found).toArrow()
+        before, after = both.columns[: len(names)], both.columns[len(names) :]
+        return [(DELETE, pa.table(before, names)), (APPEND, pa.table(after, names))]
 
     def _run(self, query: str) -> DataFrame:
         with query_errors(query):
@@ -129,8 +127,8 @@ class Dml:
             for segment in segments
             for table in read_segment(self.files, segment, (), places, wire)
         ]
-        operations = _hashless(pa.concat_tables(tables).cast(wire))
-        stored = content.toArrow().rename_columns(plain.names).cast(plain)
+        operations = _hashless(cast_to(pa.concat_tables(tables), wire))
+        stored = cast_to(loosened(content).toArrow(), plain)
         ones = pa.array(np.ones(stored.num_rows, np.int64))
         rows = _hashless(stored.append_column(WEIGHT, ones))
         key = tuple(columns.names.index(name) for name in entry.key)
@@ -139,7 +137,10 @@ class Dml:
         change = operator.resolve(operations, rows).select(layout.columns)
         settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
-        return frame(self.session, kept.rename_columns(columns.names), columns)
+        kinds = loose_schema(
+            columns
+        )  # PySpark can't convert a null struct with fields that can't be null
+        return frame(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
 
 
 def _where(condition: str | None) -> str:

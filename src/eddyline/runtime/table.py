@@ -14,7 +14,7 @@ from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
-from eddyline.state.kernels import key_hashes
+from eddyline.state.kernels import cast_to, key_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TableUpkeep:
             for segment in segments
             for table in read_segment(files, segment, (), columns, self.wire)
         ]
-        operations = pa.concat_tables(tables).cast(self.wire)
+        operations = cast_to(pa.concat_tables(tables), self.wire)
         hashes = key_hashes(operations, self.key)
         operations = operations.add_column(0, HASH, pa.array(hashes))
         reports: list[dict[str, Any]] = []

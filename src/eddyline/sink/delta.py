@@ -364,7 +364,7 @@ class DeltaSink:
         columns = ", ".join(map(_quoted, self._spelling(table)))
         asked = _package().QueryBuilder().register("held", table)
         found = pa.table(asked.execute(f"SELECT {columns} FROM held").read_all())
-        found = found.rename_columns(self._schema.names).cast(self._schema)
+        found = cast_to(found, self._schema)
         if self._mode != CHANGELOG:
             return found
         rows, kinds = found.select(range(len(self._rows))), found[CHANGE_TYPE]

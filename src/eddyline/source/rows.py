@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
 from eddyline.spark.failures import query_errors
+from eddyline.spark.schema import loosened
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
@@ -36,7 +38,7 @@ def as_arrow(
     """
     if isinstance(rows, DataFrame):
         with query_errors("", table=relation):
-            rows = rows.toArrow()
+            rows = loosened(rows).toArrow()
     if isinstance(rows, pd.DataFrame):
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
@@ -64,10 +66,24 @@ def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
         column = rows[field.name]
         _check_fields(column.type, field.type, field.name, relation)
         try:
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(_cast(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _unfit(relation, field, error) from error
     return pa.table(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column; also one with null structs whose fields can't be null, which Arrow doesn't cast."""
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        if not (_holds_struct(kind) and column.null_count):
+            raise
+        whole = column.drop_null().cast(kind).combine_chunks()
+        places = np.cumsum(column.is_valid().to_numpy()) - 1
+        return pa.chunked_array([whole.take(pa.array(places, mask=column.is_null().to_numpy()))])
 
 
 def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.Table:

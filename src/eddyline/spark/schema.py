@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import signature
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -54,16 +55,28 @@ def plain_schema(schema: StructType) -> StructType:
     )
 
 
+def loose_schema(schema: StructType) -> StructType:
+    """Return a schema whose columns and inner values may all be null."""
+    fields = (StructField(f.name, loose(f.dataType), True, f.metadata) for f in schema)
+    return StructType(list(fields))
+
+
 def loose(kind: DataType) -> DataType:
     """Return a type whose inner values may all be null."""
     if isinstance(kind, StructType):
-        fields = (StructField(f.name, loose(f.dataType), True, f.metadata) for f in kind)
-        return StructType(list(fields))
+        return loose_schema(kind)
     if isinstance(kind, ArrayType):
         return ArrayType(loose(kind.elementType), True)
     if isinstance(kind, MapType):
         return MapType(loose(kind.keyType), loose(kind.valueType), True)
     return kind
+
+
+def loosened(frame: DataFrame) -> DataFrame:
+    """Return rows whose inner values may all be null: PySpark's `toArrow` fails on a null struct with others."""
+    wanted = loose_schema(frame.schema)
+    same = [f.dataType for f in wanted] == [f.dataType for f in frame.schema]
+    return frame if same else frame.to(wanted)
 
 
 def widens(narrow: DataType, wide: DataType) -> bool:

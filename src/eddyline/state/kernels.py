@@ -84,22 +84,26 @@ def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast a table to the names and types of a schema: columns and the fields of structs by position.
 
     Arrow's own cast takes the fields of structs by name, and fills those that it doesn't find with nulls; in
-    Spark a UNION goes by position. Nor does it take a null VARIANT, whose parts can't be null, or a column
-    of type null where a nested type is wanted.
+    Spark a UNION goes by position. Nor does it take a null VARIANT or struct whose parts can't be null, or a
+    column of type null where a nested type is wanted.
     """
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
         if pa.types.is_null(column.type):
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         elif column.type != field.type:
-            column = _renamed(column, field.type).cast(field.type)
+            column = _retyped(column, field.type, loose=True)
+            loose = _with_names(field.type, field.type, loose=True)
+            if column.type != loose:
+                column = column.cast(loose)
+            column = _retyped(column, field.type)
         columns.append(column)
     return pa.table(columns, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
-class _Renamed:
-    """An array under another type that differs in the names of fields only; nothing is copied."""
+class _Retyped:
+    """An array under another type that differs in the names and nullability of fields only; nothing is copied."""
 
     array: pa.Array
     kind: pa.DataType
@@ -108,28 +112,31 @@ class _Renamed:
         return self.kind.__arrow_c_schema__(), self.array.__arrow_c_array__()[1]
 
 
-def _renamed(column: pa.ChunkedArray, like: pa.DataType) -> pa.ChunkedArray:
-    kind = _with_names(column.type, like)
+def _retyped(column: pa.ChunkedArray, like: pa.DataType, *, loose: bool = False) -> pa.ChunkedArray:
+    kind = _with_names(column.type, like, loose=loose)
     if kind == column.type:
         return column
-    return pa.chunked_array([pa.array(_Renamed(chunk, kind)) for chunk in column.chunks], kind)
+    return pa.chunked_array([pa.array(_Retyped(chunk, kind)) for chunk in column.chunks], kind)
 
 
-def _with_names(kind: pa.DataType, like: pa.DataType) -> pa.DataType:
-    """Return a type with the names that the fields at the same places have in another one."""
+def _with_names(kind: pa.DataType, like: pa.DataType, *, loose: bool) -> pa.DataType:
+    """Return a type with the names and the nullability that the fields at the same places have in another one.
+
+    Args:
+        loose: whether all inner values may be null instead.
+    """
+
+    def inner(of: pa.DataType, other: pa.Field) -> pa.Field:
+        named = _with_names(of, other.type, loose=loose)
+        return pa.field(other.name, named, loose or other.nullable)
+
     if pa.types.is_struct(kind) and pa.types.is_struct(like) and len(kind) == len(like):
-        fields = zip(kind, like, strict=True)
-        return pa.struct(
-            [
-                pa.field(other.name, _with_names(f.type, other.type), f.nullable)
-                for f, other in fields
-            ]
-        )
+        return pa.struct([inner(f.type, other) for f, other in zip(kind, like, strict=True)])
     if pa.types.is_list(kind) and pa.types.is_list(like):
-        return pa.list_(kind.value_field.with_type(_with_names(kind.value_type, like.value_type)))
+        return pa.list_(inner(kind.value_type, like.value_field))
     if pa.types.is_map(kind) and pa.types.is_map(like):
-        item = kind.item_field.with_type(_with_names(kind.item_type, like.item_type))
-        return pa.map_(_with_names(kind.key_type, like.key_type), item, kind.keys_sorted)
+        key = _with_names(kind.key_type, like.key_type, loose=loose)
+        return pa.map_(key, inner(kind.item_type, like.item_field), kind.keys_sorted)
     return kind
 
 
