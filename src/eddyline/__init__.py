@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eddyline.relay.embedded import LogBackend
     from eddyline.relay.kafka import KafkaBackend
     from eddyline.relay.queue import DataQueue, Producer
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
 
 __all__ = [
     "CatalogError",
@@ -71,7 +71,7 @@ _LAZY = {
     "LogBackend": "eddyline.relay.embedded",
     "Pipeline": "eddyline.api.pipeline",
     "Producer": "eddyline.relay.queue",
-    "Progress": "eddyline.runtime.epoch",
+    "Progress": "eddyline.runtime.progress",
     "Report": "eddyline.answers.verify",
     "Sink": "eddyline.api.handles",
     "Stream": "eddyline.api.handles",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 
 from pyspark.sql import DataFrame
 
 from eddyline.api import drafts
 from eddyline.api.epochs import Epochs
+from eddyline.api.filling import Filling
 from eddyline.api.frames import Query, connected, frame_of
 from eddyline.api.replacing import (
     Reader,
@@ -63,26 +65,62 @@ class Definitions:
         Args:
             warn: whether to warn if its state grows without end.
             options: of its entry.
+
+        The lock is free while the view is filled, unless the caller holds it too: epochs go on then.
         """
         check_name(name, VIEW)
         workspace = self._workspace
         given = query if isinstance(query, str) else frame_of(workspace, name, query)
-        with workspace.lock:
-            workspace.check_writable()
-            present = workspace.catalog.find(name)
-            plan = None
-            if isinstance(given, str):
-                draft = self._sql_draft(name, given, options or {})
-            else:
-                plan, draft = workspace.compiler.frames.draft(name, given, workspace.catalog)
-            if present is not None and self._is_same(present, draft, plan, replace=replace):
-                return workspace.catalog.get(name)
-            catalog = workspace.catalog
-            if present is not None:
-                self._check_replaceable(present, replace=replace)
-                catalog = catalog.drop(name, replaced=True)
-            draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
-            return self._define(draft, plan, catalog, present, warn=warn)
+        with ExitStack() as until_done:
+            with workspace.lock:
+                new = self._drafted(name, given, replace=replace, warn=warn, options=options or {})
+                if isinstance(new, Entry):
+                    return new
+                filling = self._beside(new)
+                if filling is None:
+                    return self._added(new)
+                until_done.enter_context(filling.running())
+            filling.run()
+            with workspace.lock:
+                workspace.check_writable()
+                if filling.is_of(workspace.catalog, workspace.manifest):
+                    return self._added(new, filled=filling.committed())
+        with workspace.lock:  # definitions have changed: it is compiled again
+            new = self._drafted(name, given, replace=replace, warn=False, options=options or {})
+            return new if isinstance(new, Entry) else self._added(new)
+
+    def _drafted(
+        self,
+        name: str,
+        given: str | DataFrame,
+        *,
+        replace: bool,
+        warn: bool,
+        options: Mapping[str, str],
+    ) -> Entry | _New:
+        """Check and compile a view; return its entry if it is defined already."""
+        workspace = self._workspace
+        workspace.check_writable()
+        if name in workspace.filling:
+            raise CatalogError(
+                f"view {name} is being filled",
+                condition="NAME_TAKEN",
+                hint="wait until that is done, or take another name",
+            )
+        present = workspace.catalog.find(name)
+        plan = None
+        if isinstance(given, str):
+            draft = self._sql_draft(name, given, options)
+        else:
+            plan, draft = workspace.compiler.frames.draft(name, given, workspace.catalog)
+        if present is not None and self._is_same(present, draft, plan, replace=replace):
+            return workspace.catalog.get(name)
+        catalog = workspace.catalog
+        if present is not None:
+            self._check_replaceable(present, replace=replace)
+            catalog = catalog.drop(name, replaced=True)
+        draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
+        return self._compiled(draft, plan, catalog, present, warn=warn)
 
     def _sql_draft(self, name: str, query: str, options: Mapping[str, str]) -> Entry:
         """Return the entry of a view of SQL."""
@@ -105,7 +143,7 @@ class Definitions:
         self._epochs.sinks.wake()  # those that wait for its DataFrame
         return True
 
-    def _define(
+    def _compiled(
         self,
         draft: Entry,
         plan: Plan | None,
@@ -113,8 +151,8 @@ class Definitions:
         present: Entry | None,
         *,
         warn: bool,
-    ) -> Entry:
-        """Compile, fill and store a new view.
+    ) -> _New:
+        """Compile a new view, and the readers of the one that it replaces.
 
         Args:
             plan: of its DataFrame; None for a view of SQL.
@@ -143,7 +181,7 @@ class Definitions:
         growth = compiled.compiled.build.growth_warning
         if growth and warn:
             # reported at the caller of Engine.view
-            warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=5)
+            warnings.warn(f"view {name}: {growth}", StateGrowthWarning, stacklevel=6)
         entry = dataclasses.replace(
             draft,
             schema=compiled.compiled.schema.json(),
@@ -156,10 +194,22 @@ class Definitions:
             for reader, made in again:
                 self._epochs.sinks.check_replaced(reader, made)
             catalog = catalog.with_entries(reader for reader, _ in again)
-        self._fill(catalog, catalog.get(name), compiled, present, again)
-        entry = workspace.catalog.get(name)
-        self._warn_if_failing(entry, stacklevel=6)
-        return entry
+        return _New(catalog, catalog.get(name), compiled, present, again)
+
+    def _beside(self, new: _New) -> Filling | None:
+        """Return the filling of a view beside other epochs; None if it can't be filled so."""
+        if new.replaced is not None:
+            return None
+        filling = Filling.begin(self._workspace, self._epochs, new.catalog, new.entry, new.compiled)
+        if filling is not None:
+            self._reserve(new)
+        return filling
+
+    def _reserve(self, new: _New) -> None:
+        """Store that the id of a new view is taken, and that readers are about to be computed again."""
+        workspace = self._workspace
+        spent = dataclasses.replace(workspace.catalog, next_id=new.catalog.next_id)
+        workspace.save(with_marks(spent, new.readers, workspace.manifest.epoch), final=False)
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:
         """Remove a table, stream or view that no view reads; see `Engine.drop`."""
@@ -263,38 +313,57 @@ class Definitions:
             )
         check_readers(present, self._workspace.catalog)
 
-    def _fill(
-        self,
-        catalog: Catalog,
-        entry: Entry,
-        compiled: CompiledPlan,
-        replaced: Entry | None,
-        readers: Sequence[Reader],
-    ) -> None:
-        """Compute a new view, and the readers of the one that it replaces, in a separate epoch, then add it to the catalog.
+    def _added(self, new: _New, *, filled: bool = False) -> Entry:
+        """Compute a new view, and the readers of the one that it replaces, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
         leaves state without an entry, which the next epoch drops. A view that it replaces stays
         complete until then.
+
+        Args:
+            filled: whether the view has its rows already.
         """
-        workspace = self._workspace
-        spent = dataclasses.replace(workspace.catalog, next_id=catalog.next_id)
-        workspace.save(with_marks(spent, readers, workspace.manifest.epoch), final=False)
-        plans = [compiled, *(plan for _, plan in readers)]
-        ids = [ViewId(reader.id) for reader, _ in readers]
-        seconds = self._epochs.fill(catalog, plans, ids, replaced)
+        workspace, entry = self._workspace, new.entry
+        seconds: dict[str, float] = {}
+        if not filled:
+            self._reserve(new)
+            plans = [new.compiled, *(plan for _, plan in new.readers)]
+            ids = [ViewId(reader.id) for reader, _ in new.readers]
+            seconds = self._epochs.fill(new.catalog, plans, ids, new.replaced)
         try:
-            workspace.save(catalog.committed(entry, workspace.manifest.epoch))
+            catalog = new.catalog.committed(entry, workspace.manifest.epoch)
+            next_id = max(catalog.next_id, workspace.catalog.next_id)
+            workspace.save(dataclasses.replace(catalog, next_id=next_id))
         except BaseException:
             # the view doesn't exist: the next epochs must not say that it has replaced another one
             workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
             raise
-        workspace.keep_plan(entry, compiled)
-        for reader, plan in readers:
+        workspace.keep_plan(entry, new.compiled)
+        for reader, plan in new.readers:
             workspace.keep_plan(reader, plan)
-        if replaced is not None:
-            workspace.forget(replaced)
+        if new.replaced is not None:
+            workspace.forget(new.replaced)
         self._epochs.committed({"ingest": 0.0, **seconds})
+        entry = workspace.catalog.get(entry.name)
+        self._warn_if_failing(entry, stacklevel=6)
+        return entry
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _New:
+    """A compiled view that isn't in the catalog yet.
+
+    Attributes:
+        catalog: the catalog with the view.
+        replaced: the view that it replaces; None if there is none.
+        readers: the views that read that one.
+    """
+
+    catalog: Catalog
+    entry: Entry
+    compiled: CompiledPlan
+    replaced: Entry | None
+    readers: Sequence[Reader]
 
 
 def _live_query(name: str, query: str) -> tuple[str, bool]:

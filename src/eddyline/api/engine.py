@@ -34,7 +34,7 @@ from eddyline.catalog.entries import Catalog
 from eddyline.options import Options
 from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, Settings
 from eddyline.relay.queue import DataQueue
-from eddyline.runtime.epoch import Progress
+from eddyline.runtime.progress import Progress
 from eddyline.source.rows import Rows
 from eddyline.storage.files import Files
 
@@ -201,7 +201,7 @@ class Engine(ChangeFlows, Served):
         return relation(self._workspace, name)
 
     def view(self, name: str, query: Query, *, replace: bool = False) -> View:
-        """Create a live view, and compute it from all existing data of its inputs.
+        """Create a live view, and compute it from all existing data of its inputs; others go on meanwhile.
 
         Args:
             query: any SELECT of Spark SQL over tables, streams and views; with EMIT FINAL at its end

@@ -12,34 +12,33 @@ from typing import Any
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
 from eddyline.api.replacing import REPLACING, without_marks
+from eddyline.api.retiring import retire_old
 from eddyline.api.sinks import Sinks
 from eddyline.api.stopping import Stops
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError, EngineError, QueryError, StateError
+from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.runtime.epoch import EpochRunner, Progress, Replacement
+from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled
 from eddyline.runtime.faults import Piece
 from eddyline.runtime.lanes import SHORT, WIDE
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
-from eddyline.sink.cursors import first_needed
+from eddyline.runtime.progress import Progress
+from eddyline.runtime.reports import EpochState
 from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
-from eddyline.state.leases import retiring
 from eddyline.state.manifest import (
     Clock,
     Failure,
     Predecessors,
     committed_epochs,
     last_committed,
-    read_manifest,
 )
-from eddyline.state.recover import retire
 
 RETIRE_EVERY = 16
 """Epochs after which the data of epochs that are no longer retained is removed."""
@@ -67,6 +66,7 @@ class Epochs:
         callbacks: functions that get the Progress of each epoch after its commit.
         error_callbacks: functions that get the error of each view that is set aside, and of each
             failure in the background.
+        runner: runs and commits epochs.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -79,7 +79,7 @@ class Epochs:
         self.error_callbacks: list[Callable[[Exception], Any]] = []
         self._tries = 0
         self._next_retry = 0.0
-        self._runner = EpochRunner(
+        self.runner = EpochRunner(
             workspace.files,
             workspace.epochs_session,
             workspace.compiler.catalyst,
@@ -171,6 +171,32 @@ class Epochs:
         if replaced is not None:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
+
+    def adopt(self, plan: EpochPlan, state: EpochState, *, changed: bool) -> None:
+        """Commit the state of a new view that the runner has computed; see `EpochRunner.adopt`."""
+        workspace = self._workspace
+        watermarks = Watermarks.of_next_epoch(
+            workspace.manifest, workspace.catalog, workspace.clock()
+        )
+        try:
+            workspace.manifest = self.runner.adopt(
+                workspace.manifest, plan, state, watermarks, changed=changed
+            )
+        except BaseException:  # the commit may have succeeded although the call failed after it
+            workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
+            raise
+
+    def catch_up(self, given: PlanInput) -> None:
+        """Bring a new view up to the last committed epoch; its changelog begins with all its rows.
+
+        Args:
+            given: the changes that it hasn't seen.
+        """
+        workspace = self._workspace
+        watermarks = Watermarks.of_next_epoch(
+            workspace.manifest, workspace.catalog, workspace.clock()
+        )
+        self._run([given], {}, watermarks, new=[ViewId(given.plan.id)])
 
     def load(self, table: Entry) -> dict[str, float]:
         """Compute the rows of a table or stream that isn't in the catalog yet, in an epoch that no view reads.
@@ -277,7 +303,7 @@ class Epochs:
             ", ".join(f"{stage} {spent:.3f}" for stage, spent in seconds.items()),
         )
         if manifest.epoch % RETIRE_EVERY == 0:
-            self._retire()
+            retire_old(workspace)
         self.sinks.wake()
         self._call(self.callbacks, self.progress)
 
@@ -333,8 +359,8 @@ class Epochs:
 
     def use_session(self) -> None:
         """Run epochs from now on in the workspace's session, which is for its number of buckets."""
-        self._runner.session = self._workspace.epochs_session
-        self._runner.catalyst = self._workspace.compiler.catalyst
+        self.runner.session = self._workspace.epochs_session
+        self.runner.catalyst = self._workspace.compiler.catalyst
 
     def rebuild_changed(self) -> None:
         """Compute the views again whose state other plans than the current ones have written."""
@@ -392,31 +418,6 @@ class Epochs:
             return False
         return True
 
-    def _retire(self) -> None:
-        workspace = self._workspace
-        workspace.flush()
-        before = read_manifest(workspace.files, Epoch(workspace.manifest.epoch - 1))
-        for entry in workspace.catalog.entries:
-            if entry.arranged and entry.source == entry.id:
-                # enough stays to run the last epoch again, should its manifest be lost
-                workspace.sources.forget(entry, before.positions.get(entry.id, 0))
-        options = workspace.options
-        held = first_needed(workspace.files, workspace.manifest.epoch, options.held_epochs)
-        workspace.reads.sweep()
-        with (
-            workspace.files.committing(),
-            retiring(workspace.files, options.lease_seconds) as (possible, leased),
-        ):
-            if possible:
-                first = min((one for one in (held, leased) if one is not None), default=None)
-                retire(workspace.files, options.retain_epochs, first, options.held_bytes)
-        try:
-            oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
-        except StateError as error:  # whoever needs that epoch is told
-            _LOG.error("the redo logs are not merged: %s", error)
-            return
-        workspace.sources.merge(workspace.catalog, oldest, workspace.manifest.epoch)
-
     def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
         """Return how a view takes the place of another one in the next epoch."""
         base = self._workspace.manifest
@@ -446,14 +447,15 @@ class Epochs:
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
+        new: Sequence[ViewId] = (),
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace
         before = workspace.manifest
         epoch = before.epoch + 1
         try:
-            workspace.manifest, seconds = self._runner.run(
-                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement, aside
+            workspace.manifest, seconds = self.runner.run(
+                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement, aside, new
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:

@@ -195,6 +195,7 @@ class Reading:
         for source in status["sources"]:
             if (outage := outages.get(source["name"])) is not None:
                 source["error"] = str(outage.error)
+        status["views"] += [filling() for filling in list(workspace.filling.values())]
         return status
 
     def verify(self, view: str | None) -> Report:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
@@ -82,6 +83,7 @@ class Workspace:
         stopping: set when the background run is to end.
         closing: functions to call when the engine stops.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
+        filling: by name of a view that is being filled, what returns its entry for the status.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Workspace:
         self.stopping = threading.Event()
         self.closing: list[Callable[[], None]] = []
         self.clock: Callable[[], int] = lambda: time.time_ns() // 1000
+        self.filling: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)
         self._storage_lock = None if read_only else StorageLock(self.files)

@@ -13,7 +13,7 @@ from eddyline.cli.text import as_text, layout, progress_line, shorten, size
 
 if TYPE_CHECKING:
     from eddyline.answers.verify import Report
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
 
 TABLE, JSON = "table", "json"
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from eddyline.answers.quick import Answer
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
 
 SHORT = 60  # characters of an error or a payload in a list
 

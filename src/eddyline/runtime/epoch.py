@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from eddyline.runtime.failures import (
 from eddyline.runtime.faults import Piece, pieces_at_fault
 from eddyline.runtime.lanes import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
+from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.shared import SharedRows
@@ -56,29 +57,6 @@ _Done = tuple[Reports | EddylineError | None, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The work and duration of an epoch.
-
-    Attributes:
-        epoch: its number.
-        rows_in: rows read, by name of table or view; a self-join counts its input twice.
-        rows_out: changes written, by name of table or view.
-        seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
-        state: for each stateful operator (name of view / operator) its rows and bytes on disk.
-        failing: the views that are set aside, and the error of each.
-        lanes: how each view was computed: `short`, in the driver, or `wide`, as a Spark job.
-    """
-
-    epoch: Epoch
-    rows_in: dict[str, int]
-    rows_out: dict[str, int]
-    seconds: dict[str, float]
-    state: dict[str, dict[str, int]] = field(default_factory=dict)
-    failing: dict[str, str] = field(default_factory=dict)
-    lanes: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Replacement:
     """A view that takes the place of others in this epoch.
 
@@ -92,19 +70,6 @@ class Replacement:
     view: ViewId
     columns: int
     predecessors: Predecessors
-
-
-class _Timer:
-    """Adds up the seconds of each stage."""
-
-    def __init__(self, *stages: str) -> None:
-        self.seconds = dict.fromkeys(stages, 0.0)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 @dataclass(slots=True)
@@ -138,6 +103,7 @@ class EpochRunner:
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
+        new: Collection[ViewId] = (),
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -151,6 +117,7 @@ class EpochRunner:
                 rows.
             replacement: the view that replaces another one in this epoch, if there is one.
             aside: views to set aside because they can't be run at all.
+            new: ids of views whose changelog begins with this epoch, although they have state already.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
@@ -175,7 +142,7 @@ class EpochRunner:
                 **(aside or {}),
             },
         )
-        timer = _Timer("plan", "run")
+        timer = Timer("plan", "run")
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
             if rebuilt and base.failing.keys() & state.failing.keys() >= set(rebuilt):
@@ -186,6 +153,8 @@ class EpochRunner:
                         # another plan may have stored it under another operator's name
                         before = base.result(plan.id, ROWS)
                         self._replace_delta(folder, plan, base.arrangements, before, state)
+                    elif plan.id in new:
+                        self._replace_delta(folder, plan, {}, "", state)
                     elif replacement is not None and plan.id == replacement.view:
                         self._continue_changelog(folder, plan, base, replacement, state)
                 manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
@@ -201,6 +170,49 @@ class EpochRunner:
             self._abandon(folder, epoch)
             raise
         return manifest, timer.seconds
+
+    def compute(
+        self, base: Manifest, given: PlanInput, watermarks: Watermarks, folder: str
+    ) -> EpochState | None:
+        """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
+
+        Args:
+            folder: for the files of its state.
+
+        Returns:
+            Its state; None if it fails on its rows.
+        """
+        self.files.make_folder(folder)
+        limits = self._limits([given.plan], watermarks)
+        context = EpochContext(folder, base.epoch, limits)
+        state = EpochState({}, failing=dict(base.failing))
+        self._run_plans(context, [given], state, watermarks, Timer("plan", "run"))
+        self.files.sync_all(state.unflushed)
+        return None if given.plan.id in state.failing else state
+
+    def adopt(
+        self,
+        base: Manifest,
+        plan: EpochPlan,
+        computed: EpochState,
+        watermarks: Watermarks,
+        *,
+        changed: bool,
+    ) -> Manifest:
+        """Commit what `compute` has computed in an epoch of its own.
+
+        Args:
+            changed: whether the rows are the view's changes of this epoch; else its changelog is empty yet.
+        """
+        state = EpochState(
+            {**base.arrangements, **computed.arrangements},
+            computed.deltas if changed else {},
+            computed.counters,
+            dict(base.failing),
+        )
+        manifest = self._next_manifest(base, [plan], state, {}, watermarks, ())
+        write_manifest(self.files, manifest)
+        return manifest
 
     def _limits(
         self, plans: Sequence[EpochPlan], watermarks: Watermarks
@@ -222,7 +234,7 @@ class EpochRunner:
         inputs: Sequence[PlanInput],
         state: EpochState,
         watermarks: Watermarks,
-        timer: _Timer,
+        timer: Timer,
     ) -> None:
         """Run all plans that have input, each once those that it reads are done; add their results to `state`."""
         changed: dict[str, list[Segment]] = {}

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from eddyline.answers.status import row_count
 from eddyline.api.engine import Engine
 from eddyline.catalog.entries import VIEW
-from eddyline.runtime.epoch import Progress
+from eddyline.runtime.progress import Progress
 from eddyline.spark.failures import query_errors
 from eddyline.spark.session import local_session
 from eddyline.spark_pipelines.graph import SINK_KIND, Graph

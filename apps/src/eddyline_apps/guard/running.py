@@ -18,7 +18,7 @@ from eddyline_apps.guard.reading import Line, LogReader
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
     from eddyline_apps.guard.config import Config
     from eddyline_apps.guard.service import Admission, Decided, Guard
 

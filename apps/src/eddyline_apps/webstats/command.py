@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import argparse
 
     from eddyline.api.engine import Engine
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
 
 RUN_FILE = "webstats.json"
 STREAM = "log_{}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from eddyline.api.handles import View
-    from eddyline.runtime.epoch import Progress
+    from eddyline.runtime.progress import Progress
 
 QUERY = """
     SELECT sip, type, timestamp, count(*) FROM S GROUP BY sip, type, timestamp WINDOWING 60 s

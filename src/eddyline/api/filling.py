@@ -1,0 +1,179 @@
+"""Fills a new view while epochs go on: the lock of the workspace is free meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from eddyline.api.epochs import Epochs, named
+from eddyline.api.workspace import Workspace
+from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.changes import Epoch, ViewId
+from eddyline.errors import EddylineError, StateError
+from eddyline.intake.watermarks import Watermarks
+from eddyline.operators.base import Timed
+from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.plans import PlanInput
+from eddyline.runtime.reports import EpochState
+from eddyline.runtime.sizes import UNKNOWN, rows_of
+from eddyline.source.segments import RUN, Segment
+from eddyline.spark.progress import job_tag, share_done
+from eddyline.state.manifest import ROWS, Manifest, read_manifest
+from eddyline.state.recover import EPOCHS
+
+_LOG = logging.getLogger("eddyline.epochs")
+
+
+@dataclass(slots=True)
+class Filling:
+    """The first rows of a new view, computed from all rows of its inputs as of one epoch.
+
+    It begins and is committed under the lock of the workspace; `run` needs no lock. What has changed
+    meanwhile is read from the changelogs of the epochs since, which a lease holds.
+
+    Attributes:
+        base: the epoch.
+        given: the rows of the inputs.
+        before: the catalog when it began.
+        state: what `run` has computed; None before it, or if it has failed.
+    """
+
+    workspace: Workspace
+    epochs: Epochs
+    compiled: CompiledPlan
+    before: Catalog
+    base: Manifest
+    given: PlanInput
+    folder: str
+    level: int
+    started: float = field(default_factory=time.monotonic)
+    state: EpochState | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        workspace: Workspace,
+        epochs: Epochs,
+        catalog: Catalog,
+        entry: Entry,
+        made: CompiledPlan,
+    ) -> Filling | None:
+        """Return the filling of a new view; None for one that must be computed between two epochs.
+
+        These are views with event times or the clock: which rows are late, or have their moment behind
+        them, depends on the epoch that computes them.
+
+        Args:
+            catalog: the catalog with the view.
+        """
+        plan = made.plan
+        if any(leaf.time is not None for leaf in plan.leaves) or any(
+            part.expiry or isinstance(part.operator, Timed) for part in plan.parts
+        ):
+            return None
+        base = workspace.manifest
+        constants = workspace.compiler.write_constants(made)
+        given = workspace.results.initial_input(made, catalog, base, {plan.name}, constants)
+        folder = f"{EPOCHS}/{base.epoch + 1:012d}-{uuid.uuid4().hex[:8]}"
+        return cls(
+            workspace, epochs, made, workspace.catalog, base, given, folder, catalog.level(entry)
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the epoch, and show the view in the status, until it is committed or given up."""
+        with ExitStack() as held:
+            if self.base.epoch:
+                held.enter_context(self.workspace.reading(self.base.epoch))
+            self.workspace.filling[self.compiled.plan.name] = self.status
+            held.callback(self.workspace.filling.pop, self.compiled.plan.name, None)
+            try:
+                yield
+            finally:
+                if self.state is None:
+                    with suppress(OSError, EddylineError):
+                        self.workspace.files.remove(self.folder)
+
+    def run(self) -> None:
+        """Compute the rows."""
+        watermarks = Watermarks.of_next_epoch(self.base, self.before, self.workspace.clock())
+        with job_tag(self.workspace.spark, self.tag):
+            try:
+                runner = self.epochs.runner
+                self.state = runner.compute(self.base, self.given, watermarks, self.folder)
+            except EddylineError as error:  # the epoch that tries it again tells the user
+                _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
+
+    def is_of(self, catalog: Catalog, now: Manifest) -> bool:
+        """Return whether the definitions and the number of buckets are those that it began with."""
+        same = catalog.entries == self.before.entries and catalog.sinks == self.before.sinks
+        return same and now.buckets == self.base.buckets
+
+    def committed(self) -> bool:
+        """Commit the view, with the changes of the epochs since; return whether that could be done.
+
+        It can't if the view fails on its rows, or one that it reads was computed again or fails.
+
+        Raises:
+            EddylineError: a commit has failed. The id of the view isn't to be used again: it may have state.
+        """
+        state, workspace = self.state, self.workspace
+        if state is None or self._moved(workspace.manifest):
+            self.state = None  # its files go
+            return False
+        plan = self.compiled.plan
+        if workspace.manifest.epoch == self.base.epoch:
+            self.epochs.adopt(plan, state, changed=True)
+            return True
+        try:
+            segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
+        except StateError:  # an epoch that was held is gone: too many bytes
+            self.state = None
+            return False
+        self.epochs.adopt(plan, state, changed=False)
+        self.epochs.catch_up(PlanInput(plan, segments))
+        return True
+
+    def _moved(self, now: Manifest) -> bool:
+        """Return whether the changelog of a relation that the view reads isn't enough to catch up."""
+        read = [ViewId(self.before.get(name).id) for name in self.compiled.upstream]
+        return any(one in now.failing or now.rebuilt.get(one, 0) > self.base.epoch for one in read)
+
+    def _since(self, relation: str) -> Sequence[Segment]:
+        """Return the rows of a stream, or the changes of another relation, since the epoch."""
+        if not relation:
+            return ()
+        workspace, now = self.workspace, self.workspace.manifest
+        entry = workspace.catalog.get(relation)
+        if entry.kind == STREAM and not entry.arranged:
+            return workspace.sources.between(entry, self.base, now.positions.get(entry.source))
+        found = []
+        for epoch in range(self.base.epoch + 1, now.epoch + 1):
+            manifest = read_manifest(workspace.files, Epoch(epoch))
+            buckets = manifest.deltas.get(manifest.result(entry.id, ROWS), {})
+            found += [Segment(RUN, one.name, one.rows) for own in buckets.values() for one in own]
+        return found
+
+    @property
+    def tag(self) -> str:
+        """What Spark knows its jobs by."""
+        return f"eddyline-fill-{self.compiled.plan.id}"
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the entry of `Engine.status`: rows to read, which share is done, seconds so far and left."""
+        rows = rows_of(one for own in self.given.segments.values() for one in own)
+        seconds, done = time.monotonic() - self.started, share_done(self.workspace.spark, self.tag)
+        return {
+            "name": self.compiled.plan.name,
+            "state": "filling",
+            "level": self.level,
+            "rows": rows if rows < UNKNOWN else None,
+            "done": done,
+            "seconds": seconds,
+            "seconds_left": seconds * (1 - done) / done if done else None,
+        }
