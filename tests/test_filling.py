@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eddyline import Engine
+from eddyline import Engine, Options
 from eddyline.api.filling import Filling
 from eddyline.errors import CatalogError, EngineError
 from eddyline.state.manifest import last_committed
@@ -34,11 +35,13 @@ VIEWS = {
 class Storage:
     """Tables, a stream, and a view, of which any may change."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
+    def __init__(
+        self, root: Path, files: Files | None = None, options: Options | None = None
+    ) -> None:
         self.lines = root / "lines"
         self.lines.mkdir()
         self.rnd = random.Random(3)
-        self.engine = engine = Engine(files or root / "s")
+        self.engine = engine = Engine(files or root / "s", options=options)
         self.orders = engine.table(
             "orders", "id BIGINT, item STRING, price DOUBLE", primary_key=["id"]
         )
@@ -190,14 +193,60 @@ def test_rows_that_fail_meanwhile_set_it_aside(
         engine.advance()
 
     meanwhile(fail)
+    before = engine.advance()
     with pytest.warns(UserWarning, match="set aside"):
         view = engine.view("ratios", "SELECT id, 1 / (id - 2000) AS r FROM orders")
     with pytest.raises(EngineError, match="fails"):
         view.snapshot()
     storage.orders.delete([{"id": 2000}])
     engine.advance()
+    rows = sorted(tuple(row) for row in view.snapshot().collect())
+    assert len(rows) == engine.snapshot("orders").count()
+    changes = [tuple(row) for row in view.changes(after=before).collect()]
+    assert sorted(row[:2] for row in changes if row[2] == "append") == rows
+    assert engine.verify()
+
+
+def test_rows_that_come_and_go_meanwhile_are_not_seen(
+    storage: Storage, meanwhile: Callable[[Callable[[], object]], None]
+) -> None:
+    engine = storage.engine
+
+    def pass_by() -> None:
+        storage.orders.insert([(2000, "item 0", 0.0)])
+        engine.advance()
+        storage.orders.delete([{"id": 2000}])
+        engine.advance()
+
+    meanwhile(pass_by)
+    view = engine.view("ratios", "SELECT id, 1 / (id - 2000) AS r FROM orders")
     assert view.snapshot().count() == engine.snapshot("orders").count()
     assert engine.verify()
+
+
+def test_its_files_stay_as_long_as_they_are_needed(
+    tmp_path: Path, meanwhile: Callable[[Callable[[], object]], None]
+) -> None:
+    storage = Storage(tmp_path, options=Options(retain_epochs=3))
+    numbers = iter(range(5000, 6000))
+
+    def epochs(count: int) -> None:
+        for number in itertools.islice(numbers, count):
+            storage.items.insert([(f"item {number}", "green")])
+            storage.engine.advance()
+
+    with storage.engine as engine:
+        meanwhile(lambda: epochs(40))
+        for name in ("counts", "stream", "total"):
+            engine.view(name, VIEWS[name])
+            epochs(40)
+            assert engine.verify(name)
+    with Engine(engine.files.root, options=Options(retain_epochs=3)) as again:
+        storage.engine = again
+        storage.items = again.table("items", "item STRING, colour STRING")
+        epochs(20)
+        assert again.verify()
+        assert [name for name in again.files.names("epochs") if name.startswith("9")] == []
 
 
 @pytest.mark.parametrize("from_begin", [pytest.param(True, marks=pytest.mark.slow), False])

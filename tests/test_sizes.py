@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, rows_of
-from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, RUN, Segment
+from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, keeps_rows_short, rows_of
+from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, PARQUET, RUN, Segment
 from eddyline.storage.files import Files
 
 LARGE = FEW_BYTES + 1
@@ -45,3 +45,22 @@ def test_short_rows(files: Files, segments: list[Segment], short: bool) -> None:
 
 def test_rows_of_a_bucket_are_those_of_its_runs() -> None:
     assert rows_of([Segment(BUCKET_RUNS, json.dumps([["a", 10], ["b", 5]]), 0)]) == 15
+
+
+@pytest.mark.parametrize(
+    ("plan", "short"),
+    [
+        ("MapInArrow op0(h#1L), [k#2]\n+- Project [xxhash64(k#1) AS h#2L, upper(k#1)]", True),
+        ("Project [repeat(k#1, 100000) AS blob#2]", False),
+        ("HashAggregate(keys=[k#1], functions=[collect_list(v#2)])", False),
+        ("ArrowEvalPython [lower(k#1)#2], [pythonUDF0#3]", False),
+        ("Generate explode(a#1), [k#2], false, [x#3]", False),
+    ],
+)
+def test_plans_that_keep_rows_short(plan: str, short: bool) -> None:
+    assert keeps_rows_short(plan) is short
+
+
+def test_compressed_input_may_have_long_rows(files: Files) -> None:
+    assert not has_short_rows(files, [Segment(PARQUET, "small", 100, bytes=100)])
+    assert not has_short_rows(files, [Segment(NDJSON, "/a/file.gz", 0, bytes=100)])

@@ -101,7 +101,7 @@ class Definitions:
         """Check and compile a view; return its entry if it is defined already."""
         workspace = self._workspace
         workspace.check_writable()
-        if name in workspace.filling:
+        if name.lower() in workspace.filling:
             raise CatalogError(
                 f"view {name} is being filled",
                 condition="NAME_TAKEN",
@@ -208,7 +208,8 @@ class Definitions:
     def _reserve(self, new: _New) -> None:
         """Store that the id of a new view is taken, and that readers are about to be computed again."""
         workspace = self._workspace
-        spent = dataclasses.replace(workspace.catalog, next_id=new.catalog.next_id)
+        next_id = max(new.catalog.next_id, workspace.catalog.next_id)
+        spent = dataclasses.replace(workspace.catalog, next_id=next_id)
         workspace.save(with_marks(spent, new.readers, workspace.manifest.epoch), final=False)
 
     def drop(self, kind: str, name: str, *, if_exists: bool) -> None:

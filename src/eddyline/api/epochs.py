@@ -172,31 +172,27 @@ class Epochs:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
-    def adopt(self, plan: EpochPlan, state: EpochState, *, changed: bool) -> None:
-        """Commit the state of a new view that the runner has computed; see `EpochRunner.adopt`."""
+    def adopt(self, plan: EpochPlan, computed: EpochState) -> None:
+        """Commit the state of a new view that the runner has computed as of the last epoch."""
         workspace = self._workspace
-        watermarks = Watermarks.of_next_epoch(
-            workspace.manifest, workspace.catalog, workspace.clock()
-        )
+        now = workspace.manifest
+        watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
         try:
-            workspace.manifest = self.runner.adopt(
-                workspace.manifest, plan, state, watermarks, changed=changed
-            )
+            workspace.manifest = self.runner.adopt(now, plan, computed, watermarks)
         except BaseException:  # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise
 
-    def catch_up(self, given: PlanInput) -> None:
-        """Bring a new view up to the last committed epoch; its changelog begins with all its rows.
+    def catch_up(self, given: PlanInput, computed: EpochState) -> None:
+        """Commit the state of a new view that the runner has computed as of an earlier epoch.
 
         Args:
             given: the changes that it hasn't seen.
         """
         workspace = self._workspace
-        watermarks = Watermarks.of_next_epoch(
-            workspace.manifest, workspace.catalog, workspace.clock()
-        )
-        self._run([given], {}, watermarks, new=[ViewId(given.plan.id)])
+        now = workspace.manifest
+        watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
+        self._run([given], {}, watermarks, adopted=computed)
 
     def load(self, table: Entry) -> dict[str, float]:
         """Compute the rows of a table or stream that isn't in the catalog yet, in an epoch that no view reads.
@@ -447,7 +443,7 @@ class Epochs:
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
-        new: Sequence[ViewId] = (),
+        adopted: EpochState | None = None,
     ) -> dict[str, float]:
         """Run an epoch on top of the last committed one; return the seconds of its stages."""
         workspace = self._workspace
@@ -455,7 +451,14 @@ class Epochs:
         epoch = before.epoch + 1
         try:
             workspace.manifest, seconds = self.runner.run(
-                workspace.manifest, inputs, positions, watermarks, rebuilt, replacement, aside, new
+                workspace.manifest,
+                inputs,
+                positions,
+                watermarks,
+                rebuilt,
+                replacement,
+                aside,
+                adopted,
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:

@@ -20,11 +20,16 @@ from eddyline.operators.base import Timed
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.reports import EpochState
+from eddyline.runtime.scan import bucket_segment
 from eddyline.runtime.sizes import UNKNOWN, rows_of
-from eddyline.source.segments import RUN, Segment
+from eddyline.source.segments import Segment
 from eddyline.spark.progress import job_tag, share_done
 from eddyline.state.manifest import ROWS, Manifest, read_manifest
 from eddyline.state.recover import EPOCHS
+from eddyline.state.runs import Run
+
+AFTER_ALL = 10**12 - 1
+"""What stands for the epoch in the name of a filling's folder: no cleaning of older epochs looks there."""
 
 _LOG = logging.getLogger("eddyline.epochs")
 
@@ -72,14 +77,14 @@ class Filling:
             catalog: the catalog with the view.
         """
         plan = made.plan
-        if any(leaf.time is not None for leaf in plan.leaves) or any(
+        if any(leaf.late or leaf.time is not None for leaf in plan.leaves) or any(
             part.expiry or isinstance(part.operator, Timed) for part in plan.parts
         ):
             return None
         base = workspace.manifest
         constants = workspace.compiler.write_constants(made)
         given = workspace.results.initial_input(made, catalog, base, {plan.name}, constants)
-        folder = f"{EPOCHS}/{base.epoch + 1:012d}-{uuid.uuid4().hex[:8]}"
+        folder = f"{EPOCHS}/{AFTER_ALL:012d}-{uuid.uuid4().hex[:8]}"
         return cls(
             workspace, epochs, made, workspace.catalog, base, given, folder, catalog.level(entry)
         )
@@ -90,14 +95,14 @@ class Filling:
         with ExitStack() as held:
             if self.base.epoch:
                 held.enter_context(self.workspace.reading(self.base.epoch))
-            self.workspace.filling[self.compiled.plan.name] = self.status
-            held.callback(self.workspace.filling.pop, self.compiled.plan.name, None)
+            name = self.compiled.plan.name.lower()
+            self.workspace.filling[name] = self.status
+            held.callback(self.workspace.filling.pop, name, None)
             try:
                 yield
             finally:
-                if self.state is None:
-                    with suppress(OSError, EddylineError):
-                        self.workspace.files.remove(self.folder)
+                with suppress(OSError, EddylineError):  # an epoch has moved the files that it needs
+                    self.workspace.files.remove(self.folder)
 
     def run(self) -> None:
         """Compute the rows."""
@@ -120,23 +125,20 @@ class Filling:
         It can't if the view fails on its rows, or one that it reads was computed again or fails.
 
         Raises:
-            EddylineError: a commit has failed. The id of the view isn't to be used again: it may have state.
+            EddylineError: a commit has failed; the view isn't made.
         """
         state, workspace = self.state, self.workspace
         if state is None or self._moved(workspace.manifest):
-            self.state = None  # its files go
             return False
         plan = self.compiled.plan
         if workspace.manifest.epoch == self.base.epoch:
-            self.epochs.adopt(plan, state, changed=True)
+            self.epochs.adopt(plan, state)
             return True
         try:
             segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
         except StateError:  # an epoch that was held is gone: too many bytes
-            self.state = None
             return False
-        self.epochs.adopt(plan, state, changed=False)
-        self.epochs.catch_up(PlanInput(plan, segments))
+        self.epochs.catch_up(PlanInput(plan, segments), state)
         return True
 
     def _moved(self, now: Manifest) -> bool:
@@ -152,12 +154,12 @@ class Filling:
         entry = workspace.catalog.get(relation)
         if entry.kind == STREAM and not entry.arranged:
             return workspace.sources.between(entry, self.base, now.positions.get(entry.source))
-        found = []
+        found: list[Run] = []
         for epoch in range(self.base.epoch + 1, now.epoch + 1):
             manifest = read_manifest(workspace.files, Epoch(epoch))
             buckets = manifest.deltas.get(manifest.result(entry.id, ROWS), {})
-            found += [Segment(RUN, one.name, one.rows) for own in buckets.values() for one in own]
-        return found
+            found += [run for own in buckets.values() for run in own]
+        return [bucket_segment(found)] if found else ()
 
     @property
     def tag(self) -> str:

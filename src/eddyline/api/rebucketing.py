@@ -56,8 +56,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
         except BaseException:
             with suppress(OSError, EddylineError):  # the commit may have succeeded all the same
                 workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
-            if workspace.manifest.buckets != buckets:
-                with suppress(OSError, EddylineError):
+                if workspace.manifest.buckets != buckets:
                     workspace.files.remove(folder)
             workspace.use_buckets(workspace.buckets)
             raise

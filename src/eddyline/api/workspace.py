@@ -83,7 +83,7 @@ class Workspace:
         stopping: set when the background run is to end.
         closing: functions to call when the engine stops.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
-        filling: by name of a view that is being filled, what returns its entry for the status.
+        filling: by name, in lower case, of a view that is being filled, what returns its entry for the status.
     """
 
     def __init__(

@@ -46,6 +46,7 @@ from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared import SharedReader, SharedRows, SharedWriter
 from eddyline.runtime.short_lane import NotShortError, ShortPlan
+from eddyline.runtime.sizes import keeps_rows_short
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.log_files import write_rows
 from eddyline.source.readers import Reader
@@ -438,6 +439,7 @@ class Compiler:
             short,
             compiled.key,
             tuple(before),
+            keeps_rows_short(shown),
         )
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator

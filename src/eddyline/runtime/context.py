@@ -25,16 +25,18 @@ class EpochContext:
         limits: for a stateful operator (`part_name`) one value for each of its expiries: rows of
             its state below that value may be dropped; None if no row may be dropped yet.
         rebuilt: ids of views whose state is computed again: their stored state isn't read.
+        adopted: id of a new view whose state was computed before the epoch, and the file that names it.
     """
 
     folder: str
     base: Epoch
     limits: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
     rebuilt: tuple[ViewId, ...] = ()
+    adopted: tuple[str, str] = ("", "")
 
     def as_property(self) -> str:
         """Return the text of the local property."""
-        return json.dumps([self.folder, self.base, self.limits, self.rebuilt])
+        return json.dumps([self.folder, self.base, self.limits, self.rebuilt, self.adopted])
 
     @classmethod
     def current(cls) -> EpochContext:

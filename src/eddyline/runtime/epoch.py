@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,13 +46,16 @@ from eddyline.state.manifest import (
     Manifest,
     Predecessors,
     manifest_name,
+    write_arrangements,
     write_manifest,
 )
+from eddyline.state.recover import EPOCHS
 from eddyline.storage.files import Files
 
 logger = logging.getLogger("eddyline.epochs")
 
 JOBS_AT_ONCE = 2
+ADOPTED = "adopted.json"
 
 _Done = tuple[Reports | EddylineError | None, float]
 
@@ -103,7 +107,7 @@ class EpochRunner:
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
-        new: Collection[ViewId] = (),
+        adopted: EpochState | None = None,
     ) -> tuple[Manifest, dict[str, float]]:
         """Run one epoch and commit it.
 
@@ -117,7 +121,7 @@ class EpochRunner:
                 rows.
             replacement: the view that replaces another one in this epoch, if there is one.
             aside: views to set aside because they can't be run at all.
-            new: ids of views whose changelog begins with this epoch, although they have state already.
+            adopted: the state of a new view, whose plan is the only one; its changelog begins with this epoch.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
@@ -130,13 +134,20 @@ class EpochRunner:
                 and all of them still fail. EPOCH_FAILED: a job failed for another reason.
         """
         epoch = Epoch(base.epoch + 1)
-        folder = f"epochs/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+        folder = f"{EPOCHS}/{epoch:012d}-{uuid.uuid4().hex[:8]}"
         self._remove_abandoned()
         self.files.make_folder(folder)
         plans = [one.plan for one in inputs]
         context = EpochContext(folder, base.epoch, self._limits(plans, watermarks), tuple(rebuilt))
+        held = _without(base.arrangements, rebuilt)
+        if adopted is not None:
+            self._adopt_files(adopted, epoch)
+            held |= adopted.arrangements
+            file = f"{folder}/{ADOPTED}"
+            write_arrangements(self.files, file, adopted.arrangements)
+            context = replace(context, adopted=(plans[0].id, file))
         state = EpochState(
-            _without(base.arrangements, rebuilt),
+            held,
             failing={
                 **{view: why for view, why in base.failing.items() if view not in rebuilt},
                 **(aside or {}),
@@ -153,11 +164,15 @@ class EpochRunner:
                         # another plan may have stored it under another operator's name
                         before = base.result(plan.id, ROWS)
                         self._replace_delta(folder, plan, base.arrangements, before, state)
-                    elif plan.id in new:
+                    elif adopted is not None:
                         self._replace_delta(folder, plan, {}, "", state)
                     elif replacement is not None and plan.id == replacement.view:
                         self._continue_changelog(folder, plan, base, replacement, state)
+                if adopted is not None and plans[0].id in state.failing:
+                    state.arrangements = _without(state.arrangements, [plans[0].id])
                 manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
+                if adopted is not None:  # the views that hold rows by these clocks haven't run
+                    manifest = replace(manifest, clocks=base.clocks)
                 if replacement is not None:
                     chain = replacement.predecessors
                     if replacement.view in state.failing:
@@ -177,7 +192,7 @@ class EpochRunner:
         """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
 
         Args:
-            folder: for the files of its state.
+            folder: for the files of its state. Its name must be after those of all epochs, which nothing removes.
 
         Returns:
             Its state; None if it fails on its rows.
@@ -191,28 +206,32 @@ class EpochRunner:
         return None if given.plan.id in state.failing else state
 
     def adopt(
-        self,
-        base: Manifest,
-        plan: EpochPlan,
-        computed: EpochState,
-        watermarks: Watermarks,
-        *,
-        changed: bool,
+        self, base: Manifest, plan: EpochPlan, computed: EpochState, watermarks: Watermarks
     ) -> Manifest:
-        """Commit what `compute` has computed in an epoch of its own.
-
-        Args:
-            changed: whether the rows are the view's changes of this epoch; else its changelog is empty yet.
-        """
+        """Commit what `compute` has computed as of the last epoch; its rows are the changes of the next one."""
+        self._adopt_files(computed, Epoch(base.epoch + 1))
         state = EpochState(
             {**base.arrangements, **computed.arrangements},
-            computed.deltas if changed else {},
+            computed.deltas,
             computed.counters,
             dict(base.failing),
         )
         manifest = self._next_manifest(base, [plan], state, {}, watermarks, ())
+        manifest = replace(manifest, clocks=base.clocks)
         write_manifest(self.files, manifest)
         return manifest
+
+    def _adopt_files(self, computed: EpochState, epoch: Epoch) -> None:
+        """Give the folder that `compute` has written to an epoch, with which it stays and goes."""
+        parts = (computed.arrangements, computed.deltas)
+        names = [
+            r.name for part in parts for own in part.values() for runs in own.values() for r in runs
+        ]
+        if names:
+            folder = f"{EPOCHS}/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+            self.files.rename(os.path.dirname(names[0]), folder)
+            self.files.sync(EPOCHS)
+            computed.arrangements, computed.deltas = (_moved(part, folder) for part in parts)
 
     def _limits(
         self, plans: Sequence[EpochPlan], watermarks: Watermarks
@@ -341,7 +360,7 @@ class EpochRunner:
         """Run a plan in the wide lane."""
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
-        if has_short_rows(self.files, [segment for _, segment in pieces]):
+        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
             spark.setLocalProperty(BATCH_BYTES, UNLIMITED)
         spark.setJobDescription(f"eddyline {plan.name}")
         try:
@@ -470,6 +489,17 @@ class EpochRunner:
             while self.abandoned:
                 self.files.remove(self.abandoned[-1])
                 self.abandoned.pop()
+
+
+def _moved(parts: Mapping[str, Buckets], folder: str) -> dict[str, Buckets]:
+    """Return arrangements whose runs are in a folder."""
+    return {
+        name: {
+            bucket: tuple(replace(r, name=f"{folder}/{os.path.basename(r.name)}") for r in runs)
+            for bucket, runs in buckets.items()
+        }
+        for name, buckets in parts.items()
+    }
 
 
 def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dict[str, Buckets]:

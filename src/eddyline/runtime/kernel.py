@@ -20,7 +20,7 @@ from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, par
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.expiry import ExpiryColumn
-from eddyline.state.manifest import Manifest, manifest_name, read_manifest
+from eddyline.state.manifest import Manifest, manifest_name, read_arrangements, read_manifest
 from eddyline.state.runs import keep_open
 from eddyline.storage.files import Files
 
@@ -242,7 +242,11 @@ class Kernel:
     ) -> dict[str, Arrangement]:
         """Return the bucket's arrangements as of the last committed epoch; empty if rebuilt."""
         rebuilt = self.node in context.rebuilt
-        manifest = _manifest(self.files.root, Epoch(0) if rebuilt else context.base)
+        view, adopted = context.adopted
+        if view == self.node:
+            manifest = _adopted(self.files.root, adopted)
+        else:
+            manifest = _manifest(self.files.root, Epoch(0) if rebuilt else context.base)
         return {
             slot: Arrangement(
                 self.files,
@@ -269,6 +273,12 @@ def _manifest(root: str, epoch: Epoch) -> Manifest:
     # another storage may now have the same path
     status = os.stat(Files(root).path(manifest_name(epoch)))
     return _cached_manifest(root, epoch, (status.st_ino, status.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=8)
+def _adopted(root: str, name: str) -> Manifest:
+    """Return the state of a new view; each attempt at an epoch has a file of its own for it."""
+    return Manifest(Epoch(0), arrangements=read_arrangements(Files(root), name))
 
 
 @functools.lru_cache(maxsize=8)

@@ -91,6 +91,7 @@ class EpochPlan:
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
         short: the same plan for the short lane; None if the plan can't run there.
         key: places of the columns that identify a row of the result; None if there is no known key.
+        short_rows: whether no row becomes much longer than those that it is made of.
     """
 
     id: str
@@ -103,6 +104,7 @@ class EpochPlan:
     short: ShortPlan | None = None
     key: tuple[int, ...] | None = None
     before: tuple[Any, ...] = ()
+    short_rows: bool = False
 
     @property
     def result(self) -> str:

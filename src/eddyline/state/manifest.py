@@ -286,6 +286,16 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
     )
 
 
+def write_arrangements(files: Files, name: str, arrangements: dict[str, Buckets]) -> None:
+    """Write the runs of arrangements that no epoch has committed yet, for the tasks of an epoch."""
+    files.write_json(name, _to_json(arrangements), durable=False)
+
+
+def read_arrangements(files: Files, name: str) -> dict[str, Buckets]:
+    """Read what `write_arrangements` has written."""
+    return _from_json(files.read_json(name))
+
+
 def committed_epochs(files: Files) -> list[Epoch]:
     """Return the retained committed epochs, oldest first."""
     return [Epoch(int(name.removesuffix(".json"))) for name in files.names(FOLDER)]
