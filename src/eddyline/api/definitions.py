@@ -84,7 +84,7 @@ class Definitions:
             with workspace.lock:
                 workspace.check_writable()
                 if filling.is_of(workspace.catalog, workspace.manifest):
-                    return self._added(new, filled=filling.committed())
+                    return self._added(new, filling.committed())
         with workspace.lock:  # definitions have changed: it is compiled again
             new = self._drafted(name, given, replace=replace, warn=False, options=options or {})
             return new if isinstance(new, Entry) else self._added(new)
@@ -314,7 +314,7 @@ class Definitions:
             )
         check_readers(present, self._workspace.catalog)
 
-    def _added(self, new: _New, *, filled: bool = False) -> Entry:
+    def _added(self, new: _New, seconds: dict[str, float] | None = None) -> Entry:
         """Compute a new view, and the readers of the one that it replaces, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
@@ -322,11 +322,10 @@ class Definitions:
         complete until then.
 
         Args:
-            filled: whether the view has its rows already.
+            seconds: of the stages, if the view has its rows already.
         """
         workspace, entry = self._workspace, new.entry
-        seconds: dict[str, float] = {}
-        if not filled:
+        if seconds is None:
             self._reserve(new)
             plans = [new.compiled, *(plan for _, plan in new.readers)]
             ids = [ViewId(reader.id) for reader, _ in new.readers]

@@ -172,19 +172,21 @@ class Epochs:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
         return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
 
-    def adopt(self, plan: EpochPlan, computed: EpochState) -> None:
-        """Commit the state of a new view that the runner has computed as of the last epoch."""
+    def adopt(self, plan: EpochPlan, computed: EpochState) -> dict[str, float]:
+        """Commit the state of a new view that the runner has computed as of the last epoch; return the seconds."""
         workspace = self._workspace
         now = workspace.manifest
         watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
+        started = time.perf_counter()
         try:
             workspace.manifest = self.runner.adopt(now, plan, computed, watermarks)
         except BaseException:  # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise
+        return {"commit": time.perf_counter() - started}
 
-    def catch_up(self, given: PlanInput, computed: EpochState) -> None:
-        """Commit the state of a new view that the runner has computed as of an earlier epoch.
+    def catch_up(self, given: PlanInput, computed: EpochState) -> dict[str, float]:
+        """Commit the state of a new view that the runner has computed as of an earlier epoch; return the seconds.
 
         Args:
             given: the changes that it hasn't seen.
@@ -192,7 +194,7 @@ class Epochs:
         workspace = self._workspace
         now = workspace.manifest
         watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
-        self._run([given], {}, watermarks, adopted=computed)
+        return self._run([given], {}, watermarks, adopted=computed)
 
     def load(self, table: Entry) -> dict[str, float]:
         """Compute the rows of a table or stream that isn't in the catalog yet, in an epoch that no view reads.

@@ -46,6 +46,7 @@ class Filling:
         given: the rows of the inputs.
         before: the catalog when it began.
         state: what `run` has computed; None before it, or if it has failed.
+        seconds: of the stages of `run`.
     """
 
     workspace: Workspace
@@ -58,6 +59,7 @@ class Filling:
     level: int
     started: float = field(default_factory=time.monotonic)
     state: EpochState | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def begin(
@@ -93,6 +95,7 @@ class Filling:
     def running(self) -> Iterator[None]:
         """Hold the epoch, and show the view in the status, until it is committed or given up."""
         with ExitStack() as held:
+            held.callback(self.workspace.reads.sweep)  # lets the epoch go at once
             if self.base.epoch:
                 held.enter_context(self.workspace.reading(self.base.epoch))
             name = self.compiled.plan.name.lower()
@@ -110,7 +113,9 @@ class Filling:
         with job_tag(self.workspace.spark, self.tag):
             try:
                 runner = self.epochs.runner
-                self.state = runner.compute(self.base, self.given, watermarks, self.folder)
+                self.state, self.seconds = runner.compute(
+                    self.base, self.given, watermarks, self.folder
+                )
             except EddylineError as error:  # the epoch that tries it again tells the user
                 _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
 
@@ -119,27 +124,27 @@ class Filling:
         same = catalog.entries == self.before.entries and catalog.sinks == self.before.sinks
         return same and now.buckets == self.base.buckets
 
-    def committed(self) -> bool:
-        """Commit the view, with the changes of the epochs since; return whether that could be done.
+    def committed(self) -> dict[str, float] | None:
+        """Commit the view, with the changes of the epochs since.
 
-        It can't if the view fails on its rows, or one that it reads was computed again or fails.
+        Returns:
+            The seconds of all stages; None if the view fails on its rows, or one that it reads was computed again
+            or fails, so that it has to be computed anew.
 
         Raises:
             EddylineError: a commit has failed; the view isn't made.
         """
         state, workspace = self.state, self.workspace
         if state is None or self._moved(workspace.manifest):
-            return False
+            return None
         plan = self.compiled.plan
         if workspace.manifest.epoch == self.base.epoch:
-            self.epochs.adopt(plan, state)
-            return True
+            return _added_up(self.seconds, self.epochs.adopt(plan, state))
         try:
             segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
         except StateError:  # an epoch that was held is gone: too many bytes
-            return False
-        self.epochs.catch_up(PlanInput(plan, segments), state)
-        return True
+            return None
+        return _added_up(self.seconds, self.epochs.catch_up(PlanInput(plan, segments), state))
 
     def _moved(self, now: Manifest) -> bool:
         """Return whether the changelog of a relation that the view reads isn't enough to catch up."""
@@ -179,3 +184,9 @@ class Filling:
             "seconds": seconds,
             "seconds_left": seconds * (1 - done) / done if done else None,
         }
+
+
+def _added_up(*stages: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage in all of them."""
+    names = dict.fromkeys(name for one in stages for name in one)
+    return {name: sum(one.get(name, 0.0) for one in stages) for name in names}

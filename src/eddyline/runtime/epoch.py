@@ -188,22 +188,23 @@ class EpochRunner:
 
     def compute(
         self, base: Manifest, given: PlanInput, watermarks: Watermarks, folder: str
-    ) -> EpochState | None:
+    ) -> tuple[EpochState | None, dict[str, float]]:
         """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
 
         Args:
             folder: for the files of its state. Its name must be after those of all epochs, which nothing removes.
 
         Returns:
-            Its state; None if it fails on its rows.
+            Its state, None if it fails on its rows; and the seconds of each stage.
         """
         self.files.make_folder(folder)
         limits = self._limits([given.plan], watermarks)
         context = EpochContext(folder, base.epoch, limits)
         state = EpochState({}, failing=dict(base.failing))
-        self._run_plans(context, [given], state, watermarks, Timer("plan", "run"))
+        timer = Timer("plan", "run")
+        self._run_plans(context, [given], state, watermarks, timer)
         self.files.sync_all(state.unflushed)
-        return None if given.plan.id in state.failing else state
+        return None if given.plan.id in state.failing else state, timer.seconds
 
     def adopt(
         self, base: Manifest, plan: EpochPlan, computed: EpochState, watermarks: Watermarks
