@@ -238,3 +238,12 @@ def test_a_view_warns_once_of_growing_state(engine: el.Engine) -> None:
         assert INTERNAL.search(texts[0]) is None, texts
         assert len(texts[0]) < 400
         engine.drop("view", name)
+
+
+@pytest.mark.spark
+def test_distinct_calls_with_conditions_share_the_distinct_rows(engine: el.Engine) -> None:
+    counts = ", ".join(f"count(DISTINCT id) FILTER (WHERE x > {n})" for n in range(3))
+    shown = engine.explain(
+        f"SELECT k, {counts}, count(DISTINCT id), count(DISTINCT x) FROM t GROUP BY k"
+    )
+    assert len(re.findall(r"\bDistinct\b", shown)) == 2

@@ -7,9 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from eddyline import Engine, Options
+from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, keeps_rows_short, rows_of
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, PARQUET, RUN, Segment
+from eddyline.spark.session import BATCH_BYTES, UNLIMITED
 from eddyline.storage.files import Files
 
 LARGE = FEW_BYTES + 1
@@ -64,3 +68,23 @@ def test_plans_that_keep_rows_short(plan: str, short: bool) -> None:
 def test_compressed_input_may_have_long_rows(files: Files) -> None:
     assert not has_short_rows(files, [Segment(PARQUET, "small", 100, bytes=100)])
     assert not has_short_rows(files, [Segment(NDJSON, "/a/file.gz", 0, bytes=100)])
+
+
+def test_jobs_of_such_plans_have_no_limit_of_bytes(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[str | None] = []
+    run = Catalyst.run
+
+    def noted(self: Catalyst, physical: object) -> None:
+        limits.append(spark.sparkContext.getLocalProperty(BATCH_BYTES))
+        run(self, physical)
+
+    monkeypatch.setattr(Catalyst, "run", noted)
+    with Engine(tmp_path / "s", spark, Options(short_lane_rows=0)) as engine:
+        engine.table("t", "a STRING").insert([("x",)])
+        engine.advance()
+        engine.view("short", "SELECT upper(a) AS a, count(*) AS n FROM t GROUP BY a")
+        engine.view("long", "SELECT repeat(a, 1000) AS a FROM t")
+    assert limits == [UNLIMITED, None]
+    assert spark.sparkContext.getLocalProperty(BATCH_BYTES) is None

@@ -11,6 +11,12 @@ from eddyline.arguments import check_choice, check_number
 from eddyline.errors import EngineError
 
 ENVIRONMENT_PREFIX = "EDDYLINE_"
+BUCKETS_MAX = 4096
+
+
+def check_buckets(buckets: int) -> None:
+    """Raise EngineError BAD_OPTION if a storage can't have so many buckets."""
+    check_number("buckets", buckets, 1, BUCKETS_MAX)
 
 
 def _setting(default: int, help: str, least: int, most: int) -> int:
@@ -31,7 +37,7 @@ class Options:
         0,
         "number of buckets (hash partitions) of a new storage, 0 for one for each core; `eddyline rebucket` changes it",
         0,
-        4096,
+        BUCKETS_MAX,
     )
     scan_tasks: int = _setting(
         0,

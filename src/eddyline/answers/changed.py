@@ -16,6 +16,7 @@ from eddyline.state.manifest import (
     committed_epochs,
     manifest_name,
     read_manifest,
+    runs_of,
     without_gaps,
 )
 from eddyline.state.runs import Run
@@ -50,7 +51,7 @@ def changed_runs(
         cut = epoch == retained[0] and start < epoch - 1
         result = known.result(manifest.holder(view, epoch), ROWS)
         buckets = (known.arrangements if cut else known.deltas).get(result, {})
-        runs = tuple(run for own in buckets.values() for run in own)
+        runs = tuple(runs_of(buckets))
         if runs:
             epochs.append((epoch, runs))
     return epochs

@@ -26,6 +26,7 @@ from eddyline.state.manifest import (
     committed_epochs,
     last_committed,
     read_manifest,
+    runs_of,
     without_gaps,
 )
 from eddyline.state.recover import flush
@@ -131,12 +132,12 @@ class CommittedChangelog:
         if not result and self.view in manifest.failing:  # it has never had rows
             raise view_failing(manifest.failing[self.view])
         buckets = manifest.arrangements.get(result, {})
-        return self._table([run for own in buckets.values() for run in own], held=True)
+        return self._table(runs_of(buckets), held=True)
 
     def _changed(self, epoch: Epoch) -> list[Run]:
         manifest = read_manifest(self.files, epoch)
         result = manifest.result(self.holder(epoch), ROWS)
-        return [run for own in manifest.deltas.get(result, {}).values() for run in own]
+        return runs_of(manifest.deltas.get(result, {}))
 
     def _table(self, runs: Sequence[Run], *, held: bool = False) -> pa.Table:
         columns = self.entry.columns

@@ -17,7 +17,7 @@ from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.redo_log import last_received
-from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest
+from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest, runs_of
 from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
 
@@ -31,10 +31,15 @@ def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
     return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
+def bucket_count(catalog: Catalog, manifest: Manifest) -> int:
+    """Return the number of buckets of a storage as of an epoch."""
+    return manifest.buckets or catalog.buckets
+
+
 def row_count(files: Files, manifest: Manifest, relation: str) -> int:
     """Return the number of rows of a table or view by its id; reads only their weights."""
-    runs = manifest.arrangements.get(manifest.result(relation, ROWS), {})
-    weights = (read_run(files, run)[WEIGHT] for own in runs.values() for run in own)
+    held = manifest.arrangements.get(manifest.result(relation, ROWS), {})
+    weights = (read_run(files, run)[WEIGHT] for run in runs_of(held))
     return sum(pc.sum(column).as_py() or 0 for column in weights)
 
 
@@ -49,8 +54,8 @@ def violations(
     counter = catalog.find(relation.name + VIOLATIONS) if found else None
     if counter is None or counter.id in manifest.failing:
         return found
-    runs = manifest.arrangements.get(manifest.result(counter.id, ROWS), {})
-    for run in (run for own in runs.values() for run in own):
+    held = manifest.arrangements.get(manifest.result(counter.id, ROWS), {})
+    for run in runs_of(held):
         rows = read_run(files, run)
         for name, count, weight in zip(
             rows["c0"].to_pylist(), rows["c1"].to_pylist(), rows[WEIGHT].to_pylist(), strict=True
@@ -88,7 +93,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
     readers = readers_status(files, catalog, manifest.epoch)
     return {
         "epoch": manifest.epoch,
-        "buckets": manifest.buckets or catalog.buckets,
+        "buckets": bucket_count(catalog, manifest),
         "sources": sources,
         "views": views,
         "readers": readers,

@@ -25,7 +25,7 @@ from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
 from eddyline.runtime.frames import Frames
 from eddyline.spark.failures import FAILURES
-from eddyline.spark.schema import loose
+from eddyline.spark.schema import loosened
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
@@ -257,8 +257,5 @@ def _convertible(frame: DataFrame) -> DataFrame:
         name = quoted(column.name)
         if isinstance(column.dataType, VariantType):
             name = f"schema_of_variant({name}) || ' ' || to_json({name})"
-        value = expr(name)
-        if (kind := loose(column.dataType)) != column.dataType:
-            value = value.cast(kind)
-        columns.append(value.alias(column.name))
-    return frame.select(*columns)
+        columns.append(expr(name).alias(column.name))
+    return loosened(frame.select(*columns))

@@ -84,7 +84,9 @@ class Definitions:
             with workspace.lock:
                 workspace.check_writable()
                 if filling.is_of(workspace.catalog, workspace.manifest):
-                    return self._added(new, filling.committed())
+                    entry = self._added(new, filling.committed())
+                    until_done.close()  # the status has it as live as soon as the lock is free
+                    return entry
         with workspace.lock:  # definitions have changed: it is compiled again
             new = self._drafted(name, given, replace=replace, warn=False, options=options or {})
             return new if isinstance(new, Entry) else self._added(new)

@@ -137,9 +137,8 @@ class Dml:
         change = operator.resolve(operations, rows).select(layout.columns)
         settled = layout.consolidate(pa.concat_tables([rows.select(layout.columns), change]))
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
-        kinds = loose_schema(
-            columns
-        )  # PySpark can't convert a null struct with fields that can't be null
+        # PySpark can't convert a null struct with fields that can't be null
+        kinds = loose_schema(columns)
         return frame(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
 
 

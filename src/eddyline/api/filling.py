@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from eddyline.answers.changed import changed_runs
 from eddyline.api.epochs import Epochs, named
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import STREAM, Catalog, Entry
@@ -24,11 +24,10 @@ from eddyline.runtime.scan import bucket_segment
 from eddyline.runtime.sizes import UNKNOWN, rows_of
 from eddyline.source.segments import Segment
 from eddyline.spark.progress import job_tag, share_done
-from eddyline.state.manifest import ROWS, Manifest, read_manifest
-from eddyline.state.recover import EPOCHS
-from eddyline.state.runs import Run
+from eddyline.state.manifest import Manifest
+from eddyline.state.recover import attempt_folder
 
-AFTER_ALL = 10**12 - 1
+AFTER_ALL = Epoch(10**12 - 1)
 """What stands for the epoch in the name of a filling's folder: no cleaning of older epochs looks there."""
 
 _LOG = logging.getLogger("eddyline.epochs")
@@ -86,7 +85,7 @@ class Filling:
         base = workspace.manifest
         constants = workspace.compiler.write_constants(made)
         given = workspace.results.initial_input(made, catalog, base, {plan.name}, constants)
-        folder = f"{EPOCHS}/{AFTER_ALL:012d}-{uuid.uuid4().hex[:8]}"
+        folder = attempt_folder(AFTER_ALL)
         return cls(
             workspace, epochs, made, workspace.catalog, base, given, folder, catalog.level(entry)
         )
@@ -159,11 +158,8 @@ class Filling:
         entry = workspace.catalog.get(relation)
         if entry.kind == STREAM and not entry.arranged:
             return workspace.sources.between(entry, self.base, now.positions.get(entry.source))
-        found: list[Run] = []
-        for epoch in range(self.base.epoch + 1, now.epoch + 1):
-            manifest = read_manifest(workspace.files, Epoch(epoch))
-            buckets = manifest.deltas.get(manifest.result(entry.id, ROWS), {})
-            found += [run for own in buckets.values() for run in own]
+        changes = changed_runs(workspace.files, entry, now, self.base.epoch)
+        found = [run for _, runs in changes for run in runs]
         return [bucket_segment(found)] if found else ()
 
     @property

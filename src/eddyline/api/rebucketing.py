@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
-from eddyline.arguments import check_number
-from eddyline.catalog.entries import TABLE
+from eddyline.catalog.entries import TABLE, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError
+from eddyline.options import check_buckets
 from eddyline.runtime.failures import failed_view
 from eddyline.runtime.plans import other_plan
 from eddyline.runtime.rebucket import divided
-from eddyline.state.manifest import Buckets, Manifest, last_committed, write_manifest
-from eddyline.state.recover import EPOCHS
-
-BUCKETS_MAX = 4096
+from eddyline.runtime.reports import row_count
+from eddyline.state.manifest import Buckets, Manifest, commit_time, last_committed, write_manifest
+from eddyline.state.recover import attempt_folder
 
 _LOG = logging.getLogger("eddyline.epochs")
-
-
-def check_buckets(buckets: int) -> None:
-    """Raise EngineError BAD_OPTION if a storage can't have so many buckets."""
-    check_number("buckets", buckets, 1, BUCKETS_MAX)
 
 
 def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
@@ -45,7 +38,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
         epochs.finish_replacement()
         started = time.perf_counter()
         _check_plans(workspace)
-        folder = f"{EPOCHS}/{workspace.manifest.epoch + 1:012d}-{uuid.uuid4().hex[:8]}"
+        folder = attempt_folder(Epoch(workspace.manifest.epoch + 1))
         workspace.files.make_folder(folder)
         try:
             arrangements = _divided(workspace, folder, buckets)
@@ -70,11 +63,16 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
 def _check_plans(workspace: Workspace) -> None:
     """Raise StateError OTHER_PLAN if another plan has written the rows of a table."""
     written = workspace.manifest.plans
-    for entry in workspace.catalog.entries:
-        if entry.arranged and not is_ended(entry, workspace.catalog):
-            fingerprint = workspace.plan(entry).plan.fingerprint
-            if written.get(entry.id, fingerprint) != fingerprint:
-                raise other_plan(entry)
+    for entry, fingerprint in _fingerprints(workspace):
+        if written.get(entry.id, fingerprint) != fingerprint:
+            raise other_plan(entry)
+
+
+def _fingerprints(workspace: Workspace) -> list[tuple[Entry, str]]:
+    """Return the tables and streams of operations that aren't ended, each with the fingerprint of its plan."""
+    catalog = workspace.catalog
+    running = [e for e in catalog.entries if e.arranged and not is_ended(e, catalog)]
+    return [(entry, workspace.plan(entry).plan.fingerprint) for entry in running]
 
 
 def _divided(workspace: Workspace, folder: str, buckets: int) -> dict[str, Buckets]:
@@ -96,7 +94,7 @@ def _divided(workspace: Workspace, folder: str, buckets: int) -> dict[str, Bucke
                 )
             except Exception as error:  # whatever Spark raises: it is named and passed on
                 raise failed_view(entry.name, error) from error
-            rows = sum(run.rows for runs in held.values() for run in runs)
+            rows = row_count(held)
             seconds = time.perf_counter() - started
             _LOG.info("%s %s: %d rows divided, %.1f s", entry.kind, entry.name, rows, seconds)
     return arrangements
@@ -106,23 +104,18 @@ def _next_manifest(
     workspace: Workspace, arrangements: dict[str, Buckets], buckets: int
 ) -> Manifest:
     """Return the manifest of an epoch without changes, with the arrangements in their new buckets."""
-    base, catalog, fence = workspace.manifest, workspace.catalog, workspace.files.fence
-    arranged = [entry for entry in catalog.entries if entry.arranged]
-    plans = {
-        entry.id: workspace.plan(entry).plan.fingerprint
-        for entry in arranged
-        if entry.id in base.plans and not is_ended(entry, catalog)
-    }
-    others = {e.id for e in arranged}
-    kept = {name: plan for name, plan in base.plans.items() if name not in others}
+    base = workspace.manifest
+    arranged = {entry.id for entry in workspace.catalog.entries if entry.arranged}
+    plans = {name: plan for name, plan in base.plans.items() if name not in arranged}
+    plans |= {e.id: plan for e, plan in _fingerprints(workspace) if e.id in base.plans}
     return replace(
         base,
         epoch=Epoch(base.epoch + 1),
         arrangements=arrangements,
         deltas={},
         counters={},
-        plans=kept | plans,
-        writer="" if fence is None else fence.writer,
-        committed_at=max(time.time_ns() // 1000, base.committed_at),
+        plans=plans,
+        writer=workspace.files.writer,
+        committed_at=commit_time(base),
         buckets=buckets,
     )

@@ -17,6 +17,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 from eddyline.answers.open_reads import OpenReads
 from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
+from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
 from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Catalog, Entry
@@ -144,7 +145,7 @@ class Workspace:
     @property
     def buckets(self) -> int:
         """The number of buckets of the storage."""
-        return self.manifest.buckets or self.catalog.buckets
+        return bucket_count(self.catalog, self.manifest)
 
     def use_buckets(self, buckets: int) -> None:
         """Compile all plans anew, for another number of buckets."""

@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
 
 def _rebucket(args: argparse.Namespace) -> int:
     from eddyline.answers.tasks import REBUCKET
-    from eddyline.api.rebucketing import check_buckets
+    from eddyline.options import check_buckets
 
     check_buckets(args.buckets)
     args.name = os.path.basename(os.path.abspath(args.storage))

@@ -45,11 +45,13 @@ from eddyline.state.manifest import (
     Failure,
     Manifest,
     Predecessors,
+    commit_time,
     manifest_name,
+    runs_of,
     write_arrangements,
     write_manifest,
 )
-from eddyline.state.recover import EPOCHS
+from eddyline.state.recover import EPOCHS, attempt_folder
 from eddyline.storage.files import Files
 
 logger = logging.getLogger("eddyline.epochs")
@@ -134,7 +136,7 @@ class EpochRunner:
                 and all of them still fail. EPOCH_FAILED: a job failed for another reason.
         """
         epoch = Epoch(base.epoch + 1)
-        folder = f"{EPOCHS}/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+        folder = attempt_folder(epoch)
         self._remove_abandoned()
         self.files.make_folder(folder)
         plans = [one.plan for one in inputs]
@@ -225,11 +227,9 @@ class EpochRunner:
     def _adopt_files(self, computed: EpochState, epoch: Epoch) -> None:
         """Give the folder that `compute` has written to an epoch, with which it stays and goes."""
         parts = (computed.arrangements, computed.deltas)
-        names = [
-            r.name for part in parts for own in part.values() for runs in own.values() for r in runs
-        ]
+        names = [run.name for part in parts for own in part.values() for run in runs_of(own)]
         if names:
-            folder = f"{EPOCHS}/{epoch:012d}-{uuid.uuid4().hex[:8]}"
+            folder = attempt_folder(epoch)
             self.files.rename(os.path.dirname(names[0]), folder)
             self.files.sync(EPOCHS)
             computed.arrangements, computed.deltas = (_moved(part, folder) for part in parts)
@@ -424,8 +424,7 @@ class EpochRunner:
         # also where no input came, the manifest names the arrangement: its delta is found by it
         old, new = arrangements.get(before, {}), state.arrangements.setdefault(plan.result, {})
         prefix = f"{folder}/{plan.result.replace('/', '.')}.difference"
-        before_runs, after_runs = ([r for own in one.values() for r in own] for one in (old, new))
-        runs = difference_runs(self.files, prefix, before_runs, after_runs, columns)
+        runs = difference_runs(self.files, prefix, runs_of(old), runs_of(new), columns)
         delta: Buckets = {BucketId(0): runs} if runs else {}
         state.deltas[plan.result] = delta
         if plan.name in state.counters:
@@ -470,9 +469,9 @@ class EpochRunner:
             {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
             self.settings,
             base.replaced,
-            "" if self.files.fence is None else self.files.fence.writer,
+            self.files.writer,
             {**keys, **{plan.id: plan.key for plan in done if plan.key is not None}},
-            max(time.time_ns() // 1000, base.committed_at),  # clocks may be set back
+            commit_time(base),
             watermarks.moment,
             base.buckets,
         )
@@ -515,7 +514,7 @@ def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment
 
 def _segments(buckets: Buckets) -> list[Segment]:
     """Return some buckets' runs as input for the leaves of other plans."""
-    return [Segment(RUN, run.name, run.rows) for runs in buckets.values() for run in runs]
+    return [Segment(RUN, run.name, run.rows) for run in runs_of(buckets)]
 
 
 def _set_aside(

@@ -13,7 +13,7 @@ from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
 from eddyline.runtime.table import TableUpkeep
-from eddyline.state.manifest import Buckets, Failure
+from eddyline.state.manifest import Buckets, Failure, runs_of
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -80,7 +80,7 @@ def collect_reports(
 
 def row_count(buckets: Buckets) -> int:
     """Return the number of rows in the runs of some buckets."""
-    return sum(run.rows for runs in buckets.values() for run in runs)
+    return sum(run.rows for run in runs_of(buckets))
 
 
 class _Reports:

@@ -166,9 +166,8 @@ def difference_runs(
     tables = [read_run(files, run) for run in (*new, *old)]
     hashes = [table[HASH].to_numpy() for table in tables]
     slices = min(1, len(tables)) if columns else -(-sum(map(len, hashes)) // SLICE_ROWS)
-    bounds = np.linspace(-(2**63), 2**63, slices + 1)[1:-1].astype(
-        np.int64
-    )  # hashes are spread evenly
+    # hashes are spread evenly
+    bounds = np.linspace(-(2**63), 2**63, slices + 1)[1:-1].astype(np.int64)
     cuts = [[0, *np.searchsorted(own, bounds), len(own)] for own in hashes]
     found = []
     for number in range(slices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -128,7 +129,7 @@ class Manifest:
     def of(self, node: str) -> dict[str, list[Run]]:
         """Return the runs of all arrangements of a table or view, by arrangement."""
         return {
-            name: [run for runs in buckets.values() for run in runs]
+            name: runs_of(buckets)
             for name, buckets in self.arrangements.items()
             if name.split("/")[0] == node
         }
@@ -166,7 +167,7 @@ class Manifest:
     def all_runs(self) -> list[Run]:
         """Return every run that the manifest refers to."""
         parts = [*self.arrangements.values(), *self.deltas.values()]
-        return [run for buckets in parts for runs in buckets.values() for run in runs]
+        return [run for buckets in parts for run in runs_of(buckets)]
 
     def as_document(self) -> dict[str, Any]:
         """Return the manifest as a JSON document."""
@@ -190,6 +191,16 @@ class Manifest:
             "moment": self.moment,
             "buckets": self.buckets,
         }
+
+
+def runs_of(buckets: Buckets) -> list[Run]:
+    """Return the runs of some buckets, each bucket's old to new."""
+    return [run for runs in buckets.values() for run in runs]
+
+
+def commit_time(base: Manifest) -> int:
+    """Return `committed_at` of the epoch after `base`: clocks may be set back, it never is."""
+    return max(time.time_ns() // 1000, base.committed_at)
 
 
 def _to_json(parts: dict[str, Buckets]) -> dict[str, dict[str, list[list[Any]]]]:

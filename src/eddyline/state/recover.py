@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,11 @@ class Recovery:
 
     epoch: Epoch
     stale: tuple[str, ...] = ()
+
+
+def attempt_folder(epoch: Epoch) -> str:
+    """Return the name of a new folder for the files of an attempt at an epoch."""
+    return f"{EPOCHS}/{epoch:012d}-{uuid.uuid4().hex[:8]}"
 
 
 def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:

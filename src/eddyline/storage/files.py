@@ -62,6 +62,11 @@ class Files:
         self.unflushed: tuple[str, ...] = ()
         self.fence: Fence | None = None
 
+    @property
+    def writer(self) -> str:
+        """The id of the engine that writes here; empty if unknown."""
+        return "" if self.fence is None else self.fence.writer
+
     def flushing(self) -> Files:
         """Return the same files, of which each is flushed when it is written."""
         files = copy.copy(self)
