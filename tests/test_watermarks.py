@@ -214,6 +214,27 @@ def test_emit_final_gives_each_window_once_when_it_is_closed(fed: Fed) -> None:
 
 
 @pytest.mark.spark
+def test_a_view_made_while_final_rows_are_due_does_not_keep_them_back(fed: Fed) -> None:
+    """The watermark has advanced, and the epoch that emits by it has not come, when another view is filled."""
+    fed.engine.view("closed", FINAL["closed"] + " EMIT FINAL")
+    made = []
+
+    def make(progress: el.Progress) -> None:
+        if not made and progress.rows_in.get("closed"):
+            made.append(progress.epoch)
+            assert fed.engine.snapshot("closed").isEmpty()
+            fed.engine.view("hours", VIEWS["hours"])
+
+    fed.engine.on_progress(make)
+    fed.feed([(START, "a", 1), (START + timedelta(hours=1), "b", 2)])
+    fed.engine.advance()
+    assert made
+    assert [(row.k, row.n) for row in fed.engine.snapshot("closed").collect()] == [("a", 1)]
+    fed.check(["hours"])
+    assert fed.engine.verify().equal
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_pause_takes_nothing_from_final_rows_and_late_ones(fed: Fed, rounds: int) -> None:
     """Windows close and rows come late while views are paused; each final row is still given once."""

@@ -22,6 +22,7 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
+from eddyline.plan.nodes import StatefulPart
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled
@@ -35,6 +36,7 @@ from eddyline.spark.schema import plain_schema
 from eddyline.state.manifest import (
     Clock,
     Failure,
+    Manifest,
     Predecessors,
     committed_epochs,
     last_committed,
@@ -164,8 +166,8 @@ class Epochs:
             )
             for compiled in plans
         ]
-        watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
-        if not self._others_ask_for_clock(filled):  # else it would have to advance for those, too
+        watermarks, others = self._watermarks(base, filled)
+        if not any(map(asks_for_clock, others)):  # else it would have to advance for those, too
             watermarks.advance([compiled.plan.parts for compiled in plans], rows=True)
         replacement = None
         if replaced is not None:
@@ -207,7 +209,7 @@ class Epochs:
         log = workspace.sources.log(table)
         start, end = log.start(), log.end()
         segments = workspace.sources.segments(table, base, start, end)
-        watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
+        watermarks, _ = self._watermarks(base)
         inputs = [PlanInput(plan, {plan.leaves[0].name: segments})]
         return self._run(inputs, {table.id: end}, watermarks)
 
@@ -429,13 +431,23 @@ class Epochs:
             before = (*kept, (replaced.id, epoch))
         return Replacement(ViewId(entry.id), len(columns), before)
 
-    def _others_ask_for_clock(self, names: Collection[str]) -> bool:
-        """Return whether rows of other live views than these change as now() advances."""
+    def _watermarks(
+        self, base: Manifest, filled: Collection[str] = ()
+    ) -> tuple[Watermarks, list[Sequence[StatefulPart]]]:
+        """Return the watermarks of an epoch that runs only some views, and the operators of each other live view.
+
+        Args:
+            filled: the names of the views that it runs.
+        """
         workspace = self._workspace
-        others = [e for e in workspace.catalog.entries if self._is_live(e) and e.name not in names]
-        with suppress(QueryError):  # the next epoch sets that view aside
-            return any(asks_for_clock(workspace.plan(entry).plan.parts) for entry in others)
-        return True
+        watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
+        others: list[Sequence[StatefulPart]] = []
+        for entry in workspace.catalog.entries:
+            if self._is_live(entry) and entry.name not in filled:
+                with suppress(QueryError):  # the next epoch sets that view aside
+                    others.append(workspace.plan(entry).plan.parts)
+        watermarks.deferred = any(map(watermarks.have_advanced, others))
+        return watermarks, others
 
     def _run(
         self,

@@ -44,6 +44,8 @@ class Watermarks:
         now: when the epoch begins, microseconds since 1970; None where no epoch runs.
         before, moment: what now() is in the committed epoch and in this one, microseconds since
             1970; 0 where no view asks.
+        deferred: whether views that the epoch doesn't run wait for these watermarks; those of the
+            committed epoch then stay the ones that have been in force.
         reported: by stream name, what the running epoch has observed.
     """
 
@@ -53,6 +55,7 @@ class Watermarks:
     now: int | None = None
     before: int = 0
     moment: int = 0
+    deferred: bool = False
     reported: dict[str, Observed] = field(default_factory=dict)
 
     @classmethod
@@ -139,10 +142,11 @@ class Watermarks:
                     clocks[stream.id] = Clock(found.latest, ahead=found.ahead)
                 continue
             times = [time for time in (clock.latest, found.latest) if time is not None]
+            watermark = None if clock.latest is None else clock.latest - stream.delay
             clocks[stream.id] = replace(
                 clock,
                 latest=max(times, default=None),
-                watermark=None if clock.latest is None else clock.latest - stream.delay,
+                watermark=clock.watermark if self.deferred else watermark,
                 late=clock.late + (found.late if new else 0),
                 ahead=clock.ahead + (found.ahead if new else 0),
             )
