@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import eddyline.state.manifest
 import eddyline.state.recover
-import eddyline.testing
+import eddyline.testing.faults
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, StateError, StorageError
@@ -94,7 +94,7 @@ DAMAGES: list[Callable[[str, int], None]] = [flip, cut, gone]
 
 
 @pytest.mark.parametrize(
-    "module", [eddyline.state.manifest, eddyline.state.recover, eddyline.testing]
+    "module", [eddyline.state.manifest, eddyline.state.recover, eddyline.testing.faults]
 )
 def test_examples(module: object) -> None:
     globs = {"FaultyFiles": FaultyFiles, "tempfile": __import__("tempfile")}

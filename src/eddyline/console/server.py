@@ -25,7 +25,7 @@ try:
     from eddyline.console.observer import Observer
     from eddyline.console.pages import Addition, Pages
     from eddyline.console.tally import Tally
-    from eddyline.serving import LOOPBACK, AppServer
+    from eddyline.relay.serving import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the console", str(error.name), "console") from error
 
