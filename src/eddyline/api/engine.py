@@ -286,15 +286,15 @@ class Engine(ChangeFlows, Served):
 
     def progress(self) -> Progress | None:
         """Return the Progress of this engine's last epoch; None before the first."""
-        return self._epochs.progress
+        return self._epochs.reporting.progress
 
     def on_progress(self, callback: Callable[[Progress], Any]) -> None:
         """Call `callback` with the Progress of each epoch, after its commit."""
-        self._epochs.callbacks.append(callback)
+        self._epochs.reporting.callbacks.append(callback)
 
     def on_error(self, callback: Callable[[Exception], Any]) -> None:
         """Call `callback` with each failure of the background run, a stream's or a view's too."""
-        self._epochs.error_callbacks.append(callback)
+        self._epochs.reporting.error_callbacks.append(callback)
 
     def execute(self, script: str) -> DataFrame | None:
         """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
-from eddyline.answers.failing import view_failing
-from eddyline.answers.status import state_size
 from eddyline.api.replacing import REPLACING, without_marks
+from eddyline.api.reporting import Reporting, named
 from eddyline.api.retiring import retire_old
 from eddyline.api.sinks import Sinks
 from eddyline.api.stopping import Stops
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import LATE, VIEW, Catalog, Entry
+from eddyline.catalog.entries import VIEW, Catalog, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
@@ -25,11 +23,10 @@ from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.plan.nodes import StatefulPart
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
+from eddyline.runtime.execution import Execution
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled
 from eddyline.runtime.faults import Piece
-from eddyline.runtime.lanes import SHORT, WIDE
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
-from eddyline.runtime.progress import Progress
 from eddyline.runtime.reports import EpochState
 from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
@@ -55,42 +52,35 @@ RETRY_SHARE = 9
 """A pause between two tries is at least so many times as long as the last try."""
 
 _LOG = logging.getLogger("eddyline.epochs")
-_WHERE = ("view", "operator", "stream", "table", "file")
 
 
 class Epochs:
     """Runs epochs, one at a time. Callers hold the lock of the workspace.
 
     Attributes:
-        progress: the Progress of the last epoch; None before the first.
+        reporting: tells the user of epochs and errors.
         sinks: the sinks, which each commit wakes.
         stops: the streams that a row has stopped.
-        callbacks: functions that get the Progress of each epoch after its commit.
-        error_callbacks: functions that get the error of each view that is set aside, and of each
-            failure in the background.
         runner: runs and commits epochs.
     """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self.sinks = Sinks(workspace, self.report)
+        self.reporting = Reporting()
+        self.sinks = Sinks(workspace, self.reporting.error)
         self.sinks.recover()
-        self.stops = Stops(workspace, self.report)
-        self.progress: Progress | None = None
-        self.callbacks: list[Callable[[Progress], Any]] = []
-        self.error_callbacks: list[Callable[[Exception], Any]] = []
+        self.stops = Stops(workspace, self.reporting.error)
         self._tries = 0
         self._next_retry = 0.0
-        self.runner = EpochRunner(
+        execution = Execution(
             workspace.files,
             workspace.epochs_session,
             workspace.compiler.catalyst,
             workspace.options.scan_tasks,
             workspace.lanes,
-            workspace.zone,
-            workspace.settings,
             self._show_rows,
         )
+        self.runner = EpochRunner(workspace.files, execution, workspace.zone, workspace.settings)
         if workspace.writes:
             self.finish_replacement()
 
@@ -275,45 +265,13 @@ class Epochs:
             return False
         return time.monotonic() >= self._next_retry
 
-    def report(self, error: Exception) -> None:
-        """Call the functions that the user wants called with errors."""
-        self._call(self.error_callbacks, error)
-
     def committed(self, seconds: dict[str, float]) -> None:
         """Report an epoch after its commit, and remove what is no longer retained."""
-        workspace, manifest = self._workspace, self._workspace.manifest
-        rows_in, rows_out, state, lanes = {}, {}, {}, {}
-        for entry in workspace.catalog.entries:
-            counts = manifest.counters.get(entry.name)
-            if counts:
-                rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
-                if entry.kind == VIEW:
-                    lanes[entry.name] = SHORT if counts["short"] else WIDE
-            rows, size = state_size(manifest, entry)
-            if rows:
-                state[entry.name] = {"rows": rows, "bytes": size}
-        failing = {failure.view: failure.message for failure in manifest.failing.values()}
-        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
-        _LOG.info(
-            "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
-            manifest.epoch,
-            sum(rows_in.values()),
-            sum(rows_out.values()),
-            sum(seconds.values()),
-            ", ".join(f"{stage} {spent:.3f}" for stage, spent in seconds.items()),
-        )
-        if manifest.epoch % RETIRE_EVERY == 0:
-            retire_old(workspace)
+        self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, seconds)
+        if self._workspace.manifest.epoch % RETIRE_EVERY == 0:
+            retire_old(self._workspace)
         self.sinks.wake()
-        self._call(self.callbacks, self.progress)
-
-    def _call(self, callbacks: Sequence[Callable[[Any], Any]], argument: object) -> None:
-        """Call functions of the user; one that raises is logged, and the engine goes on."""
-        for callback in callbacks:
-            try:
-                callback(argument)
-            except Exception:  # noqa: BLE001  # whatever the user's function raises
-                _LOG.exception("a callback has failed: %r", callback)
+        self.reporting.call_back()
 
     def _show_rows(self, pieces: Sequence[Piece]) -> list[str]:
         """Return the first rows of pieces of input, each with its relation, for people."""
@@ -359,8 +317,8 @@ class Epochs:
 
     def use_session(self) -> None:
         """Run epochs from now on in the workspace's session, which is for its number of buckets."""
-        self.runner.session = self._workspace.epochs_session
-        self.runner.catalyst = self._workspace.compiler.catalyst
+        self.runner.execution.session = self._workspace.epochs_session
+        self.runner.execution.catalyst = self._workspace.compiler.catalyst
 
     def rebuild_changed(self) -> None:
         """Compute the views again whose state other plans than the current ones have written."""
@@ -485,34 +443,5 @@ class Epochs:
         finally:
             # an epoch that rebuilt views has ended their pauses, even if writing the catalog fails
             workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
-        self._report_failing(before.failing, workspace.manifest.failing)
-        self._report_ahead(before.clocks, workspace.manifest.clocks)
+        self.reporting.difference(before, workspace.manifest, workspace.catalog)
         return seconds
-
-    def _report_ahead(self, before: Mapping[str, Clock], now: Mapping[str, Clock]) -> None:
-        """Log how many rows the epoch has kept out of streams because they are dated far ahead."""
-        for stream in [e for e in self._workspace.catalog.entries if e.id in now]:
-            count = now[stream.id].ahead - before.get(stream.id, Clock(None)).ahead
-            if count:
-                text = "stream %s: rows dated more than max_ahead ahead: %d; they are in %s"
-                _LOG.warning(text, stream.name, count, stream.name + LATE)
-
-    def _report_failing(
-        self, before: Mapping[ViewId, Failure], now: Mapping[ViewId, Failure]
-    ) -> None:
-        """Log and report the views that were set aside, and those that have come back."""
-        for view, failure in now.items():
-            if view not in before:
-                _LOG.warning("view %s is set aside in epoch %d", failure.view, failure.since)
-                self.report(view_failing(failure))
-        for view, failure in before.items():
-            if view not in now:
-                _LOG.info("view %s, set aside in epoch %d, is live", failure.view, failure.since)
-
-
-def named(error: BaseException) -> str:
-    """Return condition and place of an error for the log; its message may contain user data."""
-    if not isinstance(error, EddylineError):
-        return type(error).__name__
-    where = [f"{key} {error.context[key]}" for key in _WHERE if key in error.context]
-    return " ".join([error.condition, *where])

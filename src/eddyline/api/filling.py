@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eddyline.answers.changed import changed_runs
-from eddyline.api.epochs import Epochs, named
+from eddyline.api.epochs import Epochs
+from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.changes import Epoch, ViewId

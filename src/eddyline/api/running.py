@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from eddyline.api.definitions import Definitions
-from eddyline.api.epochs import Epochs, named
+from eddyline.api.epochs import Epochs
 from eddyline.api.rebucketing import rebucket
+from eddyline.api.reporting import named
 from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
@@ -162,7 +163,7 @@ class Running:
                         if time.monotonic() - looked >= interval_s:
                             for unread in workspace.sources.follow(interval_s):
                                 _LOG.error("%s", named(unread))
-                                self._epochs.report(unread)
+                                self._epochs.reporting.error(unread)
                             looked = time.monotonic()
                         more = self._step(0.0)
                         if not more and self._epochs.retry_due():
@@ -184,7 +185,7 @@ class Running:
             Exception: the same error, if no later try can succeed.
         """
         self._last_error = error
-        self._epochs.report(error)
+        self._epochs.reporting.error(error)
         if isinstance(error, StateError) or not self._workspace.writes:
             raise error
         self._failures += 1

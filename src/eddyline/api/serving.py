@@ -62,7 +62,9 @@ class Served:
                 token=token,
                 explain=self._known_plan,
             ).start()
-            self._epochs.callbacks.append(lambda done: console.observe(done.epoch, done.seconds))
+            self._epochs.reporting.callbacks.append(
+                lambda done: console.observe(done.epoch, done.seconds)
+            )
             workspace.closing.append(console.stop)
             self._console = console
         return self._console.url
@@ -109,7 +111,7 @@ class Served:
         """Let all sessions of the JVM see the tables and views, also those that come later."""
         if self._published is None:
             published = Published(self._workspace)
-            self._epochs.callbacks.append(lambda _: published.update())
+            self._epochs.reporting.callbacks.append(lambda _: published.update())
             self._published = published
         self._published.update()
 

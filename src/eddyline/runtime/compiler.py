@@ -14,10 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from eddyline.catalog.altered import Seen, seen_by
-from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.altered import seen_by
+from eddyline.catalog.entries import STREAM, Catalog, Entry
 from eddyline.catalog.expectations import filter_of, strict
-from eddyline.catalog.logged import logged
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
 from eddyline.operators.result import Materialize
@@ -25,7 +24,6 @@ from eddyline.options import Options
 from eddyline.plan.admission import kept_out, with_rejected
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.eventtime import stream_bound
 from eddyline.plan.frames import leaves
 from eddyline.plan.lanes import ShortLane, WideLane
 from eddyline.plan.limits import Order
@@ -43,6 +41,7 @@ from eddyline.plan.partitions import check_partitions
 from eddyline.runtime.frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
+from eddyline.runtime.relations import as_seen, in_log, plain, relation_of
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared import SharedReader, SharedRows, SharedWriter
 from eddyline.runtime.short_lane import NotShortError, ShortPlan
@@ -175,15 +174,15 @@ class Compiler:
         if entry.of_frame:
             plan = self.frames.plan(entry)
             for rdd, known in self.frames.read(entry.name, plan, catalog).items():
-                relations[rdd] = self._relation(known, plan_of)
+                relations[rdd] = relation_of(known, lambda view: plan_of(view).compiled)
         else:
             for name in upstream:
                 known = catalog.get(name)
                 seen = seen_by(entry, known)
                 try:
-                    relation = self._relation(known, plan_of)
+                    relation = relation_of(known, lambda view: plan_of(view).compiled)
                     if seen.altered:
-                        relation = _as_seen(relation, seen, known)
+                        relation = as_seen(relation, seen, known)
                 except QueryError as error:
                     broken.append(error)  # the name may also be that of a column
                     continue
@@ -247,40 +246,10 @@ class Compiler:
             return None
         return plan
 
-    def _relation(self, entry: Entry, plan_of: Callable[[Entry], CompiledPlan]) -> Relation:
-        if entry.kind == VIEW:
-            view = plan_of(entry).compiled
-            return Relation(
-                entry.name,
-                entry.columns,
-                view.append_only,
-                view.endless,
-                dict(view.bounds),
-                key=view.key,
-            )
-        stream = entry.kind == STREAM and not entry.arranged
-        late = bool(entry.late_of)
-        place = entry.time_place
-        bounds = {} if place is None or late else {place: stream_bound(entry.name)}
-        names = entry.columns.names
-        key = tuple(names.index(name) for name in entry.key) if entry.key else None
-        relation = Relation(
-            entry.name,
-            entry.columns,
-            stream,
-            stream,
-            bounds,
-            place,
-            late,
-            key,
-            entry.gives_reasons,
-        )
-        return _in_log(relation, entry) if stream else relation
-
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
         columns = entry.columns
-        operations = _in_log(_plain(entry.name, columns), entry)
+        operations = in_log(plain(entry.name, columns), entry)
         build = self._build(self.catalyst, entry, {entry.name: operations})
         build.hash_bits = HASH_BITS  # the options of views must not change how rows are stored
         key = tuple(columns.names.index(name) for name in entry.key)
@@ -314,7 +283,7 @@ class Compiler:
         columns = entry.columns
         logged = StructType(columns.fields[:-2])
         places = {f.name: place for place, f in enumerate(stream.columns)}
-        log = _in_log(_plain(entry.name, stream.columns), stream)
+        log = in_log(plain(entry.name, stream.columns), stream)
         held = (
             *(log.places or ()),
             -1,
@@ -390,9 +359,9 @@ class Compiler:
             columns = StructType(columns.fields[:-1])
         every = tuple(range(len(columns)))
         weighted = StructType([*plain_schema(columns), StructField(WEIGHT, LongType())])
-        leaf, relation = Leaf("rows", entry.name, every), _plain(entry.name, columns)
+        leaf, relation = Leaf("rows", entry.name, every), plain(entry.name, columns)
         if entry.kind == STREAM and not entry.arranged:
-            relation = _in_log(relation, entry)
+            relation = in_log(relation, entry)
         return self._scan(entry.id, {entry.name: relation}, leaf, weighted)
 
     def _shared(
@@ -470,34 +439,6 @@ def _form(build: Build) -> tuple[object, ...]:
     """Return what two lowerings of one view must have in common to write the same state."""
     parts = [(part.name, part.operator, part.buckets) for part in build.parts]
     return parts, build.leaves, list(build.constants)
-
-
-def _plain(name: str, columns: StructType) -> Relation:
-    """Return a relation of which all stored rows are read."""
-    return Relation(name, columns, append_only=False)
-
-
-def _in_log(relation: Relation, entry: Entry) -> Relation:
-    """Return a relation whose rows are read from the log of a stream; that of a table as it is."""
-    if entry.kind != STREAM:
-        return relation
-    log = logged(entry)
-    return replace(relation, places=log.places, stored=log.names)
-
-
-def _as_seen(relation: Relation, seen: Seen, known: Entry) -> Relation:
-    """Return a relation with the columns that it has for a view."""
-    names, own = known.columns.names, relation.places
-    places = tuple(-1 if name is None else names.index(name) for name in seen.names)
-    at = {name: place for place, name in enumerate(seen.names) if name is not None}
-    return replace(
-        relation,
-        schema=seen.columns,
-        key=seen.key or None,
-        places=places if own is None else tuple(p if p < 0 else own[p] for p in places),
-        bounds={at[names[p]]: bound for p, bound in relation.bounds.items() if names[p] in at},
-        time=None if relation.time is None else at[names[relation.time]],
-    )
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

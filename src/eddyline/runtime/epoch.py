@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pyspark.sql import SparkSession
-
 from eddyline.changes import BucketId, Epoch, ViewId
-from eddyline.errors import EddylineError, EngineError
+from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
-from eddyline.plan.catalyst import Catalyst
-from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name, part_name
-from eddyline.runtime.failures import (
-    VIEW_FAILING,
-    failed_in_driver,
-    failed_view,
-    reads_failing,
-    still_failing,
-)
-from eddyline.runtime.faults import Piece, pieces_at_fault
-from eddyline.runtime.lanes import SHORT, WIDE, Lanes
-from eddyline.runtime.plans import EpochPlan, PlanInput, Reports, ShortPlan
+from eddyline.runtime.context import EpochContext, part_name
+from eddyline.runtime.execution import Attempted, Execution
+from eddyline.runtime.failures import reads_failing, still_failing
+from eddyline.runtime.faults import Piece
+from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.schedule import run_in_order
-from eddyline.runtime.shared import SharedRows
-from eddyline.runtime.sizes import has_short_rows, rows_of
-from eddyline.runtime.table import TableUpkeep
-from eddyline.source.segments import RUN, Segment, distribute
-from eddyline.spark.session import BATCH_BYTES, UNLIMITED
+from eddyline.source.segments import RUN, Segment
 from eddyline.state.arrangement import difference_runs
 from eddyline.state.manifest import (
     ROWS,
@@ -54,12 +39,8 @@ from eddyline.state.manifest import (
 from eddyline.state.recover import EPOCHS, attempt_folder
 from eddyline.storage.files import Files
 
-logger = logging.getLogger("eddyline.epochs")
-
 JOBS_AT_ONCE = 2
 ADOPTED = "adopted.json"
-
-_Done = tuple[Reports | EddylineError | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +64,15 @@ class EpochRunner:
     """Runs epochs against one storage, in one time zone and with fixed settings of Spark.
 
     Attributes:
-        lanes: chooses between a run in the driver and a Spark job.
+        execution: executes each plan.
         abandoned: folders of attempts that failed, to be removed.
-        show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
         pool: runs plans that don't read each other.
     """
 
     files: Files
-    session: SparkSession
-    catalyst: Catalyst
-    scan_tasks: int
-    lanes: Lanes
+    execution: Execution
     zone: str
     settings: dict[str, str]
-    show_rows: Callable[[Sequence[Piece]], Sequence[str]]
     abandoned: list[str] = field(default_factory=list)
     pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(JOBS_AT_ONCE))
 
@@ -241,7 +217,7 @@ class EpochRunner:
         values = watermarks.values
         return {
             part_name(plan.id, part.name): [
-                expiry.bound.least(self.catalyst, values) for expiry in part.expiry
+                expiry.bound.least(self.execution.catalyst, values) for expiry in part.expiry
             ]
             for plan in plans
             for part in plan.parts
@@ -261,7 +237,7 @@ class EpochRunner:
         named = {one.plan.name.lower(): one for one in inputs}
         read: dict[str, list[Piece]] = {}
 
-        def start(name: str) -> Callable[[], _Done] | None:
+        def start(name: str) -> Callable[[], Attempted] | None:
             one = named[name]
             if upstream := state.failing_upstream(one.plan):
                 error = reads_failing(one.plan.name, upstream)
@@ -271,15 +247,15 @@ class EpochRunner:
             if not (any(segments.values()) or watermarks.have_advanced(one.plan.parts)):
                 return None
             with timer.stage("plan"):
-                self._assign(context.folder, one.plan, segments)
+                self.execution.assign(context.folder, one.plan, segments)
             read[name] = [(leaf, s) for leaf, own in segments.items() for s in own]
-            return partial(self._attempt, one.plan, read[name], context)
+            return partial(self.execution.attempt, one.plan, read[name], context)
 
-        def finish(name: str, done: _Done) -> None:
+        def finish(name: str, done: Attempted) -> None:
             plan, (reported, seconds) = named[name].plan, done
             if isinstance(reported, EddylineError):
                 again = plan.id in context.rebuilt
-                rows = () if again else self._rows_at_fault(plan, read[name], context)
+                rows = () if again else self.execution.rows_at_fault(plan, read[name], context)
                 _set_aside(plan, reported, context.base, state, rows)
                 return
             collect_reports(self.files, context.folder, plan, state, watermarks, reported, seconds)
@@ -292,103 +268,6 @@ class EpochRunner:
         started, planned = time.perf_counter(), timer.seconds["plan"]
         run_in_order(after, start, finish, self.pool)
         timer.seconds["run"] += time.perf_counter() - started - (timer.seconds["plan"] - planned)
-
-    def _assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
-        """Write the segments of each task of each leaf; a table's plan has no tasks."""
-        if isinstance(plan.physical, TableUpkeep):
-            return
-        document = {
-            leaf: [[s.as_dict() for s in task] for task in distribute(own, self.scan_tasks)]
-            for leaf, own in segments.items()
-        }
-        self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
-
-    def _attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> _Done:
-        """Execute a plan; return what `_execute` does, or the error of a view that fails, and the seconds."""
-        started = time.perf_counter()
-        try:
-            return self._execute(plan, pieces, context), time.perf_counter() - started
-        except EngineError as error:
-            if error.condition != VIEW_FAILING or not plan.level:
-                raise  # only views can be left out of an epoch
-            return error, 0.0
-
-    def _rows_at_fault(
-        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
-    ) -> tuple[str, ...]:
-        """Return some of the rows on which a view fails, as texts."""
-
-        def fails(part: Sequence[Piece]) -> bool:
-            folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
-            self.files.make_folder(folder)
-            try:
-                self._assign(folder, plan, _by_leaf(plan, part))
-                self._execute(plan, part, replace(context, folder=folder))
-            except EddylineError as error:
-                return error.condition == VIEW_FAILING
-            finally:
-                self.files.remove(folder)
-            return False
-
-        names = {leaf.name: leaf.relation for leaf in plan.leaves}
-        found = [(names[leaf], segment) for leaf, segment in pieces_at_fault(pieces, fails)]
-        return tuple(self.show_rows(found))
-
-    def _execute(
-        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
-    ) -> Reports | None:
-        """Execute a plan; return the reports, or None if Spark's tasks have written them."""
-        if isinstance(plan.physical, TableUpkeep):
-            return plan.physical(context, [segment for _, segment in pieces])
-        if plan.short is None:
-            self._as_job(plan, pieces, context)
-            return None
-        rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
-        lane = self.lanes.choose(plan.id, rows, operators)
-        started = time.perf_counter()
-        reported = None
-        if lane == SHORT:
-            reported = self._in_driver(plan, plan.short, pieces, context)
-        if reported is None:
-            begun = time.perf_counter()
-            self._as_job(plan, pieces, context)
-            self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - begun, operators)
-        if lane == SHORT:  # with the job, if it took one after all
-            self.lanes.measured(plan.id, SHORT, rows, time.perf_counter() - started, operators)
-        return reported
-
-    def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
-        """Run a plan in the wide lane."""
-        spark = self.session.sparkContext
-        spark.setLocalProperty(PROPERTY, context.as_property())
-        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
-            spark.setLocalProperty(BATCH_BYTES, UNLIMITED)
-        spark.setJobDescription(f"eddyline {plan.name}")
-        try:
-            for physical in (*plan.before, plan.physical):
-                self.catalyst.run(physical)
-        except Exception as error:  # whatever Spark raises: it is named and passed on
-            raise failed_view(plan.name, error) from error
-        finally:
-            spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
-            spark.setLocalProperty(BATCH_BYTES, None)  # type: ignore[arg-type]
-            spark.setJobDescription(None)  # type: ignore[arg-type]
-        if plan.before:
-            with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
-                SharedRows(self.files, plan.id).remove(context.folder)
-
-    def _in_driver(
-        self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
-    ) -> Reports | None:
-        """Run a plan in the short lane; None if it has to run as a Spark job after all."""
-        try:
-            return short.run(context, _by_leaf(plan, pieces))
-        except Exception as error:  # whatever Spark or an operator raises: it is named
-            named = failed_in_driver(plan.name, error)
-            if named.condition != "EPOCH_FAILED":
-                raise named from error
-            logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
-            return None
 
     def _continue_changelog(
         self,
@@ -505,11 +384,6 @@ def _moved(parts: Mapping[str, Buckets], folder: str) -> dict[str, Buckets]:
 def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dict[str, Buckets]:
     """Return the arrangements of all but some tables and views."""
     return {name: own for name, own in arrangements.items() if name.split("/")[0] not in nodes}
-
-
-def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment]]:
-    """Return the segments of each leaf of a plan."""
-    return {leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves}
 
 
 def _segments(buckets: Buckets) -> list[Segment]:

@@ -1,0 +1,106 @@
+"""What the engine tells of its epochs: in the log, and to functions of the user."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eddyline.answers.failing import view_failing
+from eddyline.answers.status import state_size
+from eddyline.catalog.entries import LATE, VIEW, Catalog
+from eddyline.changes import ViewId
+from eddyline.errors import EddylineError
+from eddyline.runtime.lanes import SHORT, WIDE
+from eddyline.runtime.progress import Progress
+from eddyline.state.manifest import Clock, Failure, Manifest
+
+_LOG = logging.getLogger("eddyline.epochs")
+_WHERE = ("view", "operator", "stream", "table", "file")
+
+
+class Reporting:
+    """Tells the user of epochs and errors.
+
+    Attributes:
+        progress: the Progress of the last epoch; None before the first.
+        callbacks: functions that get the Progress of each epoch after its commit.
+        error_callbacks: functions that get the error of each view that is set aside, and of each
+            failure in the background.
+    """
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.callbacks: list[Callable[[Progress], Any]] = []
+        self.error_callbacks: list[Callable[[Exception], Any]] = []
+
+    def epoch(self, manifest: Manifest, catalog: Catalog, seconds: dict[str, float]) -> None:
+        """Log a committed epoch, and keep its Progress.
+
+        Args:
+            seconds: what each of its stages took.
+        """
+        rows_in, rows_out, state, lanes = {}, {}, {}, {}
+        for entry in catalog.entries:
+            counts = manifest.counters.get(entry.name)
+            if counts:
+                rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
+                if entry.kind == VIEW:
+                    lanes[entry.name] = SHORT if counts["short"] else WIDE
+            rows, size = state_size(manifest, entry)
+            if rows:
+                state[entry.name] = {"rows": rows, "bytes": size}
+        failing = {failure.view: failure.message for failure in manifest.failing.values()}
+        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
+        _LOG.info(
+            "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
+            manifest.epoch,
+            sum(rows_in.values()),
+            sum(rows_out.values()),
+            sum(seconds.values()),
+            ", ".join(f"{stage} {spent:.3f}" for stage, spent in seconds.items()),
+        )
+
+    def call_back(self) -> None:
+        """Call the functions that the user wants called after each epoch."""
+        _call(self.callbacks, self.progress)
+
+    def error(self, error: Exception) -> None:
+        """Call the functions that the user wants called with errors."""
+        _call(self.error_callbacks, error)
+
+    def difference(self, before: Manifest, now: Manifest, catalog: Catalog) -> None:
+        """Report the views that an epoch has set aside or got back, and the rows that it has kept out of streams."""
+        self._failing(before.failing, now.failing)
+        for stream in [entry for entry in catalog.entries if entry.id in now.clocks]:
+            earlier = before.clocks.get(stream.id, Clock(None))
+            count = now.clocks[stream.id].ahead - earlier.ahead
+            if count:
+                text = "stream %s: rows dated more than max_ahead ahead: %d; they are in %s"
+                _LOG.warning(text, stream.name, count, stream.name + LATE)
+
+    def _failing(self, before: Mapping[ViewId, Failure], now: Mapping[ViewId, Failure]) -> None:
+        for view, failure in now.items():
+            if view not in before:
+                _LOG.warning("view %s is set aside in epoch %d", failure.view, failure.since)
+                self.error(view_failing(failure))
+        for view, failure in before.items():
+            if view not in now:
+                _LOG.info("view %s, set aside in epoch %d, is live", failure.view, failure.since)
+
+
+def _call(callbacks: Sequence[Callable[[Any], Any]], argument: object) -> None:
+    """Call functions of the user; one that raises is logged, and the engine goes on."""
+    for callback in callbacks:
+        try:
+            callback(argument)
+        except Exception:  # noqa: BLE001  # whatever the user's function raises
+            _LOG.exception("a callback has failed: %r", callback)
+
+
+def named(error: BaseException) -> str:
+    """Return condition and place of an error for the log; its message may contain user data."""
+    if not isinstance(error, EddylineError):
+        return type(error).__name__
+    where = [f"{key} {error.context[key]}" for key in _WHERE if key in error.context]
+    return " ".join([error.condition, *where])

@@ -1,0 +1,150 @@
+"""Executes one plan of an epoch, in the driver or as a Spark job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from eddyline.errors import EddylineError, EngineError
+from eddyline.plan.catalyst import Catalyst
+from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name
+from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
+from eddyline.runtime.faults import Piece, pieces_at_fault
+from eddyline.runtime.lanes import SHORT, WIDE, Lanes
+from eddyline.runtime.plans import EpochPlan, Reports, ShortPlan
+from eddyline.runtime.shared import SharedRows
+from eddyline.runtime.sizes import has_short_rows, rows_of
+from eddyline.runtime.table import TableUpkeep
+from eddyline.source.segments import Segment, distribute
+from eddyline.spark.session import BATCH_BYTES, UNLIMITED
+from eddyline.storage.files import Files
+
+logger = logging.getLogger("eddyline.epochs")
+
+Attempted = tuple[Reports | EddylineError | None, float]
+"""What an attempt of a plan gives: its reports, None if they are on the disk, or the error of a view; and its seconds."""
+
+
+@dataclass(slots=True)
+class Execution:
+    """Executes the plans of epochs, each in the lane that should be the faster one.
+
+    Attributes:
+        lanes: chooses between a run in the driver and a Spark job.
+        show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
+    """
+
+    files: Files
+    session: SparkSession
+    catalyst: Catalyst
+    scan_tasks: int
+    lanes: Lanes
+    show_rows: Callable[[Sequence[Piece]], Sequence[str]]
+
+    def assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
+        """Write the segments of each task of each leaf; a table's plan has no tasks."""
+        if isinstance(plan.physical, TableUpkeep):
+            return
+        document = {
+            leaf: [[s.as_dict() for s in task] for task in distribute(own, self.scan_tasks)]
+            for leaf, own in segments.items()
+        }
+        self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
+
+    def attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> Attempted:
+        """Execute a plan; return what `_execute` does, or the error of a view that fails, and the seconds."""
+        started = time.perf_counter()
+        try:
+            return self._execute(plan, pieces, context), time.perf_counter() - started
+        except EngineError as error:
+            if error.condition != VIEW_FAILING or not plan.level:
+                raise  # only views can be left out of an epoch
+            return error, 0.0
+
+    def rows_at_fault(
+        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> tuple[str, ...]:
+        """Return some of the rows on which a view fails, as texts."""
+
+        def fails(part: Sequence[Piece]) -> bool:
+            folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
+            self.files.make_folder(folder)
+            try:
+                self.assign(folder, plan, _by_leaf(plan, part))
+                self._execute(plan, part, replace(context, folder=folder))
+            except EddylineError as error:
+                return error.condition == VIEW_FAILING
+            finally:
+                self.files.remove(folder)
+            return False
+
+        names = {leaf.name: leaf.relation for leaf in plan.leaves}
+        found = [(names[leaf], segment) for leaf, segment in pieces_at_fault(pieces, fails)]
+        return tuple(self.show_rows(found))
+
+    def _execute(
+        self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> Reports | None:
+        """Execute a plan; return the reports, or None if Spark's tasks have written them."""
+        if isinstance(plan.physical, TableUpkeep):
+            return plan.physical(context, [segment for _, segment in pieces])
+        if plan.short is None:
+            self._as_job(plan, pieces, context)
+            return None
+        rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
+        lane = self.lanes.choose(plan.id, rows, operators)
+        started = time.perf_counter()
+        reported = None
+        if lane == SHORT:
+            reported = self._in_driver(plan, plan.short, pieces, context)
+        if reported is None:
+            begun = time.perf_counter()
+            self._as_job(plan, pieces, context)
+            self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - begun, operators)
+        if lane == SHORT:  # with the job, if it took one after all
+            self.lanes.measured(plan.id, SHORT, rows, time.perf_counter() - started, operators)
+        return reported
+
+    def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
+        """Run a plan in the wide lane."""
+        spark = self.session.sparkContext
+        spark.setLocalProperty(PROPERTY, context.as_property())
+        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
+            spark.setLocalProperty(BATCH_BYTES, UNLIMITED)
+        spark.setJobDescription(f"eddyline {plan.name}")
+        try:
+            for physical in (*plan.before, plan.physical):
+                self.catalyst.run(physical)
+        except Exception as error:  # whatever Spark raises: it is named and passed on
+            raise failed_view(plan.name, error) from error
+        finally:
+            spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
+            spark.setLocalProperty(BATCH_BYTES, None)  # type: ignore[arg-type]
+            spark.setJobDescription(None)  # type: ignore[arg-type]
+        if plan.before:
+            with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
+                SharedRows(self.files, plan.id).remove(context.folder)
+
+    def _in_driver(
+        self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
+    ) -> Reports | None:
+        """Run a plan in the short lane; None if it has to run as a Spark job after all."""
+        try:
+            return short.run(context, _by_leaf(plan, pieces))
+        except Exception as error:  # whatever Spark or an operator raises: it is named
+            named = failed_in_driver(plan.name, error)
+            if named.condition != "EPOCH_FAILED":
+                raise named from error
+            logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
+            return None
+
+
+def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment]]:
+    """Return the segments of each leaf of a plan."""
+    return {leaf.name: [s for name, s in pieces if name == leaf.name] for leaf in plan.leaves}
