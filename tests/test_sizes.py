@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from eddyline import Engine, Options
-from eddyline.plan.catalyst import Catalyst
+from eddyline.plan import catalyst
 from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, keeps_rows_short, rows_of
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, PARQUET, RUN, Segment
 from eddyline.spark.session import BATCH_BYTES, UNLIMITED
@@ -74,13 +76,15 @@ def test_jobs_of_such_plans_have_no_limit_of_bytes(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[str | None] = []
-    run = Catalyst.run
+    given_to_tasks = catalyst.given_to_tasks
 
-    def noted(self: Catalyst, physical: object) -> None:
-        limits.append(spark.sparkContext.getLocalProperty(BATCH_BYTES))
-        run(self, physical)
+    @contextmanager
+    def noted(session: SparkSession, settings: object) -> Iterator[None]:
+        with given_to_tasks(session, settings):
+            limits.append(spark.sparkContext.getLocalProperty(BATCH_BYTES))
+            yield
 
-    monkeypatch.setattr(Catalyst, "run", noted)
+    monkeypatch.setattr(catalyst, "given_to_tasks", noted)
     with Engine(tmp_path / "s", spark, Options(short_lane_rows=0)) as engine:
         engine.table("t", "a STRING").insert([("x",)])
         engine.advance()

@@ -44,6 +44,8 @@ VIEWS = {
     "dates": "SELECT to_date(ts) AS d, k, sum(v) AS v, count(DISTINCT hour(ts)) AS h FROM t GROUP BY 1, 2",
     "window_days": "SELECT window(ts, '1 day', '1 day', '-75 minutes') AS w, count(*) AS n FROM t GROUP BY 1",
     "clause": "SELECT ts, k, count(*) AS n FROM t GROUP BY ts, k WINDOWING 1 day",
+    "day_before": "SELECT k, ts, count(*) OVER (PARTITION BY k ORDER BY ts RANGE BETWEEN INTERVAL 1 DAY"
+    " PRECEDING AND CURRENT ROW) AS n FROM t",
     "latest": "SELECT date(ts) AS d, hour(ts) AS h, max(v) AS v FROM p GROUP BY 1, 2",
     "across": "SELECT a.d, a.n, b.v FROM truncated a FULL JOIN latest b ON a.d = b.d",
 }

@@ -6,7 +6,7 @@ This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from eddyline.plan.logical import (
     output_of,
 )
 from eddyline.spark.scala import scala_of
-from eddyline.spark.session import active
+from eddyline.spark.session import active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
@@ -438,14 +438,25 @@ class Catalyst:
             conf.set(_EXCLUDED_RULES, excluded)
         return physical
 
-    def run(self, physical: Plan) -> None:
+    def run(self, physical: Plan, settings: Mapping[str, str] | None = None) -> None:
         """Execute a fresh copy of a physical plan for its side effects.
 
         A plan keeps its shuffles, so a second run would reuse the map outputs of the first. Copying is
         much faster than planning again.
+
+        Args:
+            settings: what the tasks are to see instead of the session's settings.
         """
-        with active(self.session):
+        given = self._settings
+        if settings:
+            given = given.clone()
+            given.putAll(settings)
+        with active(self.session), given_to_tasks(self.session, given):
             physical.clone().execute().count()
+
+    @cached_property
+    def _settings(self) -> Any:
+        return task_settings(self.session)
 
     # -- helpers ---------------------------------------------------------------------------
 

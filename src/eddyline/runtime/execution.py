@@ -115,17 +115,16 @@ class Execution:
         """Run a plan in the wide lane."""
         spark = self.session.sparkContext
         spark.setLocalProperty(PROPERTY, context.as_property())
-        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
-            spark.setLocalProperty(BATCH_BYTES, UNLIMITED)
+        short = plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces])
+        settings = {BATCH_BYTES: UNLIMITED} if short else {}
         spark.setJobDescription(f"eddyline {plan.name}")
         try:
             for physical in (*plan.before, plan.physical):
-                self.catalyst.run(physical)
+                self.catalyst.run(physical, settings)
         except Exception as error:  # whatever Spark raises: it is named and passed on
             raise failed_view(plan.name, error) from error
         finally:
             spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
-            spark.setLocalProperty(BATCH_BYTES, None)  # type: ignore[arg-type]
             spark.setJobDescription(None)  # type: ignore[arg-type]
         if plan.before:
             with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs

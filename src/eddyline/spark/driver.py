@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
-from eddyline.spark.session import active, zone_of
+from eddyline.spark.session import active, task_settings, zone_of
 
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
 _LENGTH = 4  # bytes before each message, big-endian
@@ -43,10 +43,7 @@ class Driver:
         self.scala = scala = scala_of(session)
         self._jsession = session._jsparkSession  # noqa: SLF001  # not public in PySpark
         self._arrow = scala.object("org.apache.spark.sql.execution.arrow.ArrowConverters")
-        settings = scala.new("java.util.Properties")
-        converters = scala.static("scala.jdk.javaapi.CollectionConverters")
-        settings.putAll(converters.asJava(self._jsession.sessionState().conf().getAllConfs()))
-        self.evaluator = _internals(scala).evaluator(settings, self.zone)
+        self.evaluator = _internals(scala).evaluator(task_settings(session), self.zone)
 
     def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
         """Return a frame for rows that come later, all in one partition, and the id of its RDD."""

@@ -161,6 +161,33 @@ def active(session: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
+def task_settings(session: SparkSession) -> Any:
+    """Return the settings of a session as the `java.util.Properties` in which tasks look for them."""
+    scala = scala_of(session)
+    converters = scala.static("scala.jdk.javaapi.CollectionConverters")
+    found = scala.new("java.util.Properties")
+    conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001  # not public in PySpark
+    found.putAll(converters.asJava(conf.getAllConfs()))
+    return found
+
+
+@contextmanager
+def given_to_tasks(session: SparkSession, settings: Any) -> Iterator[None]:
+    """Let the tasks of this thread's jobs see settings, as those of a query see its session's.
+
+    Expressions read some of them while they run: frames of RANGE the time zone.
+    """
+    context = session.sparkContext._jsc.sc()  # noqa: SLF001  # not public in PySpark
+    before = context.getLocalProperties()
+    given = before.clone()
+    given.putAll(settings)
+    context.setLocalProperties(given)
+    try:
+        yield
+    finally:
+        context.setLocalProperties(before)
+
+
 def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFrame:
     """Return a DataFrame of local rows; the user's active session stays the active one.
 
