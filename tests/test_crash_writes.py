@@ -16,8 +16,8 @@ from eddyline.testing import FaultyFiles
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 KINDS = [
-    ("crash", "any", 16),  # the process is as good as dead: the storage is opened again
-    ("fail", "any", 10),  # a passing fault: the same engine goes on
+    ("crash", "any", 10),  # the process is as good as dead: the storage is opened again
+    ("fail", "any", 7),  # a passing fault: the same engine goes on
     ("kill", "worker", 6),  # one of Spark's Python workers dies: the same engine goes on
 ]
 

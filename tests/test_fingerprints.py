@@ -208,7 +208,7 @@ def test_all_settings_are_known_to_spark(spark: SparkSession) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 24])
 def test_a_plan_has_the_same_fingerprint_in_every_process(every: int) -> None:
     child = Path(__file__).with_name("fingerprint_child.py")
     outputs = []

@@ -255,9 +255,10 @@ def test_other_rules_buckets_and_hashes_change_nothing(otherwise, changes):
     assert otherwise.differences(replay=False) == []
 
 
-def test_at_once_in_batches_row_by_row_and_with_restarts(tmp_path, spark):
+@pytest.mark.parametrize("step", [40, pytest.param(12, marks=pytest.mark.slow)])
+def test_at_once_in_batches_row_by_row_and_with_restarts(tmp_path, spark, step):
     """The same changes, cut in different ways, come to the same result."""
-    names = closed(every(24, 2))
+    names = closed(every(step, 2))
     batches = []
 
     @given(changes=CHANGES)

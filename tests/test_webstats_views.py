@@ -270,17 +270,17 @@ def test_live_statistics_equal_offline_ones_and_hold_nothing_personal(tmp_path):
 
     log = [one for batch in Traffic(lines=900, days=2, seed=4).batches(300) for one in batch]
     storage = tmp_path / "storage"
-    for part in (0, 1, 2):
+    for part in (0, 1):
         with Engine(str(storage)) as engine:
             define_key(engine.spark, secret_of(storage))
             if part == 0:
                 engine.table(INPUT, SCHEMA)
                 for name, text in queries(script(Settings(COMBINED))).items():
                     engine.view(name, text)
-            rows = [(text, seq, "x.log") for seq, text in enumerate(log) if seq % 3 == part]
+            rows = [(text, seq, "x.log") for seq, text in enumerate(log) if seq % 2 == part]
             engine.table(INPUT, SCHEMA).insert(rows)
             engine.advance()
-            if part < 2:
+            if part == 0:
                 continue
             assert engine.verify()
             personal = re.compile(
