@@ -257,8 +257,28 @@ WINDOWS = {
     " FROM t",
     "sliding_rows": "SELECT k, id, b, avg(b) OVER (PARTITION BY k ORDER BY id, b"
     " ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS a FROM t",
+    "sliding_before": "SELECT g, id, b, sum(b) OVER w AS s, nth_value(b, 2) OVER w AS n FROM t"
+    " WINDOW w AS (PARTITION BY g ORDER BY b DESC NULLS LAST, id ROWS BETWEEN 3 PRECEDING AND 2 PRECEDING)",
+    "lag_of_lead": "SELECT k, id, b, lag(z) OVER (PARTITION BY k ORDER BY id, b) AS y FROM (SELECT k, id, b,"
+    " lead(b, 2) OVER (PARTITION BY k ORDER BY id, b) AS z FROM t)",
+    "lag_of_all": "SELECT k, id, b, id - lag(id, 1, 0) OVER (ORDER BY k, id, b) AS d FROM t",
+    "lag_by_double": "SELECT g, x, lag(x) OVER (PARTITION BY g ORDER BY x DESC) AS y FROM"
+    " (SELECT g, x + 0D AS x FROM t)",
+    "lag_not_null": "SELECT k, id, b, lag(b) IGNORE NULLS OVER (PARTITION BY k ORDER BY id, b) AS a FROM t",
+    "lag_and_rank": "SELECT k, id, b, lag(b) OVER w AS a, rank() OVER w AS r FROM t"
+    " WINDOW w AS (PARTITION BY k ORDER BY id, b)",
+    "gaps_between": "SELECT k, count(*) AS n, max(gap) AS m FROM (SELECT k, id - lag(id) OVER (PARTITION BY k"
+    " ORDER BY id) AS gap FROM t) GROUP BY k",
     "sliding_range": "SELECT k, id, count(*) OVER (PARTITION BY k ORDER BY id"
     " RANGE BETWEEN 2 PRECEDING AND 1 FOLLOWING) AS n FROM t",
+    "range_peers": "SELECT g, b, id, max(id) OVER (PARTITION BY g ORDER BY b DESC NULLS LAST"
+    " RANGE BETWEEN CURRENT ROW AND CURRENT ROW) AS m FROM t",
+    "range_days": "SELECT k, ts, count(*) OVER (PARTITION BY k ORDER BY ts"
+    " RANGE BETWEEN INTERVAL 24 HOURS PRECEDING AND INTERVAL 1 HOUR FOLLOWING) AS n FROM t",
+    "range_dates": "SELECT g, day, sum(id) OVER (PARTITION BY g ORDER BY day DESC"
+    " RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) AS s FROM t",
+    "range_months": "SELECT k, ts, count(*) OVER (PARTITION BY k ORDER BY ts"
+    " RANGE BETWEEN INTERVAL 1 MONTH PRECEDING AND CURRENT ROW) AS n FROM t",
     "range_time": "SELECT k, ts, sum(b) OVER (PARTITION BY k ORDER BY ts"
     " RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) AS s FROM t",
     "whole_partition": "SELECT g, b, b - avg(b) OVER (PARTITION BY g) AS off, max(x) OVER (PARTITION BY g) AS m"

@@ -101,6 +101,20 @@ def test_days_of_a_time_zone_equal_offline(tmp_path: Path, spark: SparkSession, 
         assert {row[0] for row in held} == days
 
 
+def test_a_frame_of_a_day_reaches_over_a_clock_change(tmp_path: Path, spark: SparkSession) -> None:
+    """In Berlin 25 October 2026 has 25 hours, so a frame of one day can reach 25 hours back."""
+    with el.Engine(str(tmp_path), cloned(spark, **{ZONE: "Europe/Berlin"})) as engine:
+        table = engine.table("t", *TABLES["t"])
+        engine.view("day_before", VIEWS["day_before"])
+        table.insert([(datetime(2026, 10, 25, 12, tzinfo=UTC), "a", 1)])
+        engine.advance()
+        table.insert([(datetime(2026, 10, 24, 11, 30, tzinfo=UTC), "a", 1)])
+        engine.advance()
+        assert engine.verify()
+        counts = {row.ts.day: row.n for row in engine.snapshot("day_before").collect()}
+        assert counts == {24: 1, 25: 2}
+
+
 @pytest.mark.parametrize("zone", zones("Asia/Kathmandu"))
 def test_days_of_a_stream_with_a_watermark(tmp_path: Path, spark: SparkSession, zone: str) -> None:
     chance, grid = random.Random(zone), moments(zone)

@@ -26,6 +26,13 @@ SHAPES = {
         SELECT g % 16 AS part, id, v FROM facts
         QUALIFY row_number() OVER (PARTITION BY g % 16 ORDER BY v DESC, id) <= 3
     """,
+    "previous row": """
+        SELECT id, v - lag(v) OVER (PARTITION BY g % 16 ORDER BY v, id) AS step FROM facts
+    """,
+    "moving average": """
+        SELECT id, avg(v) OVER (PARTITION BY g % 16 ORDER BY id ROWS BETWEEN 10 PRECEDING AND CURRENT ROW)
+            AS mean FROM facts
+    """,
 }
 ROWS_PER_GROUP = 10
 

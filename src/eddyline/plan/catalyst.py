@@ -267,16 +267,21 @@ class Catalyst:
         functions: Sequence[Expression],
         partition: Sequence[Expression],
         child: Plan,
+        by: Expression | None = None,
     ) -> Plan:
-        """Return a Window node with other functions and partitions over another child."""
+        """Return a Window node with other functions and partitions over another child.
+
+        Args:
+            by: the column to order by; None for the order of `node`.
+        """
+        order = node.orderSpec() if by is None else self.seq([self._ascending(by)])
         return self._node(
-            "Window",
-            self.seq(functions),
-            self.seq(partition),
-            node.orderSpec(),
-            child,
-            self._scala.nothing,
+            "Window", self.seq(functions), self.seq(partition), order, child, self._scala.nothing
         )
+
+    def _ascending(self, column: Expression) -> Expression:
+        up = self._scala.object(f"{_EXPRESSIONS}.Ascending")
+        return self.expression("SortOrder", column, up, up.defaultNullOrdering(), self._scala.empty)
 
     def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
         """Return an Expand node with `extra` passed through each projection."""

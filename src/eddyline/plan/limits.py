@@ -244,7 +244,7 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     child = lower(child_of(node))
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     sort_keys = [order.child() for order in orders]
-    if not (build.native and _is_sortable(sort_keys, partition)):
+    if not (build.native and is_sortable(sort_keys, partition)):
         return child  # the filter drops the same rows
     columns = output_of(child_of(node))
     keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
@@ -277,7 +277,7 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     )
 
 
-def _is_sortable(sort_keys: Sequence[Expression], partition: Sequence[Expression]) -> bool:
+def is_sortable(sort_keys: Sequence[Expression], partition: Sequence[Expression]) -> bool:
     """Return whether the operator can sort by the keys and compare the partitions."""
     unknown = any(contains_type(type_of(key), UNSORTABLE) for key in sort_keys)
     return not unknown and not any(contains_type(type_of(key), NESTED) for key in partition)

@@ -102,6 +102,10 @@ class Arrangement:
     def tables(self) -> list[pa.Table]:
         """Return the rows of each run, old to new."""
         self.touched += sum(run.rows for run in self.runs)
+        return self.mapped()
+
+    def mapped(self) -> list[pa.Table]:
+        """Return the rows of each run for a caller that reads a few of them, and adds their number to `touched`."""
         return [read_run(self.files, run) for run in self.runs]
 
     def extend(

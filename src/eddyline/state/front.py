@@ -53,13 +53,14 @@ def front(
         first copy. A negative weight means that a row was retracted that doesn't exist.
     """
     layout = arrangement.layout
-    runs = [*arrangement.tables(), layout.sorted(delta)]
+    runs = [*arrangement.mapped(), layout.sorted(delta)]
     runs = [cast_to(run, runs[0].schema) for run in runs]
     hashes = distinct_hashes(groups)
     found: list[pa.Table] = []
     read = min(max(2 * limit, FIRST_READ), MOST_AT_FIRST)
     while len(hashes):
         heads, cut = _heads(runs, hashes, read)
+        arrangement.touched += heads.num_rows
         rows, ranks, incomplete = _merge(layout, heads, cut, groups, limit, ties)
         complete = ~np.isin(rows[HASH].to_numpy(), incomplete)
         kept = complete & ((ranks < limit) | (rows[WEIGHT].to_numpy() < 0))

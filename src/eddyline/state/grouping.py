@@ -202,10 +202,7 @@ def _ordered_numbers(array: pa.Array) -> np.ndarray:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return _filled(_comparable(array).cast(pa.int64()), 0)
     if pa.types.is_floating(kind):
-        values = _filled(array.cast(pa.float64()), 0.0) + 0.0  # no -0.0
-        bits = values.view(np.int64)
-        ordered = bits ^ ((bits >> 63) & _INT_MAX)
-        return np.where(np.isnan(values), _INT_MAX, ordered)
+        return ordered_doubles(_filled(array.cast(pa.float64()), 0.0))
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.int64)
     numbers, known = _dictionary(array)
@@ -213,6 +210,14 @@ def _ordered_numbers(array: pa.Array) -> np.ndarray:
     ranks[pc.sort_indices(known).to_numpy()] = np.arange(len(known))
     found: np.ndarray = ranks[numbers]
     return found
+
+
+def ordered_doubles(values: np.ndarray) -> np.ndarray:
+    """Return integers in the order of doubles: NaN is the largest, and -0.0 equals 0.0."""
+    values = values + 0.0  # no -0.0
+    bits = values.view(np.int64)
+    ordered: np.ndarray = np.where(np.isnan(values), _INT_MAX, bits ^ ((bits >> 63) & _INT_MAX))
+    return ordered
 
 
 def _filled(array: pa.Array, value: float) -> np.ndarray:

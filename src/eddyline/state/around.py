@@ -1,0 +1,239 @@
+"""The rows around changes in ordered groups, read without the rest of the group.
+
+Each run is sorted by hash and order, so a binary search by the first sort key finds the place of a change in it. The cost
+grows with the number of changes, with how far around them is read, and with the number of runs, not
+with the size of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.state.grouping import group_rows, sorted_places
+from eddyline.state.kernels import cast_to, ranges
+from eddyline.state.search import key_ranges
+
+FIRST_READ = 8
+GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Stretches of groups, each of rows that follow each other without a gap.
+
+    Attributes:
+        rows: the rows, each once, by group and in order.
+        old, new: how many copies of each there are before the changes and after them.
+        stretch: the number of each row's stretch, from 0; those of one are neighbours.
+    """
+
+    rows: pa.Table
+    old: np.ndarray
+    new: np.ndarray
+    stretch: np.ndarray
+
+
+def rows_around(
+    arrangement: Arrangement, delta: pa.Table, group: Sequence[str], reach: int
+) -> Stretches:
+    """Return the changed rows, and on both sides of each the rows that are next to it.
+
+    The same number of rows is read on both sides of a change in each run; their merge is complete between the
+    innermost of the runs' ends. Where that isn't enough (because of deletions or equal
+    keys) four times as many are read. If the first sort key is neither a number nor a time, whole groups are read.
+
+    Args:
+        arrangement: the stored rows, in order.
+        delta: the changes: consolidated rows of the same layout.
+        group: the columns that tell the groups of a hash apart.
+        reach: how many rows there are to be on each side of a change, before the changes and after them;
+            fewer only where the group ends.
+    """
+    layout = arrangement.layout
+    changes, runs = _sorted(arrangement, delta)
+    if not runs:
+        return _first(changes, group)
+    found: list[Stretches] = []
+    read = max(2 * reach, FIRST_READ)
+    while changes.num_rows:
+        merged, again = _read(layout, runs, changes, group, reach, read)
+        arrangement.touched += merged.rows.num_rows
+        found.append(merged)
+        changes = changes.filter(pa.array(np.isin(changes[HASH].to_numpy(), again)))
+        read *= GROWTH
+    return _joined(found)
+
+
+def values_around(
+    arrangement: Arrangement, delta: pa.Table, group: Sequence[str], reach: int
+) -> Stretches:
+    """Return the changed rows, and the rows of their groups whose sort keys differ from theirs by at most `reach`.
+
+    Args:
+        arrangement: the stored rows, in the order of one key, whose type can be searched.
+        delta, group: as `rows_around` takes them.
+        reach: as large as a difference may be, of the stored numbers: days of dates, microseconds of timestamps.
+    """
+    layout = arrangement.layout
+    changes, runs = _sorted(arrangement, delta)
+    if not runs:
+        return _first(changes, group)
+    pieces = []
+    for run in runs:
+        _, _, first, end = key_ranges(run, changes, layout.order[0], reach, reach)
+        pieces.append(run.take(pa.array(_union(first, end))))
+    merged, _ = _Merged.of(layout, changes, pieces, group)
+    _, _, first, end = key_ranges(merged.in_order, changes, layout.order[0], reach, reach)
+    found = merged.stretches(*merged.spans(first, end - 1))
+    arrangement.touched += found.rows.num_rows
+    return found
+
+
+def _sorted(arrangement: Arrangement, delta: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+    """Return the changes in order, and the runs with the same types."""
+    changes = arrangement.layout.sorted(delta)
+    return changes, [cast_to(run, changes.schema) for run in arrangement.mapped()]
+
+
+def _first(changes: pa.Table, group: Sequence[str]) -> Stretches:
+    """Return the stretches of changes to nothing: whole groups."""
+    groups = group_rows(changes, [HASH, *group]).of
+    if len(groups) and np.diff(groups).min(initial=0) < 0:  # the hashes of some collide
+        by_group = np.argsort(groups, kind="stable")
+        changes, groups = changes.take(pa.array(by_group)), groups[by_group]
+    weights = changes[WEIGHT].to_numpy()
+    return Stretches(changes, np.zeros(len(weights), np.int64), weights, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Changes, and what was read of the runs: equal rows are one, and numbered in order.
+
+    Attributes:
+        in_order: the rows by hash and in order.
+        by_group: their numbers by group: hashes can collide, so the rows of a group need not be neighbours.
+        old, new: how many copies of each there are, by group.
+        own: the number of each change.
+        place: for each row by group what `base` and its number add up to.
+        base: for each change where the places of its group begin.
+    """
+
+    in_order: pa.Table
+    by_group: np.ndarray
+    old: np.ndarray
+    new: np.ndarray
+    own: np.ndarray
+    place: np.ndarray
+    base: np.ndarray
+
+    @classmethod
+    def of(
+        cls, layout: Layout, changes: pa.Table, pieces: Sequence[pa.Table], group: Sequence[str]
+    ) -> tuple[_Merged, np.ndarray]:
+        """Merge rows; return the number of each of them, too."""
+        rows = pa.concat_tables([changes, *pieces])
+        places = sorted_places(rows, layout.identity, layout.order)
+        of = group_rows(rows, [HASH, *layout.identity]).of[places]
+        begins = np.diff(of, prepend=-1) != 0
+        starts = np.flatnonzero(begins)
+        number = np.empty(len(places), np.int64)
+        number[places] = np.cumsum(begins) - 1
+        weights = rows[WEIGHT].to_numpy()[places]
+        new = np.add.reduceat(weights, starts)
+        old = np.add.reduceat(np.where(places < changes.num_rows, 0, weights), starts)
+        in_order = rows.take(pa.array(places[starts]))
+        groups = group_rows(in_order, [HASH, *group]).of
+        by_group = np.argsort(groups, kind="stable")
+        own = number[: changes.num_rows]
+        count = len(starts)
+        place, base = groups[by_group] * count + by_group, groups[own] * count
+        found = cls(in_order, by_group, old[by_group], new[by_group], own, place, base)
+        return found, number
+
+    def spans(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return, by group, where the rows of each change's group begin and end whose numbers lie in a range."""
+        begin = np.searchsorted(self.place, self.base + first)
+        return begin, np.searchsorted(self.place, self.base + last, "right")
+
+    def stretches(self, first: np.ndarray, end: np.ndarray) -> Stretches:
+        """Return the rows in some spans; spans that have a row in common are one stretch."""
+        order = np.lexsort((end, first))
+        first, end = first[order], np.maximum.accumulate(end[order])
+        starts = np.flatnonzero(first >= np.concatenate(([-1], end[:-1])))
+        lengths = np.maximum.reduceat(end, starts) - first[starts] if len(starts) else first
+        kept = ranges(first[starts], lengths)
+        rows = self.in_order.take(pa.array(self.by_group[kept]))
+        stretch = np.repeat(np.arange(len(starts)), lengths)
+        return Stretches(rows, self.old[kept], self.new[kept], stretch)
+
+
+def _read(
+    layout: Layout,
+    runs: Sequence[pa.Table],
+    changes: pa.Table,
+    group: Sequence[str],
+    reach: int,
+    read: int,
+) -> tuple[Stretches, np.ndarray]:
+    """Read up to `read` rows on each side of each change from each run.
+
+    Returns:
+        The stretches of the groups where that is enough, and the hashes of the others.
+    """
+    pieces, reads, begin = [], [], changes.num_rows
+    for run in runs:
+        low, high, left, right = key_ranges(run, changes, layout.order[0])
+        first, end = np.maximum(low, left - read), np.minimum(high, right + read)
+        indices = _union(first, end)
+        pieces.append(run.take(pa.array(indices)))
+        some = end > first
+        starts = np.where(some, begin + np.searchsorted(indices, first), 0)
+        lasts = np.where(some, begin + np.searchsorted(indices, end) - 1, 0)
+        reads.append((starts, lasts, first > low, end < high))
+        begin += len(indices)
+    merged, number = _Merged.of(layout, changes, pieces, group)
+
+    # around each change the merge is complete between the innermost ends of what was read of longer runs
+    rows = len(merged.by_group)
+    first, last = np.zeros(len(merged.own), np.int64), np.full(len(merged.own), rows - 1)
+    before_cut = after_cut = np.zeros(len(merged.own), bool)
+    for starts, lasts, more_before, more_after in reads:
+        first = np.where(more_before, np.maximum(first, number[starts]), first)
+        last = np.where(more_after, np.minimum(last, number[lasts]), last)
+        before_cut, after_cut = before_cut | more_before, after_cut | more_after
+    begin_, end_ = merged.spans(first, last)
+    at = np.searchsorted(merged.place, merged.base + merged.own)
+    enough = np.ones(len(at), bool)
+    for copies in (merged.old, merged.new):
+        total = np.concatenate(([0], np.cumsum(copies)))
+        enough &= ~before_cut | (total[at] - total[begin_] >= reach)
+        enough &= ~after_cut | (total[end_] - total[at + 1] >= reach)
+    hashes = changes[HASH].to_numpy()
+    again = np.unique(hashes[~enough])
+    done = ~np.isin(hashes, again)
+    return merged.stretches(begin_[done], end_[done]), again
+
+
+def _union(first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the numbers that are in any of some ranges; both bounds never fall."""
+    unread = np.maximum(first, np.concatenate(([0], end[:-1])))
+    return ranges(unread, np.maximum(end - unread, 0))
+
+
+def _joined(parts: Sequence[Stretches]) -> Stretches:
+    if len(parts) == 1:
+        return parts[0]
+    counts = [int(part.stretch.max(initial=-1)) + 1 for part in parts]
+    offsets = np.concatenate(([0], np.cumsum(counts[:-1])))
+    return Stretches(
+        pa.concat_tables([part.rows for part in parts]),
+        np.concatenate([part.old for part in parts]),
+        np.concatenate([part.new for part in parts]),
+        np.concatenate([p.stretch + o for p, o in zip(parts, offsets, strict=True)]),
+    )
