@@ -81,8 +81,11 @@ class Dml:
 
     def update(
         self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
-    ) -> Operations:
-        """Return the operations of UPDATE table SET column = expression, ... WHERE condition."""
+    ) -> DataFrame:
+        """Return the rows of UPDATE table SET column = expression, ... WHERE condition.
+
+        Each has the columns as they are, and then as they are to be: `c0..`.
+        """
         if not assignments:
             raise wrong_argument("assignments", assignments, "set at least one column")
         given = {
@@ -101,12 +104,7 @@ class Dml:
         where = _where(condition)
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {quoted(entry.name)}{where}"
-        names = entry.columns.names
-        with query_errors(query):
-            found = self._run(query).toDF(*numbered("c", 2 * len(names)))
-            both = loosened(found).toArrow()
-        before, after = both.columns[: len(names)], both.columns[len(names) :]
-        return [(DELETE, pa.table(before, names)), (APPEND, pa.table(after, names))]
+        return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
 
     def _run(self, query: str) -> DataFrame:
         with query_errors(query):

@@ -72,12 +72,34 @@ def write_files(
         attempt: begins the names of the files of this write; has no hyphen.
         rows: tables of all columns of the table, in their order.
     """
-    written = []
-    for part in _gathered(rows):
-        name = f"{FOLDER}/{table}/{attempt}-{uuid.uuid4().hex}.arrow"
-        segment = write_rows(files, name, as_operations(part, APPEND))
-        written.append((name, segment.rows, segment.crc))
-    return written
+    return [write_file(files, table, attempt, part, APPEND) for part in gathered(rows)]
+
+
+def write_file(
+    files: Files, table: str, attempt: str, rows: pa.Table, operation: str
+) -> tuple[str, int, int]:
+    """Write rows as operations of one kind; return the file, with its number of rows and checksum."""
+    name = f"{FOLDER}/{table}/{attempt}-{uuid.uuid4().hex}.arrow"
+    segment = write_rows(files, name, as_operations(rows, operation))
+    return name, segment.rows, segment.crc
+
+
+def log_files(
+    files: Files,
+    log: RedoLog,
+    written: Iterable[tuple[str, int, int]],
+    batch: tuple[str, int | None] | None = None,
+) -> None:
+    """Append an entry that names files of an inbox, in this order; they get a second name in the log.
+
+    Args:
+        batch: whose rows these are, as `RedoLog.append` takes it.
+    """
+    number = log.end()
+    log.clear(number)
+    segments = [Segment(LOG, log.adopt(number, name), rows, crc=crc) for name, rows, crc in written]
+    files.sync_all([segment.file for segment in segments])  # before the entry
+    log.append(number, segments, new=True, batch=batch)
 
 
 def commit_batch(
@@ -114,11 +136,16 @@ def commit_batch(
     # what was there before the table was closed is taken, what came later perhaps not
     lost = files.exists(f"{folder}/{CLOSED}") and _withdrawn(files, name)
     if lost or not files.exists(folder):
-        raise EngineError(
-            "the table is being altered",
-            condition="BEING_ALTERED",
-            hint="write again: nothing was inserted",
-        )
+        raise being_altered()
+
+
+def being_altered() -> EngineError:
+    """Return the error of a write that an ALTER TABLE has overtaken."""
+    return EngineError(
+        "the table is being altered",
+        condition="BEING_ALTERED",
+        hint="write again: nothing was inserted",
+    )
 
 
 def withdraw_batch(
@@ -233,20 +260,13 @@ class TableInbox:
         if log.holds(batch.writer, batch.version):
             _LOG.info("table %s: a batch was committed twice, and is inserted once", self.name)
         else:
-            number = log.end()
-            log.clear(number)
             document = batch.document
             if not document.endswith(CLAIMED):
                 document += CLAIMED
                 if not self._files.rename(batch.document, document):
                     return  # its writer has withdrawn it
                 batch = replace(batch, document=document)
-            segments = [
-                Segment(LOG, log.adopt(number, name), rows, crc=crc)
-                for name, rows, crc in batch.files
-            ]
-            self._files.sync_all([segment.file for segment in segments])  # before the entry
-            log.append(number, segments, new=True, batch=(batch.writer, batch.version))
+            log_files(self._files, log, batch.files, (batch.writer, batch.version))
         self._files.remove(batch.document)
         for name in batch.names:
             self._files.remove(name)
@@ -293,7 +313,7 @@ def _number(batch: Batch) -> int:
     return -1 if batch.version is None else batch.version
 
 
-def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Put small tables together, as far as they fit into one file."""
     held: list[pa.Table] = []
     size = 0

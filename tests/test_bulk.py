@@ -1,0 +1,164 @@
+"""DataFrames and DML that are too large for the driver: tasks write the files, one entry commits them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit, udf
+
+import eddyline as el
+from eddyline.errors import DataError, EddylineError, QueryError
+from eddyline.source import bulk
+from eddyline.testing import FaultyFiles
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "SMALL_ROWS", -1)
+    monkeypatch.setattr(bulk, "SMALL_BYTES", -1)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
+    with el.Engine(str(tmp_path / "s"), spark) as made:
+        made.table("t", "id BIGINT, v INT, s STRUCT<a: INT, b: STRING>", primary_key=("id",))
+        made.table("plain", "v INT, d DATE")
+        made.view("total", "SELECT count(*) AS n, sum(v) AS v FROM t")
+        yield made
+
+
+def held(engine: el.Engine, table: str) -> list[tuple[object, ...]]:
+    return sorted(tuple(row)[:2] for row in engine.snapshot(table).collect())
+
+
+def left(engine: el.Engine) -> list[Path]:
+    """Files that wait in inboxes."""
+    return [path for path in Path(engine.files.root, "inbox").rglob("*") if path.is_file()]
+
+
+def rows(spark: SparkSession, start: int, end: int, tasks: int = 3):
+    return spark.range(start, end, 1, tasks).selectExpr(
+        "id",
+        "CAST(id * 2 AS INT) AS v",
+        "IF(id % 2 = 0, named_struct('a', 1, 'b', 'x'), NULL) AS s",
+    )
+
+
+def test_dataframes_go_into_tables(engine: el.Engine, spark: SparkSession) -> None:
+    table = engine.table("t", "id BIGINT, v INT, s STRUCT<a: INT, b: STRING>", primary_key=("id",))
+    table.insert(rows(spark, 0, 10))
+    engine.advance()
+    assert held(engine, "t") == [(i, 2 * i) for i in range(10)]
+    table.upsert(rows(spark, 5, 12).selectExpr("id", "v + 1 AS v"))
+    table.delete(rows(spark, 0, 3))
+    engine.advance()
+    kept = [(i, 2 * i) for i in (3, 4)] + [(i, 2 * i + 1) for i in range(5, 12)]
+    assert held(engine, "t") == kept
+    assert [tuple(row) for row in engine.snapshot("total").collect()] == [
+        (len(kept), sum(v for _, v in kept))
+    ]
+    assert engine.verify().equal
+    assert left(engine) == []
+
+
+def test_statements_move_rows_without_the_driver(
+    engine: el.Engine, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.sql.DataFrame.toArrow", None)  # nothing is collected
+    engine.execute("INSERT INTO t (id, v) SELECT id, id * 2 FROM range(0, 10, 1, 4)")
+    engine.advance()
+    # a row takes the key of another one that goes in the same statement
+    engine.execute("UPDATE t SET id = id + 1, v = v + 100 WHERE id >= 5")
+    engine.execute("DELETE FROM plain")
+    engine.advance()
+    engine.execute("DELETE FROM t WHERE v < 4")
+    engine.execute("INSERT INTO plain SELECT v, DATE '2026-01-01' FROM t")
+    engine.advance()
+    monkeypatch.undo()
+    wanted = [(i, 2 * i) for i in range(2, 5)] + [(i + 1, 2 * i + 100) for i in range(5, 10)]
+    assert held(engine, "t") == wanted
+    assert [v for v, _ in held(engine, "plain")] == sorted(v for _, v in wanted)
+    assert engine.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("query", "condition"),
+    [
+        ("SELECT IF(id = 7, NULL, id) AS id, 1 AS v FROM range(10)", "NULL_KEY"),
+        ("SELECT id, id * 1000000000 AS v FROM range(10)", "WRONG_TYPE"),
+        ("SELECT id, 1 AS w FROM range(10)", "UNKNOWN_COLUMN"),
+        ("SELECT id, CAST(1 / (id - 7) AS INT) AS v FROM range(10)", "QUERY_FAILED"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_leave_nothing(
+    engine: el.Engine, spark: SparkSession, query: str, condition: str
+) -> None:
+    table = engine.table("t", "id BIGINT, v INT, s STRUCT<a: INT, b: STRING>", primary_key=("id",))
+    with pytest.raises((DataError, QueryError)) as refused:
+        table.insert(spark.sql(query))
+    assert (refused.value.condition, refused.value.context["table"]) == (condition, "t")
+    assert left(engine) == []
+    assert held(engine, "t") == []
+    engine.advance()
+    assert held(engine, "t") == []
+
+
+def test_epochs_go_on_while_tasks_write(
+    engine: el.Engine, spark: SparkSession, tmp_path: Path
+) -> None:
+    flag, ended = str(tmp_path / "flag"), time.time() + 60
+
+    def waits(v: int) -> int:
+        while not os.path.exists(flag) and time.time() < ended:
+            time.sleep(0.05)
+        return v
+
+    table = engine.table("t", "id BIGINT, v INT, s STRUCT<a: INT, b: STRING>", primary_key=("id",))
+    frame = spark.range(0, 6, 1, 1).select("id", udf(waits, "int")(lit(1)).alias("v"))
+    writer = threading.Thread(target=table.insert, args=(frame,))
+    writer.start()
+    table.insert([(100, 1, None)])
+    engine.advance()
+    assert held(engine, "t") == [(100, 1)]
+    assert writer.is_alive()
+    Path(flag).touch()
+    writer.join()
+    engine.advance()
+    assert len(held(engine, "t")) == 7
+
+
+def test_a_fault_at_any_effect_leaves_all_rows_or_none(tmp_path: Path, spark: SparkSession) -> None:
+    storage = str(tmp_path / "s")
+    with el.Engine(storage, spark) as engine:
+        engine.table("t", "id BIGINT, v INT", primary_key=("id",)).insert([(-1, 0)])
+        engine.advance()
+    number = outcomes = 0
+    while True:
+        number += 1
+        files = FaultyFiles(storage)
+        with el.Engine(files, spark) as engine:
+            table = engine.table("t", "id BIGINT, v INT", primary_key=("id",))
+            before = held(engine, "t")
+            files.arm(number)
+            first = 10 * number
+            with suppress(EddylineError, OSError):
+                table.insert(rows(spark, first, first + 4, 2).drop("s"))
+            hit = files.hit()
+            files.arm(0)
+            engine.advance()
+            added = [row for row in held(engine, "t") if row not in before]
+            assert added in ([], [(i, 2 * i) for i in range(first, first + 4)])
+            outcomes += not added
+        if not hit:
+            break
+    assert number > 6
+    assert outcomes >= 3
