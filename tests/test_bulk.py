@@ -96,6 +96,8 @@ def test_statements_move_rows_without_the_driver(
         ("SELECT IF(id = 7, NULL, id) AS id, 1 AS v FROM range(10)", "NULL_KEY"),
         ("SELECT id, id * 1000000000 AS v FROM range(10)", "WRONG_TYPE"),
         ("SELECT id, 1 AS w FROM range(10)", "UNKNOWN_COLUMN"),
+        ("SELECT id, 1 AS w FROM range(10) WHERE id * id > 100", "UNKNOWN_COLUMN"),
+        ("SELECT id, 1 AS v, 2 AS v FROM range(10)", "DUPLICATE_COLUMN"),
         ("SELECT id, CAST(1 / (id - 7) AS INT) AS v FROM range(10)", "QUERY_FAILED"),
     ],
 )
@@ -134,6 +136,41 @@ def test_epochs_go_on_while_tasks_write(
     writer.join()
     engine.advance()
     assert len(held(engine, "t")) == 7
+
+
+@pytest.mark.parametrize(
+    ("statement", "condition"),
+    [("ALTER TABLE plain ADD COLUMN e INT", "BEING_ALTERED"), ("DROP TABLE plain", "NOT_FOUND")],
+)
+def test_a_table_that_changes_meanwhile(
+    engine: el.Engine, spark: SparkSession, tmp_path: Path, statement: str, condition: str
+) -> None:
+    flag, ended = str(tmp_path / "flag"), time.time() + 60
+
+    def waits(v: int) -> int:
+        while not os.path.exists(flag) and time.time() < ended:
+            time.sleep(0.05)
+        return v
+
+    errors: list[EddylineError] = []
+
+    def write() -> None:
+        try:
+            engine.table("plain", "v INT, d DATE").insert(
+                spark.range(0, 3, 1, 1).select(udf(waits, "int")(lit(1)).alias("v"))
+            )
+        except EddylineError as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not list(Path(engine.files.root).glob("inbox/*")):
+        time.sleep(0.05)
+    engine.execute(statement)
+    Path(flag).touch()
+    writer.join()
+    assert [error.condition for error in errors] == [condition]
+    assert left(engine) == []
 
 
 def test_a_fault_at_any_effect_leaves_all_rows_or_none(tmp_path: Path, spark: SparkSession) -> None:

@@ -33,7 +33,7 @@ class Condition:
 
 CONDITIONS: dict[str, Condition] = {
     # queries and scripts
-    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
+    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result, or of rows for a table, have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
     "NEEDS_SPARK": Condition(USER, False, "The console answers plain queries on one table or view, from their files. Ask others with `eddyline sql` or `engine.sql`."),
     "NOT_A_QUERY": Condition(USER, False, "`engine.sql`, `engine.view` and `engine.explain` take queries. Statements (CREATE, INSERT, DROP, SHOW, ...) go to `engine.execute` or into a script of `eddyline run`."),

@@ -34,7 +34,8 @@ class Table:
     def insert(self, rows: Rows) -> None:
         """Append rows; with a primary key, a row replaces the one with its key.
 
-        The rows of a large Spark DataFrame are written by its tasks: the driver doesn't hold them, and epochs go on meanwhile.
+        The rows of a Spark DataFrame are written by its tasks, unless Spark knows that they are few: the driver
+        doesn't hold them, and epochs go on meanwhile.
 
         Args:
             rows: dicts, tuples, a pandas or Spark DataFrame, or a pyarrow Table.

@@ -66,10 +66,12 @@ class Writing:
             texts = " ".join(text for _, text in assignments)
             dml, rows = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
             changed = dml.update(entry, assignments, condition)
+            given = ", ".join(f"{name} = {text}" for name, text in assignments)
+            query = f"UPDATE {entry.name} SET {given}"
             if not is_small(changed, rows):
-                self._write_files(entry, [((DELETE, APPEND), changed)])
+                self._write_files(entry, [((DELETE, APPEND), changed)], query)
                 return
-            with query_errors("", table=entry.name):
+            with query_errors(query, table=entry.name):
                 both = loosened(changed).toArrow()
             names = entry.columns.names
             before, after = both.columns[: len(names)], both.columns[len(names) :]
@@ -105,11 +107,14 @@ class Writing:
             if logged.num_rows:
                 workspace.sources.log(entry).append_tables([logged])
 
-    def _write_files(self, entry: Entry, parts: Sequence[tuple[tuple[str, ...], Rows]]) -> None:
+    def _write_files(
+        self, entry: Entry, parts: Sequence[tuple[tuple[str, ...], Rows]], query: str = ""
+    ) -> None:
         """Write operations into files of the table's inbox, and then one entry of its log that names them.
 
         Args:
             parts: what the rows do, and the rows; of two operations with the columns of both.
+            query: the statement that they come from, for errors.
         """
         workspace = self._workspace
         workspace.check_writable()
@@ -130,20 +135,28 @@ class Writing:
                     entry.key,
                 )
                 if isinstance(rows, DataFrame):
-                    written += task.run(rows)
+                    written += task.run(rows, query)
                 else:
                     converted = task.converted(rows)
                     written.append(write_file(files, entry.id, attempt, converted, *operations))
             with workspace.lock:
                 workspace.check_writable()
-                if workspace.catalog.get(entry.name, TABLE).id != entry.id:
-                    raise being_altered()
+                self._check_same(entry)
                 workspace.sources.take_written(entry)
                 if written:
                     log_files(files, workspace.sources.log(entry), written)
+        except EddylineError:
+            with workspace.lock:  # perhaps the table's inbox is gone
+                self._check_same(entry)
+            raise
         finally:
             with suppress(OSError, EddylineError):  # else they go with those of broken off writes
                 withdraw_batch(files, entry.id, attempt, ())
+
+    def _check_same(self, entry: Entry) -> None:
+        """Raise an error if a table has been altered or dropped."""
+        if self._workspace.catalog.get(entry.name, TABLE).id != entry.id:
+            raise being_altered()
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
         """Return the current dead letters of a pipeline or stream that meet a condition.

@@ -37,6 +37,9 @@ from eddyline.plan.render import node_text, texts
 ROWS_MAX = 10_000
 """The most rows around a changed one that are read. Larger frames reach about as far as most partitions."""
 
+VALUES_MAX = 2**62
+"""The largest difference of sort keys that can be added to one."""
+
 DAY = 86_400_000_000
 CLOCK_CHANGES = DAY
 """Microseconds by which an interval of days can be longer or shorter, where clocks change."""
@@ -178,7 +181,7 @@ def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
         before += max(one.before for one in known)
         after += max(one.after for one in known)
         kinds |= {one.by_value for one in known}
-    if len(kinds) > 1 or (kinds == {False} and before + after > ROWS_MAX):
+    if len(kinds) > 1 or before + after > (VALUES_MAX if kinds == {True} else ROWS_MAX):
         return None
     return _Reach(kinds.pop(), before, after)
 

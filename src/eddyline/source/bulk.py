@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, StorageError
 from eddyline.source.inbox import gathered, write_file
 from eddyline.source.rows import Rows, as_arrow
 from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import loosened
+from eddyline.spark.schema import arrow_schema, loosened
 from eddyline.storage.files import Files
 
 WRITTEN = "file string, rows long, crc long, place int, error string"
@@ -23,6 +23,7 @@ SMALL_BYTES = 16 << 20
 """Up to so much the driver collects: that is faster than a job which writes files."""
 
 _PYTHON = "MapInArrow"
+_CLASSES = {"DataError": DataError, "StorageError": StorageError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class BulkTask:
                     rows = self.converted(self._of(part, place))
                     written = write_file(self.files, self.table, self.attempt, rows, operation)
                     yield _row(*written, place, None)
-        except DataError as error:
-            known = [error.condition, error.message, error.hint, error.context]
-            yield _row(None, None, None, None, json.dumps(known, default=str))
+        except (DataError, StorageError) as error:
+            known = [type(error).__name__, error.condition, error.message, error.hint]
+            yield _row(None, None, None, None, json.dumps([*known, error.context], default=str))
 
     def converted(self, rows: Rows) -> pa.Table:
         """Return rows with the columns of the table; DataError if they don't fit."""
@@ -77,19 +78,27 @@ class BulkTask:
         own = rows.select(list(range(place * width, (place + 1) * width)))
         return own.rename_columns(self.schema.names)
 
-    def run(self, frame: DataFrame) -> list[tuple[str, int, int]]:
+    def run(self, frame: DataFrame, query: str = "") -> list[tuple[str, int, int]]:
         """Write the rows of a DataFrame; return the files of the first operation, then those of the next.
 
+        Args:
+            query: the statement that the rows come from, for errors.
+
         Raises:
-            DataError: a row doesn't fit the table.
+            DataError: a column or a row doesn't fit the table.
+            StorageError: a file can't be written.
             QueryError: Spark fails on the DataFrame.
         """
-        with query_errors("", table=self.name):
+        with query_errors(query, table=self.name):
+            none = arrow_schema(frame.schema, self.zone).empty_table()
+        for place in range(len(self.operations)):
+            self.converted(self._of(none, place))  # before a job that may take long
+        with query_errors(query, table=self.name):
             found = loosened(frame).mapInArrow(self, WRITTEN).collect()
         for row in found:
             if row.error is not None:
-                condition, message, hint, context = json.loads(row.error)
-                raise DataError(message, condition=condition, hint=hint, **context)
+                kind, condition, message, hint, context = json.loads(row.error)
+                raise _CLASSES[kind](message, condition=condition, hint=hint, **context)
         in_order = sorted(found, key=lambda row: row.place)  # stable: those of a task stay in order
         return [(row.file, row.rows, row.crc) for row in in_order]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -58,6 +59,14 @@ def as_arrow(
 
 def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
     _check_names(rows.column_names, schema.names, relation)
+    repeated = [name for name, count in Counter(rows.column_names).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"column {', '.join(repeated)} is given more than once",
+            condition="DUPLICATE_COLUMN",
+            table=relation,
+            hint="give each column once",
+        )
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
