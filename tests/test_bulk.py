@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import lit, udf
 
 import eddyline as el
@@ -51,6 +51,18 @@ def rows(spark: SparkSession, start: int, end: int, tasks: int = 3):
         "CAST(id * 2 AS INT) AS v",
         "IF(id % 2 = 0, named_struct('a', 1, 'b', 'x'), NULL) AS s",
     )
+
+
+def one_after(flag: Path) -> Column:
+    """1, as soon as there is a file."""
+    path, ended = str(flag), time.time() + 60
+
+    def waits(value: int) -> int:
+        while not os.path.exists(path) and time.time() < ended:
+            time.sleep(0.05)
+        return value
+
+    return udf(waits, "int")(lit(1))
 
 
 def test_dataframes_go_into_tables(engine: el.Engine, spark: SparkSession) -> None:
@@ -117,22 +129,16 @@ def test_rows_that_do_not_fit_are_refused_and_leave_nothing(
 def test_epochs_go_on_while_tasks_write(
     engine: el.Engine, spark: SparkSession, tmp_path: Path
 ) -> None:
-    flag, ended = str(tmp_path / "flag"), time.time() + 60
-
-    def waits(v: int) -> int:
-        while not os.path.exists(flag) and time.time() < ended:
-            time.sleep(0.05)
-        return v
-
+    flag = tmp_path / "flag"
     table = engine.table("t", "id BIGINT, v INT, s STRUCT<a: INT, b: STRING>", primary_key=("id",))
-    frame = spark.range(0, 6, 1, 1).select("id", udf(waits, "int")(lit(1)).alias("v"))
+    frame = spark.range(0, 6, 1, 1).select("id", one_after(flag).alias("v"))
     writer = threading.Thread(target=table.insert, args=(frame,))
     writer.start()
     table.insert([(100, 1, None)])
     engine.advance()
     assert held(engine, "t") == [(100, 1)]
     assert writer.is_alive()
-    Path(flag).touch()
+    flag.touch()
     writer.join()
     engine.advance()
     assert len(held(engine, "t")) == 7
@@ -145,19 +151,13 @@ def test_epochs_go_on_while_tasks_write(
 def test_a_table_that_changes_meanwhile(
     engine: el.Engine, spark: SparkSession, tmp_path: Path, statement: str, condition: str
 ) -> None:
-    flag, ended = str(tmp_path / "flag"), time.time() + 60
-
-    def waits(v: int) -> int:
-        while not os.path.exists(flag) and time.time() < ended:
-            time.sleep(0.05)
-        return v
-
+    flag = tmp_path / "flag"
     errors: list[EddylineError] = []
 
     def write() -> None:
         try:
             engine.table("plain", "v INT, d DATE").insert(
-                spark.range(0, 3, 1, 1).select(udf(waits, "int")(lit(1)).alias("v"))
+                spark.range(0, 3, 1, 1).select(one_after(flag).alias("v"))
             )
         except EddylineError as error:
             errors.append(error)
@@ -167,7 +167,7 @@ def test_a_table_that_changes_meanwhile(
     while not list(Path(engine.files.root).glob("inbox/*")):
         time.sleep(0.05)
     engine.execute(statement)
-    Path(flag).touch()
+    flag.touch()
     writer.join()
     assert [error.condition for error in errors] == [condition]
     assert left(engine) == []

@@ -97,7 +97,8 @@ class _Reach:
     """How far the frame of a window function reaches.
 
     Attributes:
-        before, after: so many rows; or so much less and more, in the order of the sort key, as its value.
+        by_value: whether it reaches over differences of the sort key, not over numbers of rows.
+        before, after: so many rows; or so much less and more, in the order of the sort key, than a row's own.
     """
 
     by_value: bool
