@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.catalog.entries import VIEW
@@ -286,3 +287,29 @@ def test_the_operator_shows_each_row_before_and_after_its_moment(
         assert not -shown
         waiting = sum(sum(t["w"].to_pylist()) for t in pending)
         assert waiting == sum(n for (_, at), n in rows.items() if at is not None and at >= bound)
+
+
+def test_now_stays_while_a_view_that_asks_for_it_lacks_its_function(tmp_path: Path) -> None:
+    """Another view is filled in a process without the function: what is due there isn't passed by."""
+    files, now = FaultyFiles(str(tmp_path)), NOON
+    with_function, without = local_session().newSession(), local_session().newSession()
+    with_function.udf.register("same", lambda number: number, "int")
+
+    def opened(session: SparkSession) -> el.Engine:
+        engine = el.Engine(files, session)
+        engine._workspace.clock = lambda: now
+        return engine
+
+    with opened(with_function) as engine:
+        engine.table("t", "id INT, ts TIMESTAMP")
+        engine.execute(f"INSERT INTO t VALUES (1, timestamp_micros({NOON + SECOND}))")
+        engine.view("due", "SELECT same(id) AS id FROM t WHERE ts <= now()")
+        engine.advance()
+    before, now = last_committed(files).moment, NOON + 60 * SECOND
+    with opened(without) as engine:
+        engine.view("other", "SELECT id FROM t WHERE ts > now()")
+    assert last_committed(files).moment == before
+    with opened(with_function) as engine:
+        engine.advance()
+        assert [row.id for row in engine.snapshot("due").collect()] == [1]
+        assert engine.snapshot("other").isEmpty()

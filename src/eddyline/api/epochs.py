@@ -20,7 +20,6 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
-from eddyline.plan.nodes import StatefulPart
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.execution import Execution
@@ -156,8 +155,8 @@ class Epochs:
             )
             for compiled in plans
         ]
-        watermarks, others = self._watermarks(base, filled)
-        if not any(map(asks_for_clock, others)):  # else it would have to advance for those, too
+        watermarks, asked = self._watermarks(base, filled)
+        if not asked:  # else it would have to advance for those, too
             watermarks.advance([compiled.plan.parts for compiled in plans], rows=True)
         replacement = None
         if replaced is not None:
@@ -389,23 +388,24 @@ class Epochs:
             before = (*kept, (replaced.id, epoch))
         return Replacement(ViewId(entry.id), len(columns), before)
 
-    def _watermarks(
-        self, base: Manifest, filled: Collection[str] = ()
-    ) -> tuple[Watermarks, list[Sequence[StatefulPart]]]:
-        """Return the watermarks of an epoch that runs only some views, and the operators of each other live view.
+    def _watermarks(self, base: Manifest, filled: Collection[str] = ()) -> tuple[Watermarks, bool]:
+        """Return the watermarks of an epoch that runs only some views, and whether other live views ask for now().
 
         Args:
             filled: the names of the views that it runs.
         """
         workspace = self._workspace
         watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
-        others: list[Sequence[StatefulPart]] = []
-        for entry in workspace.catalog.entries:
-            if self._is_live(entry) and entry.name not in filled:
-                with suppress(QueryError):  # the next epoch sets that view aside
-                    others.append(workspace.plan(entry).plan.parts)
+        entries = [
+            e for e in workspace.catalog.entries if self._is_live(e) and e.name not in filled
+        ]
+        try:
+            others = [workspace.plan(entry).plan.parts for entry in entries]
+        except QueryError:  # the next epoch sets that view aside; until then nothing passes it by
+            watermarks.deferred = True
+            return watermarks, True
         watermarks.deferred = any(map(watermarks.have_advanced, others))
-        return watermarks, others
+        return watermarks, any(map(asks_for_clock, others))
 
     def _run(
         self,
