@@ -173,6 +173,24 @@ def test_a_table_that_changes_meanwhile(
     assert left(engine) == []
 
 
+def test_rows_are_not_written_into_a_table_that_is_altered_while_they_are_read(
+    engine: el.Engine,
+) -> None:
+    """The same for rows that pass through the driver."""
+    table = engine.table("plain", "v INT, d DATE")
+
+    def given() -> Iterator[tuple[int, None]]:
+        yield 1, None
+        engine.execute("ALTER TABLE plain ADD COLUMN e INT")
+        yield 2, None
+
+    with pytest.raises(EddylineError, match="BEING_ALTERED"):
+        table.insert(given())
+    table.insert([(3, None, 4)])
+    engine.advance()
+    assert [tuple(row) for row in engine.snapshot("plain").collect()] == [(3, None, 4)]
+
+
 def test_a_fault_at_any_effect_leaves_all_rows_or_none(tmp_path: Path, spark: SparkSession) -> None:
     storage = str(tmp_path / "s")
     with el.Engine(storage, spark) as engine:

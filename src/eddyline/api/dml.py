@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,8 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import StructField
 
 from eddyline.arguments import wrong_argument
-from eddyline.catalog.entries import TABLE, Entry
-from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
+from eddyline.catalog.entries import Entry
+from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
 from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
@@ -28,8 +28,6 @@ from eddyline.state.kernels import cast_to, repeat
 from eddyline.state.manifest import ROWS
 from eddyline.storage.files import Files
 
-Operations = list[tuple[str, DataFrame | pa.Table]]
-
 
 @dataclass(frozen=True, slots=True)
 class Dml:
@@ -38,24 +36,23 @@ class Dml:
     Attributes:
         session: runs the queries; the relations are registered there as views.
         files: files of the storage.
-        waiting: returns the operations on a table that no epoch has processed yet.
     """
 
     session: SparkSession
     files: Files
-    waiting: Callable[[Entry], list[Segment]]
 
-    def register(self, entry: Entry, content: DataFrame) -> None:
+    def register(self, entry: Entry, content: DataFrame, waiting: Sequence[Segment]) -> None:
         """Register the rows of a relation for queries.
 
-        To a table, and to dead letters, apply the operations that no epoch has processed yet.
+        Args:
+            waiting: operations on them that no epoch has processed yet.
         """
-        if entry.kind == TABLE or entry.holds_letters:
-            content = self._with_waiting(entry, content)
+        if waiting:
+            content = self._with_waiting(entry, content, waiting)
         content.createOrReplaceTempView(quoted(entry.name))
 
-    def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> Operations:
-        """Return the operations of INSERT INTO table (columns) query."""
+    def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> DataFrame:
+        """Return the rows of INSERT INTO table (columns) query."""
         result = self._run(query)
         names = list(columns) if columns else entry.columns.names
         if len(result.columns) != len(names):
@@ -68,11 +65,7 @@ class Dml:
         fields = _fields(entry, names)
         renamed = result.toDF(*(field.name for field in fields))
         typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
-        return [(APPEND, renamed.select(*typed))]
-
-    def delete(self, entry: Entry, condition: str | None) -> Operations:
-        """Return the operations of DELETE FROM table WHERE condition."""
-        return [(DELETE, self.rows(entry, condition))]
+        return renamed.select(*typed)
 
     def rows(self, entry: Entry, condition: str | None) -> DataFrame:
         """Return the current rows that meet a condition."""
@@ -110,11 +103,10 @@ class Dml:
         with query_errors(query):
             return self.session.sql(query)
 
-    def _with_waiting(self, entry: Entry, content: DataFrame) -> DataFrame:
+    def _with_waiting(
+        self, entry: Entry, content: DataFrame, segments: Sequence[Segment]
+    ) -> DataFrame:
         """Apply the unprocessed operations of a table's redo log to its rows."""
-        segments = self.waiting(entry)
-        if not segments:
-            return content
         columns = entry.columns
         zone = zone_of(self.session)
         wire = arrow_schema(operations_schema(columns), zone)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -16,13 +17,13 @@ from eddyline.arguments import check_choice
 from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
-from eddyline.source.bulk import SMALL_ROWS, BulkTask, is_small
-from eddyline.source.inbox import FOLDER, being_altered, log_files, withdraw_batch, write_file
+from eddyline.source.bulk import SMALL_ROWS, TableRows, is_small
+from eddyline.source.inbox import FOLDER, being_altered, log_files, withdraw_batch
 from eddyline.source.log_files import as_operations
-from eddyline.source.rows import Rows, as_arrow
+from eddyline.source.redo_log import RedoLog
+from eddyline.source.rows import Rows
 from eddyline.source.segments import Segment
-from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import arrow_schema, loosened
+from eddyline.spark.schema import arrow_schema
 from eddyline.sql.names import quoted
 
 
@@ -39,7 +40,8 @@ class Writing:
         """
         for operation, _ in operations:
             check_choice("operation", operation, (APPEND, DELETE))
-        self._write(self._workspace.catalog.get(table, TABLE), operations)
+        entry = self._workspace.catalog.get(table, TABLE)
+        self._write(entry, [((operation,), rows) for operation, rows in operations])
 
     def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
         """INSERT INTO table (columns) query."""
@@ -47,15 +49,15 @@ class Writing:
         with workspace.lock:
             entry = workspace.catalog.get(table, TABLE)
             query = workspace.plain_sql(query)
-            dml, rows = self._dml(query)
-            self._write(entry, dml.insert(entry, columns, query), rows)
+            dml, read = self._dml(query)
+            self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], read)
 
     def delete_where(self, table: str, condition: str | None) -> None:
         """DELETE FROM table WHERE condition."""
         with self._workspace.lock:
             entry = self._workspace.catalog.get(table, TABLE)
-            dml, rows = self._dml(f"{quoted(entry.name)} {condition or ''}")
-            self._write(entry, dml.delete(entry, condition), rows)
+            dml, read = self._dml(f"{quoted(entry.name)} {condition or ''}")
+            self._write(entry, [((DELETE,), dml.rows(entry, condition))], read)
 
     def update_where(
         self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
@@ -64,87 +66,56 @@ class Writing:
         with self._workspace.lock:
             entry = self._workspace.catalog.get(table, TABLE)
             texts = " ".join(text for _, text in assignments)
-            dml, rows = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
-            changed = dml.update(entry, assignments, condition)
+            dml, read = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
             given = ", ".join(f"{name} = {text}" for name, text in assignments)
             query = f"UPDATE {entry.name} SET {given}"
-            if not is_small(changed, rows):
-                self._write_files(entry, [((DELETE, APPEND), changed)], query)
-                return
-            with query_errors(query, table=entry.name):
-                both = loosened(changed).toArrow()
-            names = entry.columns.names
-            before, after = both.columns[: len(names)], both.columns[len(names) :]
-            parts = [(DELETE, pa.table(before, names)), (APPEND, pa.table(after, names))]
-            self._write(entry, parts)
+            both = dml.update(entry, assignments, condition)
+            self._write(entry, [((DELETE, APPEND), both)], read, query)
 
     def _write(
-        self, entry: Entry, operations: Sequence[tuple[str, Rows]], rows: int | None = None
+        self,
+        entry: Entry,
+        parts: Sequence[tuple[tuple[str, ...], Rows]],
+        read: int | None = None,
+        query: str = "",
     ) -> None:
-        """Write operations through the driver, or large ones by tasks.
+        """Write operations: through the driver, or where a DataFrame is large into files that the log then names.
 
         Args:
-            rows: how many rows their DataFrames read of the storage; None if that isn't known.
-        """
-        given = [part for _, part in operations if isinstance(part, DataFrame)]
-        if not all(is_small(part, rows) for part in given):
-            self._write_files(entry, [((operation,), part) for operation, part in operations])
-            return
-        workspace = self._workspace
-        schema = arrow_schema(entry.columns, workspace.zone)
-        parts = []
-        for operation, part in operations:
-            found = as_arrow(
-                part, schema, relation=entry.name, zone=workspace.zone, required=entry.key
-            )
-            parts.append(as_operations(found, operation))
-        if not parts:
-            return
-        logged = pa.concat_tables(parts)
-        with workspace.lock:
-            workspace.check_writable()
-            workspace.sources.take_written(entry)  # which was written before
-            if logged.num_rows:
-                workspace.sources.log(entry).append_tables([logged])
-
-    def _write_files(
-        self, entry: Entry, parts: Sequence[tuple[tuple[str, ...], Rows]], query: str = ""
-    ) -> None:
-        """Write operations into files of the table's inbox, and then one entry of its log that names them.
-
-        Args:
-            parts: what the rows do, and the rows; of two operations with the columns of both.
+            parts: what the rows do, and the rows: see `TableRows`.
+            read: how many rows their DataFrames read of the storage; None if that isn't known.
             query: the statement that they come from, for errors.
         """
-        workspace = self._workspace
-        workspace.check_writable()
-        files, attempt = workspace.files, uuid.uuid4().hex
+        if not parts:
+            return
+        workspace, attempt = self._workspace, uuid.uuid4().hex
         schema = arrow_schema(entry.columns, workspace.zone)
+        own = TableRows(
+            workspace.files, entry.id, entry.name, schema, workspace.zone, entry.key, attempt, query
+        )
+        tasks = [(replace(own, operations=operations), rows) for operations, rows in parts]
+        frames = [rows for _, rows in parts if isinstance(rows, DataFrame)]
+        if all(is_small(frame, read) for frame in frames):
+            found = [one for task, rows in tasks for one in task.converted(rows)]
+            logged = pa.concat_tables([as_operations(part, kind) for _, kind, part in found])
+            with self._appending(entry) as log:
+                if logged.num_rows:
+                    log.append_tables([logged])
+        else:
+            self._write_files(entry, tasks, attempt)
+
+    def _write_files(
+        self, entry: Entry, tasks: Sequence[tuple[TableRows, Rows]], attempt: str
+    ) -> None:
+        """Write rows into files of the table's inbox, and then one entry of its log that names them."""
+        workspace, files = self._workspace, self._workspace.files
+        workspace.check_writable()
         files.make_folder(f"{FOLDER}/{entry.id}")
-        written: list[tuple[str, int, int]] = []
         try:
-            for operations, rows in parts:
-                task = BulkTask(
-                    files,
-                    entry.id,
-                    entry.name,
-                    attempt,
-                    operations,
-                    schema,
-                    workspace.zone,
-                    entry.key,
-                )
-                if isinstance(rows, DataFrame):
-                    written += task.run(rows, query)
-                else:
-                    converted = task.converted(rows)
-                    written.append(write_file(files, entry.id, attempt, converted, *operations))
-            with workspace.lock:
-                workspace.check_writable()
-                self._check_same(entry)
-                workspace.sources.take_written(entry)
+            written = [file for task, rows in tasks for file in task.written(rows)]
+            with self._appending(entry) as log:
                 if written:
-                    log_files(files, workspace.sources.log(entry), written)
+                    log_files(files, log, written)
         except EddylineError:
             with workspace.lock:  # perhaps the table's inbox is gone
                 self._check_same(entry)
@@ -152,6 +123,16 @@ class Writing:
         finally:
             with suppress(OSError, EddylineError):  # else they go with those of broken off writes
                 withdraw_batch(files, entry.id, attempt, ())
+
+    @contextmanager
+    def _appending(self, entry: Entry) -> Iterator[RedoLog]:
+        """Provide the log of a table, under the lock, with what other processes have written before."""
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            self._check_same(entry)
+            workspace.sources.take_written(entry)
+            yield workspace.sources.log(entry)
 
     def _check_same(self, entry: Entry) -> None:
         """Raise an error if a table has been altered or dropped."""
@@ -174,6 +155,9 @@ class Writing:
         session, manifest = workspace.session(), workspace.current()
 
         def waiting(entry: Entry) -> list[Segment]:
+            """Return the operations on a table, or on dead letters, that no epoch has processed yet."""
+            if not (entry.kind == TABLE or entry.holds_letters):
+                return []
             if not workspace.writes:  # another engine may remove the entries at any time
                 return []
             if entry.kind == TABLE:
@@ -181,14 +165,14 @@ class Writing:
             end = workspace.sources.log(entry).end()
             return workspace.sources.between(entry, manifest, end)
 
-        dml, rows = Dml(session, workspace.files, waiting), 0
+        dml, read = Dml(session, workspace.files), 0
         for name in workspace.compiler.mentioned(text, workspace.catalog):
             entry = workspace.catalog.get(name)
-            dml.register(entry, workspace.results.content(entry, manifest, session))
+            operations = waiting(entry)
+            dml.register(entry, workspace.results.content(entry, manifest, session), operations)
+            read += sum(segment.rows for segment in operations)
             if entry.kind == STREAM and not entry.arranged:
-                rows += SMALL_ROWS + 1  # a log may only name data
+                read += SMALL_ROWS + 1  # a log may only name data
             else:
-                rows += state_size(manifest, entry)[0]
-            if entry.kind == TABLE:
-                rows += sum(segment.rows for segment in waiting(entry))
-        return dml, rows
+                read += state_size(manifest, entry)[0]
+        return dml, read

@@ -1,17 +1,18 @@
-"""Rows of a Spark job on their way into a table: tasks write the files, so that the driver never holds the rows."""
+"""Rows on their way into a table. Spark's tasks write those of a large DataFrame, so that the driver never holds them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError, StorageError
 from eddyline.source.inbox import gathered, write_file
-from eddyline.source.rows import Rows, as_arrow
+from eddyline.source.rows import Rows, as_arrow, collected
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loosened
 from eddyline.storage.files import Files
@@ -27,80 +28,89 @@ _CLASSES = {"DataError": DataError, "StorageError": StorageError}
 
 
 @dataclass(frozen=True, slots=True)
-class BulkTask:
-    """Write the rows of a Spark task into files of a table's inbox.
+class TableRows:
+    """Rows on their way into a table: converted in the driver, or by Spark's tasks, which write them into its inbox.
 
-    Input: the columns of the table by their names; for several operations the columns of one after those of the
-    other, in the order of the table. Output: `WRITTEN`: for each file the place of its operation; or
-    one row with the error of a row that doesn't fit the table.
+    They have the columns of the table by their names; for several operations the columns of one after those of
+    the other, in the order of the table.
 
     Attributes:
         table, name: id and name of the table.
-        attempt: begins the names of the files; has no hyphen.
-        operations: what the rows do: `append` or `delete`.
-        schema: the columns of the table.
+        schema: its columns.
         required: columns that must not be null.
+        attempt: begins the names of files; has no hyphen.
+        query: the statement that they come from, for errors.
+        operations: what the rows do: `append` or `delete`.
     """
 
     files: Files
     table: str
     name: str
-    attempt: str
-    operations: tuple[str, ...]
     schema: pa.Schema
     zone: str
     required: tuple[str, ...]
+    attempt: str
+    query: str = ""
+    operations: tuple[str, ...] = ()
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files."""
-        given = (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
-        try:
-            for part in gathered(given):
-                for place, operation in enumerate(self.operations):
-                    rows = self.converted(self._of(part, place))
-                    written = write_file(self.files, self.table, self.attempt, rows, operation)
-                    yield _row(*written, place, None)
-        except (DataError, StorageError) as error:
-            known = [type(error).__name__, error.condition, error.message, error.hint]
-            yield _row(None, None, None, None, json.dumps([*known, error.context], default=str))
+    def converted(self, rows: Rows) -> Iterator[tuple[int, str, pa.Table]]:
+        """Yield for each operation its place, and its rows with the columns of the table.
 
-    def converted(self, rows: Rows) -> pa.Table:
-        """Return rows with the columns of the table; DataError if they don't fit."""
-        return as_arrow(
-            rows, self.schema, relation=self.name, zone=self.zone, required=self.required
-        )
-
-    def _of(self, rows: pa.Table, place: int) -> pa.Table:
-        """Return the rows of one operation."""
-        if len(self.operations) == 1:
-            return rows
+        Raises:
+            DataError: a column or a row doesn't fit the table.
+            QueryError: Spark fails on a DataFrame.
+        """
+        if isinstance(rows, DataFrame):
+            rows = collected(rows, self.name, self.query)
         width = len(self.schema)
-        own = rows.select(list(range(place * width, (place + 1) * width)))
-        return own.rename_columns(self.schema.names)
+        for place, operation in enumerate(self.operations):
+            own = rows
+            if len(self.operations) > 1:
+                columns = cast("pa.Table", rows).columns[place * width : (place + 1) * width]
+                own = pa.table(columns, self.schema.names)
+            fitting = as_arrow(
+                own, self.schema, relation=self.name, zone=self.zone, required=self.required
+            )
+            yield place, operation, fitting
 
-    def run(self, frame: DataFrame, query: str = "") -> list[tuple[str, int, int]]:
-        """Write the rows of a DataFrame; return the files of the first operation, then those of the next.
-
-        Args:
-            query: the statement that the rows come from, for errors.
+    def written(self, rows: Rows) -> list[tuple[str, int, int]]:
+        """Write rows into files; return those of the first operation, then those of the next.
 
         Raises:
             DataError: a column or a row doesn't fit the table.
             StorageError: a file can't be written.
-            QueryError: Spark fails on the DataFrame.
+            QueryError: Spark fails on a DataFrame.
         """
-        with query_errors(query, table=self.name):
-            none = arrow_schema(frame.schema, self.zone).empty_table()
-        for place in range(len(self.operations)):
-            self.converted(self._of(none, place))  # before a job that may take long
-        with query_errors(query, table=self.name):
-            found = loosened(frame).mapInArrow(self, WRITTEN).collect()
+        if not isinstance(rows, DataFrame):
+            return [file for _, file in self._written(rows)]
+        with query_errors(self.query, table=self.name):
+            none = arrow_schema(rows.schema, self.zone).empty_table()
+        for _ in self.converted(none):  # wrong columns are refused before a job that may take long
+            pass
+        with query_errors(self.query, table=self.name):
+            found = loosened(rows).mapInArrow(self, WRITTEN).collect()
         for row in found:
             if row.error is not None:
                 kind, condition, message, hint, context = json.loads(row.error)
                 raise _CLASSES[kind](message, condition=condition, hint=hint, **context)
         in_order = sorted(found, key=lambda row: row.place)  # stable: those of a task stay in order
         return [(row.file, row.rows, row.crc) for row in in_order]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of a task; yield `WRITTEN` of each file, or of the error of a row that doesn't fit."""
+        given = (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
+        try:
+            for part in gathered(given):
+                for place, file in self._written(part):
+                    yield _row(*file, place, None)
+        except (DataError, StorageError) as error:
+            known = [type(error).__name__, error.condition, error.message, error.hint]
+            yield _row(None, None, None, None, json.dumps([*known, error.context], default=str))
+
+    def _written(self, rows: Rows) -> Iterator[tuple[int, tuple[str, int, int]]]:
+        """Write a file for each operation; yield its place, and the file."""
+        for place, operation, own in self.converted(rows):
+            yield place, write_file(self.files, self.table, self.attempt, own, operation)
 
 
 def is_small(frame: DataFrame, rows: int | None = None) -> bool:
@@ -113,9 +123,8 @@ def is_small(frame: DataFrame, rows: int | None = None) -> bool:
         return False
     with query_errors(""):
         plan = frame._jdf.queryExecution().optimizedPlan()  # noqa: SLF001  # not public in PySpark
-        if (
-            rows is None and _PYTHON in plan.toString()
-        ):  # Spark can't tell how much a function gives
+        # Spark can't tell how much a Python function gives
+        if rows is None and _PYTHON in plan.toString():
             return False
         return int(plan.stats().sizeInBytes()) <= SMALL_BYTES
 

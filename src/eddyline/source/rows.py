@@ -38,8 +38,7 @@ def as_arrow(
         QueryError: Spark fails on the query of a Spark DataFrame.
     """
     if isinstance(rows, DataFrame):
-        with query_errors("", table=relation):
-            rows = loosened(rows).toArrow()
+        rows = collected(rows, relation)
     if isinstance(rows, pd.DataFrame):
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
@@ -55,6 +54,17 @@ def as_arrow(
                 hint="give every row its key",
             )
     return table.combine_chunks()
+
+
+def collected(frame: DataFrame, relation: str, query: str = "") -> pa.Table:
+    """Return the rows of a Spark DataFrame.
+
+    Args:
+        relation: name of the table that they are for, for errors.
+        query: the statement that they come from, for errors.
+    """
+    with query_errors(query, table=relation):
+        return loosened(frame).toArrow()
 
 
 def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
