@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.grouping import group_rows, sorted_places
+from eddyline.state.grouping import group_rows, merged
 from eddyline.state.kernels import cast_to, ranges
 from eddyline.state.search import key_ranges
 
@@ -62,9 +62,9 @@ def rows_around(
     found: list[Stretches] = []
     read = max(2 * reach, FIRST_READ)
     while changes.num_rows:
-        merged, again = _read(layout, runs, changes, group, reach, read)
-        arrangement.touched += merged.rows.num_rows
-        found.append(merged)
+        near, again = _read(layout, runs, changes, group, reach, read)
+        arrangement.touched += near.rows.num_rows
+        found.append(near)
         changes = changes.filter(pa.array(np.isin(changes[HASH].to_numpy(), again)))
         read *= GROWTH
     return _joined(found)
@@ -88,9 +88,9 @@ def values_around(
     for run in runs:
         _, _, first, end = key_ranges(run, changes, layout.order[0], reach, reach)
         pieces.append(run.take(pa.array(_union(first, end))))
-    merged, _ = _Merged.of(layout, changes, pieces, group)
-    _, _, first, end = key_ranges(merged.in_order, changes, layout.order[0], reach, reach)
-    found = merged.stretches(*merged.spans(first, end - 1))
+    near, _ = _Around.of(layout, changes, pieces, group)
+    _, _, first, end = key_ranges(near.in_order, changes, layout.order[0], reach, reach)
+    found = near.stretches(*near.spans(first, end - 1))
     arrangement.touched += found.rows.num_rows
     return found
 
@@ -112,7 +112,7 @@ def _first(changes: pa.Table, group: Sequence[str]) -> Stretches:
 
 
 @dataclass(frozen=True, slots=True)
-class _Merged:
+class _Around:
     """Changes, and what was read of the runs: equal rows are one, and numbered in order.
 
     Attributes:
@@ -135,26 +135,21 @@ class _Merged:
     @classmethod
     def of(
         cls, layout: Layout, changes: pa.Table, pieces: Sequence[pa.Table], group: Sequence[str]
-    ) -> tuple[_Merged, np.ndarray]:
+    ) -> tuple[_Around, np.ndarray]:
         """Merge rows; return the number of each of them, too."""
         rows = pa.concat_tables([changes, *pieces])
-        places = sorted_places(rows, layout.identity, layout.order)
-        of = group_rows(rows, [HASH, *layout.identity]).of[places]
-        begins = np.diff(of, prepend=-1) != 0
-        starts = np.flatnonzero(begins)
-        number = np.empty(len(places), np.int64)
-        number[places] = np.cumsum(begins) - 1
-        weights = rows[WEIGHT].to_numpy()[places]
-        new = np.add.reduceat(weights, starts)
-        old = np.add.reduceat(np.where(places < changes.num_rows, 0, weights), starts)
-        in_order = rows.take(pa.array(places[starts]))
+        merge = merged(rows, layout.identity, layout.order)
+        weights = rows[WEIGHT].to_numpy().copy()
+        new = merge.sums(weights)
+        weights[: changes.num_rows] = 0
+        old = merge.sums(weights)
+        in_order = rows.take(pa.array(merge.first))
         groups = group_rows(in_order, [HASH, *group]).of
         by_group = np.argsort(groups, kind="stable")
-        own = number[: changes.num_rows]
-        count = len(starts)
+        own, count = merge.number[: changes.num_rows], in_order.num_rows
         place, base = groups[by_group] * count + by_group, groups[own] * count
         found = cls(in_order, by_group, old[by_group], new[by_group], own, place, base)
-        return found, number
+        return found, merge.number
 
     def spans(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return, by group, where the rows of each change's group begin and end whose numbers lie in a range."""
@@ -197,27 +192,27 @@ def _read(
         lasts = np.where(some, begin + np.searchsorted(indices, end) - 1, 0)
         reads.append((starts, lasts, first > low, end < high))
         begin += len(indices)
-    merged, number = _Merged.of(layout, changes, pieces, group)
+    near, number = _Around.of(layout, changes, pieces, group)
 
     # around each change the merge is complete between the innermost ends of what was read of longer runs
-    rows = len(merged.by_group)
-    first, last = np.zeros(len(merged.own), np.int64), np.full(len(merged.own), rows - 1)
-    before_cut = after_cut = np.zeros(len(merged.own), bool)
+    rows = len(near.by_group)
+    first, last = np.zeros(len(near.own), np.int64), np.full(len(near.own), rows - 1)
+    before_cut = after_cut = np.zeros(len(near.own), bool)
     for starts, lasts, more_before, more_after in reads:
         first = np.where(more_before, np.maximum(first, number[starts]), first)
         last = np.where(more_after, np.minimum(last, number[lasts]), last)
         before_cut, after_cut = before_cut | more_before, after_cut | more_after
-    begin_, end_ = merged.spans(first, last)
-    at = np.searchsorted(merged.place, merged.base + merged.own)
+    begin_, end_ = near.spans(first, last)
+    at = np.searchsorted(near.place, near.base + near.own)
     enough = np.ones(len(at), bool)
-    for copies in (merged.old, merged.new):
+    for copies in (near.old, near.new):
         total = np.concatenate(([0], np.cumsum(copies)))
         enough &= ~before_cut | (total[at] - total[begin_] >= reach)
         enough &= ~after_cut | (total[end_] - total[at + 1] >= reach)
     hashes = changes[HASH].to_numpy()
     again = np.unique(hashes[~enough])
     done = ~np.isin(hashes, again)
-    return merged.stretches(begin_[done], end_[done]), again
+    return near.stretches(begin_[done], end_[done]), again
 
 
 def _union(first: np.ndarray, end: np.ndarray) -> np.ndarray:

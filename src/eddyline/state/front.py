@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.grouping import SortKey, group_rows, ranked, sorted_places
+from eddyline.state.grouping import SortKey, merged, ranked
 from eddyline.state.kernels import cast_to, distinct_hashes, matched, ranges, with_weights
 
 PLACE = "place"
@@ -104,19 +104,13 @@ def _merge(
         The merged rows that no unread row can precede, their ranks, and the hashes of the groups
         that must be read deeper.
     """
-    places = sorted_places(heads, layout.identity, layout.order)
-    of = group_rows(heads, [HASH, *layout.identity]).of[places]
-    starts = np.flatnonzero(np.diff(of, prepend=-1))  # equal rows are neighbours
-    weights = heads[WEIGHT].to_numpy()[places]
-    weights = np.add.reduceat(weights, starts) if len(starts) else weights
-    first = places[starts]
+    merge = merged(heads, layout.identity, layout.order)
+    weights, first, number = merge.sums(heads[WEIGHT].to_numpy()), merge.first, merge.number
     row_hashes = heads[HASH].to_numpy()[first]
 
     # of the runs that have more rows of a hash, the smallest last row bounds what is complete
     hashes = np.unique(row_hashes)
     bound = np.full(len(hashes), len(first))
-    number = np.empty(len(places), np.int64)
-    number[places] = np.cumsum(np.diff(of, prepend=-1) != 0) - 1
     begin = 0
     for count, longer in cut:
         at = np.searchsorted(hashes, heads[HASH].to_numpy()[begin : begin + count])

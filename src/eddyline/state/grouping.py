@@ -108,6 +108,43 @@ def sorted_places(
     return places
 
 
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The rows of several tables in order, where equal rows are one.
+
+    Attributes:
+        places: the places of all rows, in order; equal ones are neighbours.
+        starts: where in `places` each distinct row begins.
+        number: for each row the number of its distinct row, in order.
+    """
+
+    places: np.ndarray
+    starts: np.ndarray
+    number: np.ndarray
+
+    @property
+    def first(self) -> np.ndarray:
+        """The place of the first copy of each distinct row."""
+        found: np.ndarray = self.places[self.starts]
+        return found
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Add up integers by distinct row; there is one for each row."""
+        if not len(self.starts):
+            return values
+        total: np.ndarray = np.add.reduceat(values[self.places], self.starts)
+        return total
+
+
+def merged(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> Merge:
+    """Put rows in the order of `sorted_places`, and find equal ones."""
+    places = sorted_places(table, identity, order)
+    begins = _changes(group_rows(table, [HASH, *identity]).of[places])
+    number = np.empty(len(places), np.int64)
+    number[places] = np.cumsum(begins) - 1
+    return Merge(places, np.flatnonzero(begins), number)
+
+
 def ranked(
     column: pa.ChunkedArray | pa.Array, *, descending: bool = False, nulls_last: bool = False
 ) -> np.ndarray:

@@ -11,7 +11,6 @@ from eddyline.changes import HASH
 from eddyline.state.grouping import SortKey, ordered_doubles
 
 _MIN, _MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-_BITS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,8 @@ def keys_of(table: pa.Table, key: SortKey) -> Keys | None:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if not len(array):
         return Keys(np.empty(0, np.int64), None, key)
-    width = kind.bit_width
-    stored = np.float64 if width == 64 else np.float32
-    values = np.frombuffer(array.buffers()[1], stored if floating else _BITS[width])
+    stored = np.dtype(f"{'f' if floating else 'i'}{kind.bit_width // 8}")
+    values = np.frombuffer(array.buffers()[1], stored)
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     return Keys(values[array.offset : array.offset + len(array)], null, key)
 
