@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.errors import EngineError
+from eddyline.runtime.short_lane import OUTPUT_ROWS_MAX
 from eddyline.spark.session import ZONE, cloned
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
@@ -101,9 +102,13 @@ def test_days_of_a_time_zone_equal_offline(tmp_path: Path, spark: SparkSession, 
         assert {row[0] for row in held} == days
 
 
-def test_a_frame_of_a_day_reaches_over_a_clock_change(tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("rows", [0, OUTPUT_ROWS_MAX], ids=["wide", "short"])
+def test_a_frame_of_a_day_reaches_over_a_clock_change(
+    tmp_path: Path, spark: SparkSession, rows: int
+) -> None:
     """In Berlin 25 October 2026 has 25 hours, so a frame of one day can reach 25 hours back."""
-    with el.Engine(str(tmp_path), cloned(spark, **{ZONE: "Europe/Berlin"})) as engine:
+    there = cloned(spark, **{ZONE: "Europe/Berlin"})
+    with el.Engine(str(tmp_path), there, el.Options(short_lane_rows=rows)) as engine:
         table = engine.table("t", *TABLES["t"])
         engine.view("day_before", VIEWS["day_before"])
         table.insert([(datetime(2026, 10, 25, 12, tzinfo=UTC), "a", 1)])

@@ -9,9 +9,48 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.answers.profile import profile
 from eddyline.spark.session import cloned
 
 pytestmark = pytest.mark.spark
+
+
+WHOLE, NEAR = "recompute touched partitions", "recompute rows near changes"
+RULES = {
+    "lag(v, 2) OVER (PARTITION BY k ORDER BY id)": NEAR,
+    "sum(v) OVER (ORDER BY id DESC ROWS BETWEEN 3 PRECEDING AND 1 FOLLOWING)": NEAR,
+    "count(*) OVER (PARTITION BY k ORDER BY ts RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW)": NEAR,
+    "lag(v) IGNORE NULLS OVER (ORDER BY id)": WHOLE,
+    "sum(v) OVER (ORDER BY id)": WHOLE,
+    "rank() OVER (ORDER BY id)": WHOLE,
+    "sum(v) OVER (ORDER BY id ROWS BETWEEN 10001 PRECEDING AND CURRENT ROW)": WHOLE,
+    "count(*) OVER (ORDER BY x RANGE BETWEEN 1 PRECEDING AND CURRENT ROW)": WHOLE,
+    "count(*) OVER (ORDER BY ts RANGE BETWEEN INTERVAL 1 MONTH PRECEDING AND CURRENT ROW)": WHOLE,
+}
+
+
+def test_functions_of_nearby_rows_and_no_others_are_evaluated_near_changes(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        engine.table("t", "id BIGINT, k STRING, v INT, x DOUBLE, ts TIMESTAMP")
+        for number, (function, rule) in enumerate(RULES.items()):
+            engine.view(f"v{number}", f"SELECT {function} AS y FROM t")
+            assert f"rule: {rule}" in engine.explain(f"v{number}"), function
+
+
+def test_a_change_reads_few_rows_of_a_large_partition(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "id BIGINT, v INT", primary_key=("id",))
+        table.insert([(number, number) for number in range(5000)])
+        engine.advance()
+        engine.view("steps", "SELECT id, v - lag(v) OVER (ORDER BY id) AS step FROM t")
+        table.insert([(2500, 0)])
+        engine.advance()
+        _, spent = profile(engine.files, engine.catalog, 1)
+        (steps,) = [one for one in spent if (one.view, one.operator) == ("steps", "")]
+        assert 0 < steps.touched < 100
+        assert engine.verify()
 
 
 def test_sums_of_doubles_stay_equal_where_spark_would_take_a_segment_tree(

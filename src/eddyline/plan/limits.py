@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField
 
 from eddyline.operators.base import numbered
 from eddyline.operators.top import SLOT, Top
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds, projected
+from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.logical import (
     Expression,
     Plan,
@@ -247,23 +248,19 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
     if not (build.native and is_sortable(sort_keys, partition)):
         return child  # the filter drops the same rows
     columns = output_of(child_of(node))
-    keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
-    names = numbered("c", len(columns))
-    inputs = zip([*partition, *sort_keys, *columns], [*keys, *sorts, *names], strict=True)
-    frame = build.named(child, list(inputs))
-    rows = build.hashed(build.normalised(frame, keys), keys, [*keys, *sorts, *names])
-    out = [frame.schema[name] for name in (*sorts, *names)]
-    descending, nulls_last = _directions([direction(order) for order in orders])
+    rows = partitioned(build, child, partition, orders, columns)
     ties = _RANKS[kind(node.rankLikeFunction())]
-    only = child.append_only
-    operator = Top(node.limit(), 0, len(columns), descending, nulls_last, len(keys), ties, only)
-    single = not partition
+    only, single = child.append_only, not partition
+    descending, nulls_last = rows.descending, rows.nulls_last
+    keys = len(partition)
+    operator = Top(node.limit(), 0, len(columns), descending, nulls_last, keys, ties, only)
     kept = key_bounds(build.catalyst, partition, child.bounds)
-    expiry = [Expiry(SLOT, keys[place], bound) for place, bound in kept.items()]
+    expiry = rows.expiry(SLOT, kept)
     if child.endless and not expiry and not only:
         build.grows("the top rows of each group", PARTITION_BY_TIME)
-    shuffled = build.shuffled(rows, single=single)
-    result = build.run(shuffled, operator, out, single=single, expiry=expiry)
+    out = [*rows.sorts, *rows.columns]
+    result = build.run(rows.frame, operator, out, single=single, expiry=expiry)
+    names = [field.name for field in rows.columns]
     plan, others = build.rebound(result.selectExpr(*names, "w"), columns)
     return Delta(
         plan,
@@ -274,6 +271,56 @@ def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta
         keys=canonical_texts(partition),
         endless=child.endless,
         bounds=attribute_bounds(partition, kept),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """Rows in the buckets of their partitions, for an operator that keeps each partition in order.
+
+    Attributes:
+        frame: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row.
+        keys: the names of the `k` columns.
+        sorts, columns: the fields of the others.
+        descending, nulls_last: for each sort key.
+    """
+
+    frame: DataFrame
+    keys: tuple[str, ...]
+    sorts: list[StructField]
+    columns: list[StructField]
+    descending: tuple[bool, ...]
+    nulls_last: tuple[bool, ...]
+
+    def expiry(self, slot: str, bounds: Mapping[int, Bound]) -> list[Expiry]:
+        """Return which rows a watermark allows to drop.
+
+        Args:
+            bounds: those of keys, by place.
+        """
+        return [Expiry(slot, self.keys[place], bound) for place, bound in bounds.items()]
+
+
+def partitioned(
+    build: Build,
+    child: Delta,
+    partition: Sequence[Expression],
+    orders: Sequence[Expression],
+    columns: Sequence[Expression],
+) -> Partitioned:
+    """Shuffle columns of a child by a partition, with the keys of a partition's order beside them."""
+    keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
+    names = numbered("c", len(columns))
+    sort_keys = [order.child() for order in orders]
+    inputs = zip([*partition, *sort_keys, *columns], [*keys, *sorts, *names], strict=True)
+    frame = build.named(child, list(inputs))
+    rows = build.hashed(build.normalised(frame, keys), keys, [*keys, *sorts, *names])
+    return Partitioned(
+        build.shuffled(rows, single=not partition),
+        keys,
+        [frame.schema[name] for name in sorts],
+        [frame.schema[name] for name in names],
+        *_directions([direction(order) for order in orders]),
     )
 
 

@@ -6,8 +6,8 @@ others over whole partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql.types import (
     BooleanType,
@@ -23,11 +23,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from eddyline.operators.base import numbered
 from eddyline.operators.neighbours import PLACE, SHOWN, SLOT, STRETCH, Neighbours
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
-from eddyline.plan.eventtime import Expiry, attribute_bounds, key_bounds
-from eddyline.plan.limits import direction, is_sortable
+from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds
+from eddyline.plan.limits import is_sortable, partitioned
 from eddyline.plan.logical import Expression, Plan, child_of, items, kind, output_of, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
@@ -60,28 +59,36 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     stack = _stack(node)
     below = child_of(stack[-1])
     child = lower(below)
+    bounds = key_bounds(build.catalyst, partition, child.bounds)
     reach = _reach(build, stack)
     if reach is not None:
-        return _near(build, stack, child, reach)
-    rows = versions(build, child, partition, output_of(below))
-    skip = _skipped(build, stack, rows)
-    if child.endless and not rows.expiry:
+        plan, weight, expiry = _near(build, stack, child, reach, bounds)
+        rule, kept, shuffle = (
+            "recompute rows near changes",
+            "input rows by partition, in order",
+            True,
+        )
+    else:
+        rows = versions(build, child, partition, output_of(below))
+        skip = _skipped(build, stack, rows)
+        plan, weight, expiry = _evaluated(build, stack, rows, skip), rows.version, rows.expiry
+        rule, kept = "recompute touched partitions", "input rows by partition"
+        shuffle = child.keys != canonical_texts(partition)
+        if skip is not None:
+            plan, weight = keep_outputs(build, plan, rows.version, partition, bounds)
+            rule = f"{rule}, {OUTPUTS_KEPT}"
+    if child.endless and not expiry:
         by = ", ".join(texts(partition)) or "nothing"
         build.grows(f"the rows by {by}", PARTITION_BY_TIME)
-    plan, weight = _evaluated(build, stack, rows, skip), rows.version
     shown = Node(
         "Window",
-        "recompute touched partitions",
+        rule,
         "; ".join(map(node_text, stack)),
         texts(partition),
-        until("input rows by partition", rows.expiry),
-        shuffle=child.keys != canonical_texts(partition),
+        until(kept, expiry),
+        shuffle=shuffle,
         children=(child.node,),
     )
-    bounds = key_bounds(build.catalyst, partition, child.bounds)
-    if skip is not None:
-        plan, weight = keep_outputs(build, plan, rows.version, partition, bounds)
-        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
     return Delta(
         plan,
         weight,
@@ -106,61 +113,47 @@ class _Reach:
     after: int
 
 
-def _near(build: Build, stack: list[Plan], child: Delta, reach: _Reach) -> Delta:
-    """Lower window functions that depend on rows near each row."""
+def _near(
+    build: Build, stack: list[Plan], child: Delta, reach: _Reach, bounds: Mapping[int, Bound]
+) -> tuple[Plan, Expression, list[Expiry]]:
+    """Evaluate window functions that depend on rows near each row, where these can change.
+
+    Args:
+        bounds: those of the partition's keys.
+
+    Returns:
+        The plan, its weight, and the rows of the state that a watermark allows to drop.
+    """
     catalyst, node = build.catalyst, stack[0]
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     columns = output_of(child_of(stack[-1]))
-    keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
-    names = numbered("c", len(columns))
-    sort_keys = [order.child() for order in orders]
-    inputs = zip([*partition, *sort_keys, *columns], [*keys, *sorts, *names], strict=True)
-    frame = build.named(child, list(inputs))
-    rows = build.hashed(build.normalised(frame, keys), keys, [*keys, *sorts, *names])
-    rows = build.shuffled(rows, single=not partition)
-    bounds = key_bounds(catalyst, partition, child.bounds)
-    expiry = [Expiry(SLOT, keys[place], bound) for place, bound in bounds.items()]
-    if child.endless and not expiry:
-        by = ", ".join(texts(partition)) or "nothing"
-        build.grows(f"the rows by {by}", PARTITION_BY_TIME)
-    directions = [direction(order) for order in orders]
+    rows = partitioned(build, child, partition, orders, columns)
     operator = Neighbours(
         reach.before,
         reach.after,
         reach.by_value,
-        len(keys),
+        len(partition),
         len(columns),
-        tuple(one.descending for one in directions),
-        tuple(one.nulls_last for one in directions),
+        rows.descending,
+        rows.nulls_last,
     )
+    expiry = rows.expiry(SLOT, bounds)
     out = [
-        *(frame.schema[name] for name in names),
+        *rows.columns,
         StructField(PLACE, LongType(), False),
         StructField(STRETCH, LongType(), False),
         StructField(SHOWN, BooleanType(), False),
     ]
-    result = build.run(rows, operator, out, single=not partition, expiry=expiry)
+    result = build.run(rows.frame, operator, out, single=not partition, expiry=expiry)
     plan, (place, stretch, shown, weight) = build.rebound(result, columns)
     for one in reversed(stack):
         functions = items(one.windowExpressions())
         order = None if reach.by_value else place
         plan = catalyst.window(one, functions, [*partition, stretch], plan, order)
-    plan = catalyst.project([*output_of(node), weight], catalyst.filter(shown, plan))
-    return Delta(
-        plan,
+    return (
+        catalyst.project([*output_of(node), weight], catalyst.filter(shown, plan)),
         weight,
-        Node(
-            "Window",
-            "recompute rows near changes",
-            "; ".join(map(node_text, stack)),
-            texts(partition),
-            until("input rows by partition, in order", expiry),
-            shuffle=True,
-            children=(child.node,),
-        ),
-        single=not partition,
-        endless=child.endless,
-        bounds=attribute_bounds(partition, bounds),
+        expiry,
     )
 
 
