@@ -79,8 +79,8 @@ def test_jobs_of_such_plans_have_no_limit_of_bytes(
     given_to_tasks = catalyst.given_to_tasks
 
     @contextmanager
-    def noted(session: SparkSession, settings: object) -> Iterator[None]:
-        with given_to_tasks(session, settings):
+    def noted(session: SparkSession, *settings: object) -> Iterator[None]:
+        with given_to_tasks(session, *settings):
             limits.append(spark.sparkContext.getLocalProperty(BATCH_BYTES))
             yield
 

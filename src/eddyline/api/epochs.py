@@ -73,7 +73,6 @@ class Epochs:
         self._next_retry = 0.0
         execution = Execution(
             workspace.files,
-            workspace.epochs_session,
             workspace.compiler.catalyst,
             workspace.options.scan_tasks,
             workspace.lanes,
@@ -316,7 +315,6 @@ class Epochs:
 
     def use_session(self) -> None:
         """Run epochs from now on in the workspace's session, which is for its number of buckets."""
-        self.runner.execution.session = self._workspace.epochs_session
         self.runner.execution.catalyst = self._workspace.compiler.catalyst
 
     def rebuild_changed(self) -> None:

@@ -443,20 +443,16 @@ class Catalyst:
             conf.set(_EXCLUDED_RULES, excluded)
         return physical
 
-    def run(self, physical: Plan, settings: Mapping[str, str] | None = None) -> None:
+    def run(self, physical: Plan, properties: Mapping[str, str]) -> None:
         """Execute a fresh copy of a physical plan for its side effects.
 
         A plan keeps its shuffles, so a second run would reuse the map outputs of the first. Copying is
         much faster than planning again.
 
         Args:
-            settings: what the tasks are to see instead of the session's settings.
+            properties: what the tasks are to see beside the session's settings, or instead of them.
         """
-        given = self._settings
-        if settings:
-            given = given.clone()
-            given.putAll(settings)
-        with active(self.session), given_to_tasks(self.session, given):
+        with active(self.session), given_to_tasks(self.session, self._settings, properties):
             physical.clone().execute().count()
 
     @cached_property

@@ -9,8 +9,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
-
 from eddyline.errors import EddylineError, EngineError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name
@@ -22,7 +20,7 @@ from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.segments import Segment, distribute
-from eddyline.spark.session import BATCH_BYTES, UNLIMITED
+from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
 from eddyline.storage.files import Files
 
 logger = logging.getLogger("eddyline.epochs")
@@ -41,7 +39,6 @@ class Execution:
     """
 
     files: Files
-    session: SparkSession
     catalyst: Catalyst
     scan_tasks: int
     lanes: Lanes
@@ -113,19 +110,14 @@ class Execution:
 
     def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
         """Run a plan in the wide lane."""
-        spark = self.session.sparkContext
-        spark.setLocalProperty(PROPERTY, context.as_property())
-        short = plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces])
-        settings = {BATCH_BYTES: UNLIMITED} if short else {}
-        spark.setJobDescription(f"eddyline {plan.name}")
+        properties = {PROPERTY: context.as_property(), DESCRIPTION: f"eddyline {plan.name}"}
+        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
+            properties[BATCH_BYTES] = UNLIMITED
         try:
             for physical in (*plan.before, plan.physical):
-                self.catalyst.run(physical, settings)
+                self.catalyst.run(physical, properties)
         except Exception as error:  # whatever Spark raises: it is named and passed on
             raise failed_view(plan.name, error) from error
-        finally:
-            spark.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
-            spark.setJobDescription(None)  # type: ignore[arg-type]
         if plan.before:
             with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
                 SharedRows(self.files, plan.id).remove(context.folder)

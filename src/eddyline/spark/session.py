@@ -36,6 +36,9 @@ With fewer than its views need, Spark compiles the same code again in each epoch
 
 CODE_CACHE_ENTRIES = 10_000
 
+DESCRIPTION = "spark.job.description"
+"""The property of a job's tasks that Spark's pages show."""
+
 BATCH_BYTES, UNLIMITED = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
 """The limit of the bytes of a batch that a Python worker gets: a property of a job, not of a session.
 
@@ -174,15 +177,19 @@ def task_settings(session: SparkSession) -> Any:
 
 
 @contextmanager
-def given_to_tasks(session: SparkSession, settings: Any) -> Iterator[None]:
+def given_to_tasks(session: SparkSession, *settings: Any) -> Iterator[None]:
     """Let the tasks of this thread's jobs see settings, as those of a query see its session's.
 
     Expressions read some of them while they run: frames of RANGE the time zone.
+
+    Args:
+        settings: maps of names and values; later ones come before earlier ones.
     """
     context = session.sparkContext._jsc.sc()  # noqa: SLF001  # not public in PySpark
     before = context.getLocalProperties()
     given = before.clone()
-    given.putAll(settings)
+    for one in settings:
+        given.putAll(one)
     context.setLocalProperties(given)
     try:
         yield
