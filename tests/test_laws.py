@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain, product
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eddyline.answers.changelog import retract_form
@@ -29,14 +29,13 @@ from eddyline.answers.reader import SnapshotBucket, SnapshotReader
 from eddyline.changes import APPEND, DELETE, REJECTED, REPLACED, Epoch
 from eddyline.errors import DataError, StateError
 from eddyline.operators.aggregate import Reduce
-from eddyline.operators.base import Step
 from eddyline.operators.hold import Hold
 from eddyline.operators.join import Join, JoinKind
 from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
-from eddyline.state import around, front
+from eddyline.state import front
 from eddyline.state.arrangement import Arrangement, Layout, compaction_start
 from eddyline.state.doubles import (
     HIGHEST,
@@ -48,7 +47,6 @@ from eddyline.state.doubles import (
     two_sum,
 )
 from eddyline.state.expiry import ExpiryColumn, without_expired
-from eddyline.state.front import Ties
 from eddyline.state.grouping import SortKey, group_rows, ranked, sorted_places
 from eddyline.state.kernels import (
     Measure,
@@ -62,160 +60,24 @@ from eddyline.state.kernels import (
 )
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
-
-laws = settings(deadline=None, max_examples=25)
-
-Row = tuple[Any, ...]
-Change = tuple[Row, int]
-
-# -- values ---------------------------------------------------------------------------------------
-
-small = st.one_of(st.none(), st.integers(0, 3))
-floats = st.one_of(st.none(), st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf]))
-words = st.one_of(st.none(), st.sampled_from(["", "a", "b"]))
-maps = st.one_of(st.none(), st.dictionaries(st.sampled_from("ab"), small, max_size=2))
-KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
-    "int": (pa.int64(), small),
-    "double": (pa.float64(), floats),
-    "string": (pa.string(), words),
-    "list": (pa.list_(pa.float64()), st.one_of(st.none(), st.lists(floats, max_size=2))),
-    "struct": (
-        pa.struct([("p", pa.int64()), ("q", pa.float64())]),
-        # fields always in this order, as `identity` compares texts
-        st.one_of(st.none(), st.tuples(small, floats).map(lambda v: {"p": v[0], "q": v[1]})),
-    ),
-    "map": (
-        pa.map_(pa.string(), pa.int64()),
-        maps.map(lambda m: None if m is None else [*m.items()]),
-    ),
-    "nested": (
-        pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.int64()))])),
-        st.lists(
-            st.one_of(st.none(), maps.map(lambda m: {"m": None if m is None else [*m.items()]})),
-            max_size=2,
-        ),
-    ),
-}
-
-
-def identity(values: Sequence[Any]) -> str:
-    """What makes rows the same: as text NaN is NaN, and 0.0 isn't -0.0."""
-    return repr(list(values))
-
-
-def crude_hash(values: Sequence[Any]) -> int:
-    """A hash with many collisions."""
-    return len(identity(values)) % 3
-
-
-def table(columns: dict[str, tuple[pa.DataType, Sequence[Any]]]) -> pa.Table:
-    return pa.table(
-        {name: pa.array(list(values), kind) for name, (kind, values) in columns.items()}
-    )
-
-
-def z_set(rows: Iterable[tuple[Row, int]]) -> dict[str, int]:
-    """Rows and weights added up, the empty ones dropped."""
-    total: Counter[str] = Counter()
-    for row, weight in rows:
-        total[identity(row)] += weight
-    return {row: weight for row, weight in total.items() if weight}
-
-
-def weighted(rows: pa.Table | None, columns: Sequence[str]) -> list[Change]:
-    """The rows of a table and their weights."""
-    if rows is None or not rows.num_rows:
-        return []
-    values = [rows[name].to_pylist() for name in columns]
-    weights = rows["w"].to_pylist()
-    return [(tuple(v[i] for v in values), weights[i]) for i in range(rows.num_rows)]
-
-
-# -- feeding an operator --------------------------------------------------------------------------
-
-
-class Held(Arrangement):
-    """An arrangement in memory."""
-
-    def __init__(self, layout: Layout, tables: list[pa.Table]) -> None:
-        self.layout = layout
-        self.held = tables
-        self.touched = 0
-
-    def mapped(self) -> list[pa.Table]:
-        return [self.layout.sorted(t) for t in self.held if t.num_rows]
-
-    def tables(self) -> list[pa.Table]:
-        return self.mapped()
-
-    def lookup(self, hashes: np.ndarray) -> pa.Table | None:
-        found = [t.filter(pa.array(np.isin(t["h"].to_numpy(), hashes))) for t in self.held]
-        found = [t for t in found if t.num_rows]
-        return pa.concat_tables(found) if found and len(hashes) else None
-
-    def scan(self) -> pa.Table | None:
-        return self.layout.consolidate(pa.concat_tables(self.held)) if self.held else None
-
-
-class Stepping(Protocol):
-    @property
-    def layouts(self) -> dict[str, Layout]: ...
-
-    def step(self, delta: pa.Table, state: Any) -> Step: ...
-
-
-class Bucket:
-    """One bucket of an operator, fed with deltas."""
-
-    def __init__(self, operator: Stepping) -> None:
-        self.operator = operator
-        self.tables: dict[str, list[pa.Table]] = {slot: [] for slot in operator.layouts}
-
-    def feed(self, delta: pa.Table) -> list[pa.Table]:
-        if not delta.num_rows:
-            return []
-        layouts = self.operator.layouts
-        state = {slot: Held(layouts[slot], tables) for slot, tables in self.tables.items()}
-        step = self.operator.step(delta, state)
-        output = list(step.output)
-        for slot, rows in step.appends.items():
-            assert rows.column_names == layouts[slot].columns
-            self.tables[slot].append(rows)
-        return output
-
-
-def epochs_of(rows: st.SearchStrategy[Row], size: int = 6) -> st.SearchStrategy[list[list[Change]]]:
-    """Epochs of appends and deletes, each delete of a row that is there."""
-
-    @st.composite
-    def draw(drawn: st.DrawFn) -> list[list[Change]]:
-        held: list[Row] = []
-        epochs = []
-        for _ in range(drawn(st.integers(1, 4))):
-            epoch: list[Change] = []
-            for _ in range(drawn(st.integers(1, size))):
-                if held and drawn(st.integers(0, 2)) == 0:
-                    epoch.append((held.pop(drawn(st.integers(0, len(held) - 1))), -1))
-                else:
-                    row, copies = drawn(rows), drawn(st.integers(1, 2))
-                    held += [row] * copies
-                    epoch.append((row, copies))
-            epochs.append(epoch)
-        return epochs
-
-    return draw()
-
-
-def integrated(epochs: Iterable[list[Change]]) -> list[Row]:
-    """The rows that are there after all epochs."""
-    held: list[Row] = []
-    for row, weight in (change for epoch in epochs for change in epoch):
-        if weight > 0:
-            held += [row] * weight
-        else:
-            del held[[identity(r) for r in held].index(identity(row))]
-    return held
-
+from laws import (
+    KINDS,
+    Bucket,
+    Change,
+    Held,
+    Row,
+    crude_hash,
+    epochs_of,
+    floats,
+    identity,
+    integrated,
+    laws,
+    small,
+    table,
+    weighted,
+    words,
+    z_set,
+)
 
 # -- kernels --------------------------------------------------------------------------------------
 
@@ -820,240 +682,6 @@ def test_joins_follow_from_the_rows(kind: JoinKind, epochs: list[list[Change]]) 
             for part in bucket.feed(join_delta(taken, kind)):
                 output += weighted(part, names)
             assert z_set(output) == z_set(joined_rows(integrated(cut[:number]), kind))
-
-
-SHOWN = ("c1", "s0", "s1", "c0")
-
-
-@laws
-@given(
-    epochs=epochs_of(st.tuples(st.sampled_from("ab"), floats, small, words), size=9),
-    limit=st.integers(0, 4),
-    offset=st.integers(0, 3),
-    descending=st.tuples(st.booleans(), st.booleans()),
-    nulls_last=st.tuples(st.booleans(), st.booleans()),
-    ties=st.sampled_from(Ties),
-    at_first=st.sampled_from([1, 2, 4]),
-)
-def test_top_rows_follow_from_the_rows(
-    epochs: list[list[Change]],
-    limit: int,
-    offset: int,
-    descending: tuple[bool, bool],
-    nulls_last: tuple[bool, bool],
-    ties: Ties,
-    at_first: int,
-) -> None:
-    def before(row: Row) -> list[Any]:
-        parts: list[Any] = []
-        for value, down, last in zip(row[1:3], descending, nulls_last, strict=True):
-            number = 0 if value is None else math.inf if math.isnan(value) else value
-            size = (1 if isinstance(value, float) and math.isnan(value) else 0, number + 0.0)
-            parts.append((value is None) == last)
-            parts.append(tuple(-part for part in size) if down else size)
-        return parts
-
-    if ties is not Ties.ROW_NUMBER:
-        offset = 0
-    append_only = all(weight > 0 for epoch in epochs for _, weight in epoch)
-    operator = Top(limit, offset, 2, descending, nulls_last, 1, ties, append_only)
-    bucket, output = Bucket(operator), list[Change]()
-    with patch.multiple(front, FIRST_READ=at_first, MOST_AT_FIRST=at_first):
-        for number, epoch in enumerate(epochs, start=1):
-            delta = table(
-                {
-                    "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
-                    "k0": (pa.string(), [row[0] for row, _ in epoch]),
-                    "s0": (pa.float64(), [row[1] for row, _ in epoch]),
-                    "s1": (pa.int64(), [row[2] for row, _ in epoch]),
-                    "c0": (pa.string(), [row[3] for row, _ in epoch]),
-                    "c1": (pa.string(), [row[0] for row, _ in epoch]),
-                    "w": (pa.int64(), [w for _, w in epoch]),
-                }
-            )
-            for part in bucket.feed(delta):
-                output += weighted(part, SHOWN)
-            held = integrated(epochs[:number])
-            found = z_set(output)
-            if append_only and ties is not Ties.ROW_NUMBER:  # what can't come up isn't kept
-                kept = [(row, w) for t in bucket.tables["rows"] for row, w in weighted(t, SHOWN)]
-                assert z_set(kept) == found
-            assert not found or min(found.values()) > 0
-            assert not Counter(found) - Counter(map(identity, held))  # only rows that are there
-            # where rows sort alike any of them will do
-            there = {identity(row): (row[0], before(row)) for row in held}
-            for group in "ab":
-                rows = sorted(before(row) for row in held if row[0] == group)
-                if ties is Ties.ROW_NUMBER:
-                    wanted = rows[offset : offset + limit]
-                elif ties is Ties.RANK:
-                    wanted = [row for row in rows if rows.index(row) < limit]
-                else:
-                    levels = [row for i, row in enumerate(rows) if row not in rows[:i]]
-                    wanted = [row for row in rows if levels.index(row) < limit]
-                given = [there[row] for row, n in found.items() for _ in range(n)]
-                assert sorted(order for of, order in given if of == group) == wanted
-
-
-def neighbours_delta(epoch: list[Change], sort: pa.DataType) -> pa.Table:
-    """Changes of rows of a partition, two sort keys and a value."""
-    return table(
-        {
-            "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
-            "k0": (pa.string(), [row[0] for row, _ in epoch]),
-            "s0": (sort, [row[1] for row, _ in epoch]),
-            "s1": (pa.int64(), [row[2] for row, _ in epoch]),
-            "c0": (pa.string(), [row[0] for row, _ in epoch]),
-            "c1": (sort, [row[1] for row, _ in epoch]),
-            "c2": (pa.string(), [row[3] for row, _ in epoch]),
-            "w": (pa.int64(), [w for _, w in epoch]),
-        }
-    )
-
-
-def surroundings(rows: list[Row], operator: Neighbours) -> list[Row]:
-    """Each row with those of its frame, as a window function sees them."""
-    before, after = operator.before, operator.after
-    if not operator.by_value:
-        return [(row, rows[max(i - before, 0) : i + after + 1]) for i, row in enumerate(rows)]
-    sign = -1 if operator.descending[0] else 1
-
-    def sees(row: Row, other: Row) -> bool:
-        if row[1] is None or other[1] is None:
-            return row[1] is other[1]
-        return -before <= sign * (other[1] - row[1]) <= after
-
-    return [(row, [other for other in rows if sees(row, other)]) for row in rows]
-
-
-@laws
-@given(
-    data=st.data(),
-    before=st.integers(0, 3),
-    after=st.integers(0, 2),
-    kind=st.sampled_from(["int", "double", "string"]),
-    descending=st.tuples(st.booleans(), st.booleans()),
-    nulls_last=st.tuples(st.booleans(), st.booleans()),
-    at_first=st.sampled_from([1, 2, 8]),
-)
-def test_what_is_seen_around_each_row_follows_from_the_rows(
-    data: st.DataObject,
-    before: int,
-    after: int,
-    kind: str,
-    descending: tuple[bool, bool],
-    nulls_last: tuple[bool, bool],
-    at_first: int,
-) -> None:
-    sort, values = KINDS[kind]
-    values = st.one_of(values, st.integers(0, 40)) if kind == "int" else values
-    row = st.tuples(st.sampled_from("abcd"), values, small, words)
-    epochs = data.draw(epochs_of(row, size=12))
-    operator = Neighbours(before, after, False, 1, 3, descending, nulls_last)
-    with patch.object(around, "FIRST_READ", at_first):
-        check_surroundings(operator, sort, epochs)
-
-
-@laws
-@given(
-    epochs=epochs_of(
-        st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 30), st.just(0), words),
-        size=12,
-    ),
-    before=st.integers(0, 5),
-    after=st.integers(0, 3),
-    descending=st.booleans(),
-    nulls_last=st.booleans(),
-)
-def test_what_is_seen_within_a_range_follows_from_the_rows(
-    epochs: list[list[Change]], before: int, after: int, descending: bool, nulls_last: bool
-) -> None:
-    operator = Neighbours(before, after, True, 1, 3, (descending,), (nulls_last,))
-    check_surroundings(operator, pa.int64(), epochs)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_change_in_a_large_partition_is_seen_by_the_rows_around_it(seed: int) -> None:
-    random = Random(seed)
-    held = [("a", place, 0, "x") for place in random.sample(range(1000), 300)]
-    epochs: list[list[Change]] = [[(row, 1) for row in held]]
-    for _ in range(12):
-        gone = random.sample(held, random.randint(0, 8))
-        come = [("a", random.randrange(1000), random.randrange(3), "y") for _ in range(6)]
-        held = [row for row in held if row not in gone] + come
-        epochs.append([*((row, -1) for row in gone), *((row, 1) for row in come)])
-    down, reach = random.random() < 0.5, (random.randint(0, 3), random.randint(0, 2))
-    for by_value in (False, True):
-        order = ((down,), (False,)) if by_value else ((down, False), (False, True))
-        operator = Neighbours(*reach, by_value, 1, 3, *order)
-        with patch.object(around, "FIRST_READ", 1):
-            check_surroundings(operator, pa.int64(), epochs, most=80 * (sum(reach) + 1))
-
-
-def check_surroundings(
-    operator: Neighbours, sort: pa.DataType, epochs: list[list[Change]], most: int | None = None
-) -> None:
-    """The changes of what is seen around rows add up to what is seen around those that are there.
-
-    Args:
-        most: how many rows an epoch after the first may put out.
-    """
-    layout = operator.layouts["rows"]
-    bucket, output = Bucket(operator), list[Change]()
-    for number, epoch in enumerate(epochs, start=1):
-        for part in bucket.feed(neighbours_delta(epoch, sort)):
-            assert most is None or number == 1 or part.num_rows <= most
-            names = ("c0", "c1", "c2", "stretch", "place", "shown")
-            emitted = sorted(weighted(part, names), key=lambda one: one[0][3:5])
-            stretches: dict[tuple[str, int], list[tuple[Row, bool, int]]] = {}
-            for (*values, stretch, _, shown), weight in emitted:
-                stretches.setdefault((values[0], stretch), []).append(
-                    (tuple(values), shown, weight)
-                )
-            for rows in stretches.values():
-                seen = surroundings([row for row, _, _ in rows], operator)
-                pairs = zip(seen, rows, strict=True)
-                output += [(all_of_it, w) for all_of_it, (_, shown, w) in pairs if shown]
-        held = integrated(epochs[:number])
-        wanted: list[Row] = []
-        for partition in "abcd":
-            own = [one for one in held if one[0] == partition]
-            full = neighbours_delta([(one, 1) for one in own], sort)
-            places = sorted_places(full, layout.identity, layout.order)
-            in_order = [(own[p][0], own[p][1], own[p][3]) for p in places]
-            wanted += surroundings(in_order, operator)
-        assert z_set(output) == z_set((row, 1) for row in wanted)
-
-
-@laws
-@given(
-    epochs=epochs_of(st.tuples(floats, words), size=9),
-    limit=st.integers(0, 4),
-    offset=st.integers(0, 3),
-    at_first=st.sampled_from([1, 2, 4]),
-)
-def test_a_limit_without_an_order_follows_from_the_rows(
-    epochs: list[list[Change]], limit: int, offset: int, at_first: int
-) -> None:
-    def fed(bucket: Bucket, changes: list[Change]) -> list[Change]:
-        delta = {
-            "h": (pa.int64(), [0] * len(changes)),
-            "c0": (pa.float64(), [row[0] for row, _ in changes]),
-            "c1": (pa.string(), [row[1] for row, _ in changes]),
-            "w": (pa.int64(), [weight for _, weight in changes]),
-        }
-        return [line for part in bucket.feed(table(delta)) for line in weighted(part, ("c0", "c1"))]
-
-    operator = Top(limit, offset, 2)
-    bucket, output = Bucket(operator), list[Change]()
-    with patch.multiple(front, FIRST_READ=at_first, MOST_AT_FIRST=at_first):
-        for number, epoch in enumerate(epochs, start=1):
-            output += fed(bucket, epoch)
-            held = integrated(epochs[:number])
-            found = z_set(output)
-            assert not Counter(found) - Counter(map(identity, held))
-            assert sum(found.values()) == min(max(len(held) - offset, 0), limit)
-            assert found == z_set(fed(Bucket(operator), [(row, 1) for row in held]))
 
 
 visits = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 6))
