@@ -66,6 +66,8 @@ def prometheus(engine: el.Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
+        # until it has read its storage, it answers all but this with 503
+        until(lambda: ask(f"http://{address}", "/-/ready")[0] == 200)
         yield f"http://{address}"
     finally:
         process.terminate()
