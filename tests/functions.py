@@ -627,6 +627,7 @@ _TITLES = {
 _RULES = {
     "linear": "linear: accumulators that add up, whatever is deleted",
     "linear, extremes of sorted values": "sorted values: the group's values are kept in order",
+    "linear, percentiles of sorted values": "percentiles: the group's numbers are kept in order",
     "recompute touched groups": "recompute: Spark aggregates the touched groups anew",
     "": "in a query of their own: over stored sketches, of time windows, of grouping sets",
 }
@@ -649,7 +650,7 @@ def page(functions: list[Function], version: str) -> str:
         lines += ["", f"## {_TITLES[kind]}", ""]
         if kind == "aggregate":
             lines += [
-                "Every aggregate is kept by one of three rules, here for the call that was tried.",
+                "Every aggregate is kept by one of four rules, here for the call that was tried.",
                 "",
             ]
             for rule, title in _RULES.items():

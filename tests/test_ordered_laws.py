@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eddyline.operators.aggregate import Reduce
 from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.top import Top
 from eddyline.state import around, front
@@ -237,6 +238,50 @@ def check_surroundings(
             in_order = [(own[p][0], own[p][1], own[p][3]) for p in places]
             wanted += surroundings(in_order, operator)
         assert z_set(output) == z_set((row, 1) for row in wanted)
+
+
+@laws
+@given(
+    epochs=epochs_of(st.tuples(st.sampled_from("abcd"), st.one_of(small, floats)), size=9),
+    fractions=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.75, 1.0]), min_size=1, max_size=3),
+)
+def test_percentiles_follow_from_the_rows(
+    epochs: list[list[Change]], fractions: list[float]
+) -> None:
+    def order(value: float) -> tuple[bool, float, float]:
+        nan = math.isnan(value)
+        return nan, 0.0 if nan else value, 0.0 if nan else math.copysign(1.0, value)
+
+    def percentile(values: list[float], fraction: float) -> float | None:
+        """As Spark's class Percentile has it."""
+        if not values:
+            return None
+        position = (len(values) - 1) * fraction
+        low, high = values[math.floor(position)], values[math.ceil(position)]
+        if order(low) == order(high):
+            return low
+        return (math.ceil(position) - position) * low + (position - math.floor(position)) * high
+
+    operator = Reduce(1, (), (), (tuple(fractions),))
+    bucket, output = Bucket(operator), list[Change]()
+    for number, epoch in enumerate(epochs, start=1):
+        delta = table(
+            {
+                "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
+                "k0": (pa.string(), [row[0] for row, _ in epoch]),
+                "q0": (pa.float64(), [row[1] for row, _ in epoch]),
+                "w": (pa.int64(), [w for _, w in epoch]),
+            }
+        )
+        for part in bucket.feed(delta):
+            output += weighted(part, ("k0", *operator.percentiles))
+        held = integrated(epochs[:number])
+        wanted = []
+        for group in {row[0] for row in held}:
+            values = [float(row[1]) for row in held if row[0] == group and row[1] is not None]
+            found = [percentile(sorted(values, key=order), fraction) for fraction in fractions]
+            wanted.append(((group, *found), 1))
+        assert z_set(output) == z_set(wanted)
 
 
 @laws

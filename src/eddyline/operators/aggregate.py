@@ -1,4 +1,4 @@
-"""Aggregates and DISTINCT: accumulators that add up by key, and sorted values for extremes."""
+"""Aggregates and DISTINCT: accumulators that add up by key, and sorted values for extremes and percentiles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
 from eddyline.operators import exact_sums
 from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
+from eddyline.operators.percentiles import percentiles
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
 from eddyline.state.grouping import Groups, SortKey, group_rows
@@ -34,18 +35,19 @@ SLOT = "groups"
 class Reduce:
     """Keep one row of accumulators for each key; emit the old and the new row of changed keys.
 
-    Input: `h, k0.., m0.., x0.., w`, where `w` is the number of rows and `m` are contributions of
+    Input: `h, k0.., m0.., x0.., q0.., w`, where `w` is the number of rows and `m` are contributions of
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
     weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. A PRESENT one is a number of
     rows, and emitted as 1 while the sum is positive, else 0. `x` are the values
-    of which the smallest or largest of a key is emitted.
-    Output: `h, k0.., m0.., x0.., w` with w = -1 for the old row and +1 for the new one. A key
+    of which the smallest or largest of a key is emitted, `q` numbers of which percentiles are.
+    Output: `h, k0.., m0.., x0.., p0.., w`, where `p` are the percentiles, with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
     Attributes:
         keys: number of key columns.
         measures: how each `m` column combines.
         largest: for each `x` column whether to emit the largest value rather than the smallest.
+        fractions: for each `q` column at which fractions of the sorted numbers percentiles are emitted.
         checked: whether an INTEGER sum beyond 64 bits is an error; otherwise it wraps around. Sums
             that are stored never are, so that 64 bits of them suffice.
     """
@@ -53,6 +55,7 @@ class Reduce:
     keys: int
     measures: tuple[Measure, ...] = ()
     largest: tuple[bool, ...] = ()
+    fractions: tuple[tuple[float, ...], ...] = ()
     checked: bool = False
 
     @property
@@ -62,6 +65,8 @@ class Reduce:
         layouts = {SLOT: Layout(keys, (*self._stored, (WEIGHT, Measure.SUM)))}
         for name, largest in zip(numbered("x", len(self.largest)), self.largest, strict=True):
             layouts[name] = Layout((*keys, name), order=(SortKey(name, largest, True),))
+        for name in numbered("q", len(self.fractions)):
+            layouts[name] = Layout((*keys, name), order=(SortKey(name),))
         if self._sums:
             layouts[exact_sums.SLOT] = exact_sums.layout(self.keys)
         return layouts
@@ -70,6 +75,11 @@ class Reduce:
     def integers(self) -> tuple[str, ...]:
         """The columns of INTEGER sums."""
         return self._columns(Measure.INTEGER)
+
+    @property
+    def percentiles(self) -> tuple[str, ...]:
+        """The columns of percentiles."""
+        return numbered("p", sum(map(len, self.fractions)))
 
     @property
     def _sums(self) -> tuple[str, ...]:
@@ -132,18 +142,18 @@ class Reduce:
         kept[SLOT] = _beside(rows, change, [name for name, _ in layout.measures])
         if not changed.all():
             kept[SLOT] = kept[SLOT].filter(pa.array(changed))
-        if not self.largest:
+        if not (self.largest or self.fractions):
             return Step([self._output(rows, before, after, changed)], kept)
-        # an extreme can move in a group whose accumulators didn't
-        extremes, more = self._values(given, rows, state)
-        before, after = (_with(table, extremes[when]) for when, table in enumerate((before, after)))
+        # an extreme or percentile can move in a group whose accumulators didn't
+        values, more = self._values(given, rows, state)
+        before, after = (_with(table, values[when]) for when, table in enumerate((before, after)))
         every = np.ones(len(groups), bool)
         return Step([self._output(rows, before, after, every)], {**kept, **more})
 
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
-        """Return each `x` by group, before and after, and the rows to add to its arrangement."""
+        """Return each `x` and `p` by group, before and after, and the rows to add to their arrangements."""
         found: list[dict[str, pa.Array]] = [{}, {}]
         appends = {}
         for name in numbered("x", len(self.largest)):
@@ -155,6 +165,15 @@ class Reduce:
                 best = checked_weights("aggregate", best)
                 places = matched(groups, best.select(groups.column_names))
                 columns[name] = best[name].take(pa.array(places, mask=places < 0))
+        names = iter(self.percentiles)
+        for name, fractions in zip(numbered("q", len(self.fractions)), self.fractions, strict=True):
+            layout = self.layouts[name]
+            pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
+            appends[name] = layout.consolidate(pairs)
+            own = [next(names) for _ in fractions]
+            versions = percentiles(state[name], appends[name], groups, name, fractions)
+            for columns, arrays in zip(found, versions, strict=True):
+                columns.update(zip(own, arrays, strict=True))
         return found, appends
 
     def _expanded(self, delta: pa.Table) -> tuple[pa.Table, pa.Table | None]:
@@ -193,7 +212,8 @@ class Reduce:
         self, rows: pa.Table, before: pa.Table, after: pa.Table, changed: np.ndarray
     ) -> pa.Table:
         """Return the old and the new row of each group that has changed."""
-        values = [*numbered("m", len(self.measures)), *numbered("x", len(self.largest))]
+        extremes = numbered("x", len(self.largest))
+        values = [*numbered("m", len(self.measures)), *extremes, *self.percentiles]
         before, after = self._marked(before), self._marked(after)
         was_there, is_there = before[WEIGHT].to_numpy() > 0, after[WEIGHT].to_numpy() > 0
         same = was_there & is_there

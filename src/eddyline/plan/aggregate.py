@@ -7,57 +7,22 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
-from pyspark.sql.types import LongType, StructField
+from pyspark.sql.types import DoubleType, LongType, StructField
 
 from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
-from eddyline.plan.logical import Expression, Plan, children_of, find, items, kind, type_of
+from eddyline.plan.linear import LinearCall, linear_calls
+from eddyline.plan.logical import Expression, Plan, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.recompute import first_row, recomputed
 from eddyline.plan.render import texts
-from eddyline.plan.rules import Accumulators, Call, linear
 from eddyline.plan.types import column_type, contains_type, sql_type
 from eddyline.state.kernels import Measure
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 _FLOATS = ("float", "double")
-
-
-@dataclass(frozen=True, slots=True)
-class _LinearCall:
-    """One aggregate call of a linear aggregate: its columns in the input, and how it is kept."""
-
-    number: int
-    expression: Expression
-    kept: Accumulators
-    arguments: list[Expression]
-    distinct: bool
-    values: tuple[str, ...]
-    condition: str
-
-    @property
-    def counted(self) -> str:
-        """SQL: whether a row counts for the call."""
-        tests = [f"{value} is not null" for value in self.values]
-        if self.condition and not self.distinct:
-            tests.append(f"coalesce({self.condition}, false)")
-        return " and ".join(tests) or "true"
-
-    @property
-    def is_extreme(self) -> bool:
-        """Whether all its values are kept, to find the smallest or largest."""
-        return self.kept.largest is not None
-
-    def contributions(self) -> dict[str, str]:
-        """SQL of what a row contributes to each accumulator, by column; of an extreme the value."""
-        value = self.values[0] if self.values else "null"
-        parts = ("if({on}, {v}, null)",) if self.is_extreme else self.kept.contributions
-        return {
-            f"a{self.number}_{i}": part.format(on=self.counted, v=value)
-            for i, part in enumerate(parts)
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +36,7 @@ class _Aggregation:
     child: Delta
     keys: list[Expression]
     results: list[Expression]
-    calls: list[_LinearCall]
+    calls: list[LinearCall]
     bounds: Mapping[int, Bound]
 
     @property
@@ -90,6 +55,11 @@ class _Aggregation:
         return tuple(call.kept.largest for call in self.calls if call.kept.largest is not None)
 
     @property
+    def fractions(self) -> tuple[tuple[float, ...], ...]:
+        """The fractions of each call of percentiles."""
+        return tuple(call.kept.fractions for call in self.calls if call.kept.fractions)
+
+    @property
     def rule(self) -> str:
         """The incremental rule, for `explain`."""
         parts = ["linear" if self.calls else "distinct"]
@@ -97,6 +67,8 @@ class _Aggregation:
             parts.append("append-only extremes")
         if self.largest:
             parts.append("extremes of sorted values")
+        if self.fractions:
+            parts.append("percentiles of sorted values")
         return ", ".join(parts)
 
     @property
@@ -104,7 +76,7 @@ class _Aggregation:
         """The state, for `explain`."""
         if not self.calls:
             return "row counts"
-        return "accumulators by group" + ", values" * bool(self.largest)
+        return "accumulators by group" + ", values" * bool(self.largest or self.fractions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +88,7 @@ class _Branch:
     """
 
     frame: DataFrame
-    calls: list[_LinearCall]
+    calls: list[LinearCall]
     weight: str
 
 
@@ -125,7 +97,7 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
     keys = items(node.groupingExpressions())
     if any(build.catalyst.is_session(key) for key in keys):
         return recomputed(build, node, child)
-    calls = _linear_calls(build, node, child.append_only)
+    calls = linear_calls(build, node, child.append_only)
     if calls is None or not _normalisable(keys, calls):
         return recomputed(build, node, child)
     bounds = key_bounds(build.catalyst, keys, child.bounds)
@@ -133,48 +105,14 @@ def aggregate(build: Build, node: Plan, child: Delta) -> Delta:
     return _reduced(build, _Aggregation(child, keys, results, calls, bounds))
 
 
-def _linear_calls(build: Build, node: Plan, append_only: bool) -> list[_LinearCall] | None:
-    """Return the aggregate calls of a node; None if one of them can't be kept in accumulators."""
-    expressions = [
-        call
-        for result in items(node.aggregateExpressions())
-        for call in find(result, lambda name: name == "AggregateExpression")
-    ]
-    if expressions and not build.native:
-        return None
-    calls = []
-    for number, expression in enumerate(expressions):
-        call = _linear_call(build, expression, number, append_only)
-        if call is None:
-            return None
-        calls.append(call)
-    return calls
-
-
-def _linear_call(
-    build: Build, expression: Expression, number: int, append_only: bool
-) -> _LinearCall | None:
-    function = expression.aggregateFunction()
-    distinct = build.catalyst.distinct_arguments(expression)
-    arguments = children_of(function) if distinct is None else distinct
-    types = tuple(type_of(argument).simpleString() for argument in arguments)
-    kept = linear(Call(kind(function), types, distinct is not None, append_only))
-    # another number of buffers: a variant of the function with other state
-    if kept is None or len(items(function.aggBufferAttributes())) != len(kept.buffers):
-        return None
-    values = tuple(f"v{number}_{i}" for i in range(len(arguments)))
-    condition = f"f{number}" if expression.filter().isDefined() else ""
-    return _LinearCall(number, expression, kept, arguments, distinct is not None, values, condition)
-
-
-def _normalisable(keys: list[Expression], calls: list[_LinearCall]) -> bool:
+def _normalisable(keys: list[Expression], calls: list[LinearCall]) -> bool:
     """Return whether equal keys form one group.
 
     Only Spark's own aggregate normalises -0.0 and NaN within a value, and some calls don't use it.
     """
     types = [type_of(key) for key in keys]
     nested = any(contains_type(t, _FLOATS) and t.simpleString() not in _FLOATS for t in types)
-    unsummed = any(Measure.EXACT in call.kept.measures or call.is_extreme for call in calls)
+    unsummed = any(Measure.EXACT in call.kept.measures or call.is_sorted for call in calls)
     maps = any(contains_type(t, ("map",)) for t in types)
     return not (nested and (unsummed or maps))
 
@@ -182,15 +120,17 @@ def _normalisable(keys: list[Expression], calls: list[_LinearCall]) -> bool:
 def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
     """Sum contributions in Spark, merge them into the groups in the operator, finish in Spark."""
     child, keys, names = aggregation.child, aggregation.keys, aggregation.names
-    measures, largest = aggregation.measures, aggregation.largest
+    measures, largest, fractions = aggregation.measures, aggregation.largest, aggregation.fractions
     branches, shown_child = _branches(build, aggregation)
     united = _united(build, branches, names, aggregation.calls)
-    rows = _preaggregated(build, united, names, measures, len(largest), child.single)
+    sorted_ = (*numbered("x", len(largest)), *numbered("q", len(fractions)))
+    rows = _preaggregated(build, united, names, measures, sorted_, child.single)
     kept = (*names, *numbered("m", len(measures)), *numbered("x", len(largest)))
-    reducer = Reduce(len(keys), measures, largest, build.catalyst.ansi)
+    reducer = Reduce(len(keys), measures, largest, fractions, build.catalyst.ansi)
     out = _stored_columns([rows.schema[name] for name in kept], reducer)
+    out += [StructField(name, DoubleType()) for name in reducer.percentiles]
     expiry = _expiry([*reducer.layouts], aggregation.bounds)
-    _warn_of_growth(build, child, keys, bool(largest), expiry)
+    _warn_of_growth(build, child, keys, bool(sorted_), expiry)
     single = not keys
     reduced = build.run(rows, reducer, out, single=single, expiry=expiry)
     key_ids = [
@@ -248,9 +188,9 @@ def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], N
     return branches, shown
 
 
-def _distinct_sets(calls: list[_LinearCall]) -> list[list[_LinearCall]]:
+def _distinct_sets(calls: list[LinearCall]) -> list[list[LinearCall]]:
     """Return the DISTINCT calls, those over the same arguments together."""
-    sets: dict[str, list[_LinearCall]] = {}
+    sets: dict[str, list[LinearCall]] = {}
     for call in calls:
         if call.distinct:
             arguments = [argument.canonicalized().toString() for argument in call.arguments]
@@ -259,7 +199,7 @@ def _distinct_sets(calls: list[_LinearCall]) -> list[list[_LinearCall]]:
 
 
 def _distinct_input(
-    build: Build, aggregation: _Aggregation, base: DataFrame, members: list[_LinearCall]
+    build: Build, aggregation: _Aggregation, base: DataFrame, members: list[LinearCall]
 ) -> DataFrame:
     """Return the delta of the distinct rows of a set of DISTINCT calls.
 
@@ -284,7 +224,7 @@ def _distinct_input(
     return frame.selectExpr(*aggregation.names, *columns, "w")
 
 
-def _condition_text(call: _LinearCall) -> str:
+def _condition_text(call: LinearCall) -> str:
     return call.expression.filter().get().canonicalized().toString() if call.condition else ""
 
 
@@ -304,7 +244,7 @@ def _distinct_rows(
     counted = [f"{count} as m{i}" for i, count in enumerate(counts)]
     renamed = frame.selectExpr(*(f"{c} as k{i}" for i, c in enumerate(columns)), *counted, "w")
     measures = (Measure.PRESENT,) * len(counts)
-    rows = _preaggregated(build, renamed, names, measures, 0, aggregation.child.single)
+    rows = _preaggregated(build, renamed, names, measures, (), aggregation.child.single)
     marks = numbered("m", len(counts))
     out = [rows.schema[name] for name in (*names, *marks)]
     expiry = _expiry([SLOT], aggregation.bounds)
@@ -315,7 +255,7 @@ def _distinct_rows(
 
 
 def _united(
-    build: Build, branches: list[_Branch], names: Sequence[str], calls: list[_LinearCall]
+    build: Build, branches: list[_Branch], names: Sequence[str], calls: list[LinearCall]
 ) -> DataFrame:
     """Return all branches with all accumulators: zero where a branch has no rows for a call."""
     frames = []
@@ -340,21 +280,25 @@ def _united(
 
 
 def _accumulator_columns(
-    present: Sequence[str], calls: list[_LinearCall], types: Mapping[str, str]
+    present: Sequence[str], calls: list[LinearCall], types: Mapping[str, str]
 ) -> list[str]:
-    """Return SQL for the accumulators `m0..` and of the values of extremes `x0..`."""
+    """Return SQL for the accumulators `m0..`, and the values of extremes `x0..` and of percentiles `q0..`."""
     measured: list[str] = []
     extremes: list[str] = []
+    numbers: list[str] = []
     for call in calls:
-        if call.is_extreme:
+        if call.is_sorted:
             name = f"a{call.number}_0"
             value = name if name in present else f"cast(null as {types[name]})"
-            extremes.append(f"{value} as x{len(extremes)}")
+            if call.is_extreme:
+                extremes.append(f"{value} as x{len(extremes)}")
+            else:
+                numbers.append(f"{value} as q{len(numbers)}")
         for i, measure in enumerate(call.kept.measures):
             name = f"a{call.number}_{i}"
             value = name if name in present else _zero(measure, types[name])
             measured.append(f"{value} as m{len(measured)}")
-    return [*measured, *extremes]
+    return [*measured, *extremes, *numbers]
 
 
 def _zero(measure: Measure, kept: str) -> str:
@@ -380,7 +324,7 @@ def _preaggregated(
     frame: DataFrame,
     keys: Sequence[str],
     measures: Sequence[Measure],
-    values: int,
+    values: Sequence[str],
     single: bool,
 ) -> DataFrame:
     """Return contributions in their buckets, summed before the shuffle where that loses nothing.
@@ -388,7 +332,7 @@ def _preaggregated(
     The shuffle is that of Spark's own aggregate, by the grouping columns: a group always goes to the
     same task, whose number is the bucket.
     """
-    columns = [*keys, *numbered("m", len(measures)), *numbered("x", values)]
+    columns = [*keys, *numbered("m", len(measures)), *values]
     maps = any(contains_type(frame.schema[name].dataType, ("map",)) for name in keys)
     # each double must reach the exact sum by itself, each value its place in the order;
     # Spark groups maps by a column of another name
@@ -423,12 +367,11 @@ def _finished(
     typed = (f"{sql} as b{i}" for i, (sql, _) in enumerate(buffers))
     finished = reduced.selectExpr(*aggregation.names, *typed, "w")
     plan, others = build.rebound(finished, [*key_ids, *(attribute for _, attribute in buffers)])
-    by_id = {call.expression.resultId().id(): call.expression for call in aggregation.calls}
+    by_id = {call.expression.resultId().id(): call for call in aggregation.calls}
 
     def finish(expression: Expression) -> Expression | None:
         if kind(expression) == "AggregateExpression":
-            function = by_id[expression.resultId().id()].aggregateFunction()
-            return function.evaluateExpression()
+            return by_id[expression.resultId().id()].result
         for key, key_id in zip(keys, key_ids, strict=True):
             if key is not key_id and expression.semanticEquals(key):
                 return key_id.toAttribute()
@@ -439,19 +382,25 @@ def _finished(
     return catalyst.project([*results, weight], plan), weight, results
 
 
-def _buffers(calls: list[_LinearCall]) -> list[tuple[str, Expression]]:
+def _buffers(calls: list[LinearCall]) -> list[tuple[str, Expression]]:
     """Return SQL of each aggregation buffer over the accumulators, and the buffer's attribute."""
     buffers = []
-    measures = extremes = 0
+    measures = extremes = percentiles = 0
     for call in calls:
         places = {f"m{i}": f"m{measures + i}" for i in range(len(call.kept.measures))}
         places["x"] = f"x{extremes}"
-        attributes = items(call.expression.aggregateFunction().aggBufferAttributes())
-        for finish, attribute in zip(call.kept.buffers, attributes, strict=True):
+        own = [f"p{percentiles + i}" for i in range(len(call.kept.fractions))]
+        if own:
+            several = contains_type(type_of(call.result), ("array",))
+            places["q"] = (
+                f"if({own[0]} is null, null, array({', '.join(own)}))" if several else own[0]
+            )
+        for finish, attribute in zip(call.kept.buffers, call.buffers, strict=True):
             typed = f"cast({finish.format(**places)} as {sql_type(type_of(attribute))})"
             buffers.append((typed, attribute))
         measures += len(call.kept.measures)
         extremes += call.is_extreme
+        percentiles += len(own)
     return buffers
 
 

@@ -17,6 +17,7 @@ FLOATS = frozenset(("float", "double"))
 # Types whose order is the same in Spark and in Polars; decimals are too.
 _ORDERED = INTEGERS | {"string", "date", "timestamp", "timestamp_ntz", "boolean"}
 _SUMMED_PRECISION_MAX = 27  # of more digits the product with a weight would lose some
+_DOUBLE_DIGITS = 15  # that a double holds
 _INTEGER_DIGITS = 18  # of any number that a BIGINT can hold
 
 
@@ -29,12 +30,14 @@ class Call:
         types: simple names of the argument types, such as `decimal(10,2)`.
         distinct: it aggregates distinct arguments.
         append_only: no row of its input is ever retracted.
+        fractions: of a percentile, if they are constants.
     """
 
     function: str
     types: tuple[str, ...]
     distinct: bool = False
     append_only: bool = False
+    fractions: tuple[float, ...] = ()
 
     @property
     def argument(self) -> str:
@@ -63,12 +66,14 @@ class Accumulators:
     Attributes:
         largest: for a maximum (True) or minimum (False) over rows that can be retracted: all values
             are stored in order, and `{x}` stands for the first. None for all others.
+        fractions: of a percentile: all values are stored, and `{q}` stands for the percentiles at these fractions.
     """
 
     measures: tuple[Measure, ...]
     contributions: tuple[str, ...]
     buffers: tuple[str, ...]
     largest: bool | None = None
+    fractions: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +270,27 @@ def _sorted_extreme(call: Call) -> Accumulators:
     return Accumulators((), (), ("{x}",), largest=call.function == "Max")
 
 
+def _percentiles(call: Call) -> Accumulators:
+    return Accumulators((), (), ("{q}",), fractions=call.fractions)
+
+
 def _any_call(_: Call) -> bool:
     return True
 
 
-def _is_ordered(call: Call) -> bool:
-    return call.argument in _ORDERED or call.is_decimal
+def is_ordered(call: Call) -> bool:
+    """Return whether the values of the only argument sort in the operators as they do in Spark."""
+    return call.argument in _ORDERED or call.argument in FLOATS or call.is_decimal
+
+
+def _is_kept_so_far(call: Call) -> bool:
+    return call.append_only and is_ordered(call) and call.argument not in FLOATS
+
+
+def _is_double(call: Call) -> bool:
+    """Return whether the values are doubles, or have the same order and equality as such."""
+    exact = call.is_decimal and call.precision_and_scale[0] <= _DOUBLE_DIGITS
+    return call.argument in FLOATS or call.argument in INTEGERS or exact
 
 
 def _is_short(call: Call) -> bool:
@@ -307,14 +327,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "extreme so far",
         _EXTREMES,
-        lambda call: call.append_only and _is_ordered(call),
+        _is_kept_so_far,
         _running_extreme,
     ),
     Rule(
         "extreme of sorted values",
         _EXTREMES,
-        lambda call: _is_ordered(call) or call.argument in FLOATS,
+        is_ordered,
         _sorted_extreme,
+    ),
+    Rule("recompute: percentiles of DISTINCT values", ("Percentile",), lambda call: call.distinct),
+    Rule(
+        "percentiles of sorted values",
+        ("Percentile",),
+        lambda call: bool(call.fractions) and _is_double(call),
+        _percentiles,
     ),
     Rule("recompute: the result doesn't follow from sums", (), _any_call),
 )
