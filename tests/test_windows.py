@@ -1,8 +1,9 @@
-"""Window functions over nearby rows: settings of Spark and distances that the shapes don't have."""
+"""Which rows window functions read again: settings of Spark and distances that the shapes don't have."""
 
 from __future__ import annotations
 
 import random
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,30 @@ pytestmark = pytest.mark.spark
 
 
 WHOLE, NEAR = "recompute touched partitions", "recompute rows near changes"
+AHEAD = "compute on from the first change"
 RULES = {
     "lag(v, 2) OVER (PARTITION BY k ORDER BY id)": NEAR,
     "sum(v) OVER (ORDER BY id DESC ROWS BETWEEN 3 PRECEDING AND 1 FOLLOWING)": NEAR,
     "count(*) OVER (PARTITION BY k ORDER BY ts RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW)": NEAR,
     "lag(v) IGNORE NULLS OVER (ORDER BY id)": WHOLE,
-    "sum(v) OVER (ORDER BY id)": WHOLE,
-    "rank() OVER (ORDER BY id)": WHOLE,
+    "sum(v) OVER (ORDER BY id)": AHEAD,
+    "avg(x) OVER (PARTITION BY k ORDER BY id ROWS UNBOUNDED PRECEDING)": AHEAD,
+    "rank() OVER (ORDER BY id)": AHEAD,
+    "first_value(v) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)": AHEAD,
+    "last_value(v) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)": WHOLE,
+    "sum(CAST(v AS DECIMAL(28, 2))) OVER (ORDER BY id)": AHEAD,
+    "sum(CAST(v AS DECIMAL(29, 2))) OVER (ORDER BY id)": WHOLE,
+    "try_sum(v) OVER (ORDER BY id)": WHOLE,
+    "count(v, x) OVER (ORDER BY id)": WHOLE,
+    "nth_value(v, 2) OVER (ORDER BY id)": WHOLE,
+    "percent_rank() OVER (ORDER BY id)": WHOLE,
     "sum(v) OVER (ORDER BY id ROWS BETWEEN 10001 PRECEDING AND CURRENT ROW)": WHOLE,
     "count(*) OVER (ORDER BY x RANGE BETWEEN 1 PRECEDING AND CURRENT ROW)": WHOLE,
     "count(*) OVER (ORDER BY ts RANGE BETWEEN INTERVAL 1 MONTH PRECEDING AND CURRENT ROW)": WHOLE,
 }
 
 
-def test_functions_of_nearby_rows_and_no_others_are_evaluated_near_changes(
+def test_each_window_function_has_the_rule_that_reads_least(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     with el.Engine(str(tmp_path), spark) as engine:
@@ -50,6 +61,93 @@ def test_a_change_reads_few_rows_of_a_large_partition(tmp_path: Path, spark: Spa
         _, spent = profile(engine.files, engine.catalog, 1)
         (steps,) = [one for one in spent if (one.view, one.operator) == ("steps", "")]
         assert 0 < steps.touched < 100
+        assert engine.verify()
+
+
+def test_running_functions_read_only_the_rows_from_the_first_change_on(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "id BIGINT, v INT", primary_key=("id",))
+        table.insert([(number, number) for number in range(5000)])
+        engine.advance()
+        engine.view("balance", "SELECT id, sum(v) OVER (ORDER BY id) AS total FROM t")
+        table.insert([(4990, 0)])
+        engine.advance()
+        _, spent = profile(engine.files, engine.catalog, 1)
+        (balance,) = [one for one in spent if (one.view, one.operator) == ("balance", "")]
+        assert 0 < balance.touched < 100
+        assert engine.verify()
+
+
+def test_a_mix_of_nearby_rows_and_running_functions_is_split(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "id BIGINT, v INT", primary_key=("id",))
+        engine.view(
+            "mixed",
+            "SELECT id, v - lag(v) OVER w AS step, sum(v) OVER w AS total, rank() OVER w AS place"
+            " FROM t WINDOW w AS (ORDER BY id)",
+        )
+        shown = engine.explain("mixed")
+        assert f"rule: {NEAR}" in shown
+        assert f"rule: {AHEAD}" in shown
+        assert f"rule: {WHOLE}" not in shown
+        for number in range(6):
+            table.insert([(number * 7 % 11, number), (number * 5 % 11, -number)])
+            engine.advance()
+            assert engine.verify()
+
+
+def test_visits_by_gaps_between_hits(tmp_path: Path, spark: SparkSession) -> None:
+    """Sessions in plain SQL: a running count of the rows that come long after the one before."""
+    with el.Engine(str(tmp_path), spark) as engine:
+        hits = engine.table("hits", "id BIGINT, host STRING, at TIMESTAMP", primary_key=("id",))
+        engine.view(
+            "numbered",
+            "SELECT id, host, at, sum(begins) OVER (PARTITION BY host ORDER BY at, id) AS visit FROM"
+            " (SELECT *, CASE WHEN at - lag(at) OVER (PARTITION BY host ORDER BY at, id)"
+            " <= INTERVAL 30 MINUTES THEN 0 ELSE 1 END AS begins FROM hits)",
+        )
+        engine.view(
+            "visits",
+            "SELECT host, visit, count(*) AS pages, max(at) - min(at) AS took FROM numbered GROUP BY host, visit",
+        )
+        chance = random.Random(3)
+        begin = datetime(2026, 1, 1)
+        for _ in range(5):
+            hits.insert(
+                [
+                    (
+                        chance.randrange(60),
+                        chance.choice("ab"),
+                        begin + timedelta(minutes=chance.randrange(900)),
+                    )
+                    for _ in range(12)
+                ]
+            )
+            engine.execute(f"DELETE FROM hits WHERE id % 9 = {chance.randrange(9)}")
+            engine.advance()
+            assert engine.verify()
+
+
+def test_a_running_sum_beyond_its_range_sets_the_view_aside_until_it_is_back(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "id BIGINT, v BIGINT", primary_key=("id",))
+        engine.view("total", "SELECT id, sum(v) OVER (ORDER BY id) AS s FROM t")
+        table.insert([(1, 2**62), (2, 5)])
+        engine.advance()
+        table.insert([(3, 2**62)])
+        engine.advance()
+        (view,) = engine.status()["views"]
+        assert view["state"] == "failing"
+        assert "ARITHMETIC_OVERFLOW" in view["error"]
+        table.delete([(3, 2**62)])
+        engine.advance()
+        assert {view["state"] for view in engine.status()["views"]} == {"live"}
         assert engine.verify()
 
 

@@ -22,6 +22,9 @@ SHAPES = {
     "top 100": "SELECT id, v FROM facts ORDER BY v DESC, id LIMIT 100",
     # 16 groups, whatever the number of rows
     "extremes": "SELECT g % 16 AS g, min(v) AS low, max(v) AS high FROM facts GROUP BY g % 16",
+    "percentiles": """
+        SELECT g % 16 AS g, median(v) AS middle, percentile(v, 0.95) AS high FROM facts GROUP BY g % 16
+    """,
     "top of group": """
         SELECT g % 16 AS part, id, v FROM facts
         QUALIFY row_number() OVER (PARTITION BY g % 16 ORDER BY v DESC, id) <= 3
@@ -33,7 +36,13 @@ SHAPES = {
         SELECT id, avg(v) OVER (PARTITION BY g % 16 ORDER BY id ROWS BETWEEN 10 PRECEDING AND CURRENT ROW)
             AS mean FROM facts
     """,
+    "running sum": """
+        SELECT id, sum(v) OVER (PARTITION BY g % 16 ORDER BY id) AS total FROM facts
+    """,
 }
+APPENDED = frozenset(("running sum",))
+"""Queries whose epochs only have new rows: another one changes the results of all that follow it."""
+
 ROWS_PER_GROUP = 10
 
 
@@ -87,7 +96,7 @@ def run(
 ) -> HistoryResult:
     """Time the same kind of epoch over both histories alternately, for each query of `SHAPES`.
 
-    Half of the rows of an epoch's delta replace rows, the other half are new.
+    Half of the rows of an epoch's delta replace rows, the other half are new; for those of `APPENDED` all are.
 
     Args:
         rows: number of rows of the short history.
@@ -113,7 +122,8 @@ def run(
                 # The first two epochs warm up and are not counted.
                 for number in range(repeat + 2):
                     for side, seconds in zip(sides, times, strict=True):
-                        seconds.append(side.epoch(delta, number))
+                        replaced = 0 if name in APPENDED else delta // 2
+                        seconds.append(side.epoch(delta, number, replaced))
                 short[name], long[name] = (seconds[2:] for seconds in times)
                 equal = equal and all(side.is_equal() for side in sides)
     return HistoryResult(rows, factor, delta, short, long, equal)
@@ -154,10 +164,10 @@ class LiveQuery:
             }
         )
 
-    def epoch(self, delta: int, number: int) -> float:
-        """Upsert `delta` rows; return the seconds that the next epoch takes."""
+    def epoch(self, delta: int, number: int, replaced: int) -> float:
+        """Upsert `delta` rows, some of them there already; return the seconds that the next epoch takes."""
         random = np.random.default_rng(number)
-        old = random.choice(self.rows, delta // 2, replace=False)
+        old = random.choice(self.rows, replaced, replace=False)
         first = self.rows + number * delta
         new = np.arange(first, first + delta - len(old))
         self.facts.upsert(self.changes(np.concatenate([old, new]), seed=number + 1))

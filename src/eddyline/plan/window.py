@@ -1,7 +1,7 @@
 """Lowering of window functions: Spark evaluates what changed of the partitions, before and after.
 
-Functions over nearby rows (`lag`, `lead`, frames with two bounds) are evaluated for the rows that can change, all
-others over whole partitions.
+Functions over nearby rows (`lag`, `lead`, frames with two bounds) are evaluated for the rows that can change, and `plan/running.py`
+lowers those that run from the first row on (ranks, running sums); all others are evaluated over whole partitions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from eddyline.operators.neighbours import PLACE, SHOWN, SLOT, STRETCH, Neighbour
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds
 from eddyline.plan.limits import is_sortable, partitioned
-from eddyline.plan.logical import Expression, Plan, child_of, items, kind, output_of, type_of
+from eddyline.plan.logical import Expression, Plan, child_of, find, items, kind, output_of, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.recompute import Versions, versions
 from eddyline.plan.render import node_text, texts
+from eddyline.plan.running import is_running, running
 
 ROWS_MAX = 10_000
 """The most rows around a changed one that are read. Larger frames reach about as far as most partitions."""
@@ -56,18 +57,23 @@ _DISTANCES: dict[type[DataType], tuple[type[DataType], ...]] = {
 def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Lower window functions; stacked nodes with the same partitioning at once."""
     partition = items(node.partitionSpec())
-    stack = _stack(node)
+    stack, split = _stack(node), None
+    reach = _reach(build, stack)
+    if reach is None and (reach := _reach(build, [node])) is not None:
+        stack = [node]
+    if reach is None and (split := _split(build, node)) is not None:
+        stack = [split]
     below = child_of(stack[-1])
     child = lower(below)
     bounds = key_bounds(build.catalyst, partition, child.bounds)
-    reach = _reach(build, stack)
+    shuffle = True
     if reach is not None:
         plan, weight, expiry = _near(build, stack, child, reach, bounds)
-        rule, kept, shuffle = (
-            "recompute rows near changes",
-            "input rows by partition, in order",
-            True,
-        )
+        rule, kept = "recompute rows near changes", "input rows by partition, in order"
+    elif split is not None:
+        plan, weight, expiry = running(build, split, child, bounds)
+        plan = build.catalyst.project([*output_of(node), weight], plan)
+        rule, kept = "compute on from the first change", "rows and results by partition, in order"
     else:
         rows = versions(build, child, partition, output_of(below))
         skip = _skipped(build, stack, rows)
@@ -97,6 +103,22 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         endless=child.endless,
         bounds=attribute_bounds(partition, bounds),
     )
+
+
+def _split(build: Build, node: Plan) -> Plan | None:
+    """Return the node with its running functions, over one with those over nearby rows, if there are such.
+
+    None if some of its functions are neither.
+    """
+    ahead: list[Expression] = []
+    near: list[Expression] = []
+    for named in items(node.windowExpressions()):
+        (ahead if is_running(build, node, named) else near).append(named)
+    if not (ahead and near):
+        return node if ahead else None
+    catalyst, partition = build.catalyst, items(node.partitionSpec())
+    below = catalyst.window(node, near, partition, child_of(node))
+    return catalyst.window(node, ahead, partition, below) if _reach(build, [below]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +190,11 @@ def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
     before = after = 0
     kinds = set()
     for node in stack:  # a function over the results of others reaches as much further
-        reaches = [_reach_of(named, orders) for named in items(node.windowExpressions())]
+        reaches = [
+            _reach_of(over, orders)
+            for named in items(node.windowExpressions())
+            for over in find(named, lambda name: name == "WindowExpression")
+        ]
         known = [one for one in reaches if one is not None]
         if len(known) < len(reaches):
             return None
@@ -180,10 +206,9 @@ def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
     return _Reach(kinds.pop(), before, after)
 
 
-def _reach_of(named: Expression, orders: Sequence[Expression]) -> _Reach | None:
+def _reach_of(over: Expression, orders: Sequence[Expression]) -> _Reach | None:
     """Return how far one function reaches; None if that isn't bounded, or not known."""
-    over = child_of(named)
-    if kind(over) != "WindowExpression" or calls_python([named]):
+    if calls_python([over]):
         return None
     function, frame = over.windowFunction(), over.windowSpec().frameSpecification()
     if kind(frame) != "SpecifiedWindowFrame":

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.grouping import group_rows, merged
-from eddyline.state.kernels import cast_to, ranges
-from eddyline.state.search import key_ranges
+from eddyline.state.grouping import SortKey, group_rows, merged
+from eddyline.state.kernels import cast_to, matched, ranges
+from eddyline.state.search import key_ranges, keys_of
 
 FIRST_READ = 8
 GROWTH = 4
@@ -93,6 +93,115 @@ def values_around(
     found = near.stretches(*near.spans(first, end - 1))
     arrangement.touched += found.rows.num_rows
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """The ends of groups, from the first change of each on.
+
+    Attributes:
+        groups: the hash and the columns of each group, each once.
+        rows: the stored rows from there on, each once, in no particular order.
+        before: the last row before; only of groups that have one.
+        of: the place of each such row's group in `groups`.
+    """
+
+    groups: pa.Table
+    rows: pa.Table
+    before: pa.Table
+    of: np.ndarray
+
+
+def tails(arrangement: Arrangement, changes: pa.Table, group: Sequence[str]) -> Tails | None:
+    """Return the stored rows of changed groups whose first sort key isn't before that of each change, and the last one before.
+
+    If the first sort key is neither a number nor a time, they are all rows of the groups.
+
+    Args:
+        arrangement: the stored rows, in order.
+        changes: rows sorted by hash and in that order, with these columns and maybe others.
+        group: the columns that tell the groups of a hash apart.
+
+    Returns:
+        None if nothing is stored.
+    """
+    runs = arrangement.mapped()
+    if not runs:
+        return None
+    layout, key = arrangement.layout, arrangement.layout.order[0]
+    runs = [cast_to(run, runs[0].schema) for run in runs]
+    columns = [HASH, *group]
+    firsts = changes.take(pa.array(group_rows(changes, columns).first))
+    found = []
+    for run in runs:
+        _, high, left, _ = key_ranges(run, firsts, key)
+        found.append(run.take(pa.array(_union(left, high))))
+    rows = layout.consolidate(pa.concat_tables(found))
+    place, sooner = _located(rows, firsts, group, key)
+    mine = (place >= 0) & ~sooner
+    if not mine.all():  # hashes collide
+        rows = rows.filter(pa.array(mine))
+    before, of = _last_before(layout, runs, firsts, group)
+    arrangement.touched += rows.num_rows + before.num_rows
+    return Tails(firsts.select(columns), rows, before, of)
+
+
+def _last_before(
+    layout: Layout, runs: Sequence[pa.Table], firsts: pa.Table, group: Sequence[str]
+) -> tuple[pa.Table, np.ndarray]:
+    """Return of each group the last row whose first sort key is before that of its first change.
+
+    The same number of rows is read from each run; their merge is complete from the last of the runs' first ones on. Where
+    that isn't enough (because of deletions) four times as many are read.
+
+    Returns:
+        The rows, and for each of them the place of its group in `firsts`.
+    """
+    key = layout.order[0]
+    found, of = [runs[0].slice(0, 0)], [np.empty(0, np.int64)]
+    open_, read = np.arange(firsts.num_rows), FIRST_READ
+    while len(open_):
+        wanted = firsts.take(pa.array(open_))
+        pieces, reads, begin = [], [], 0
+        for run in runs:
+            low, _, left, _ = key_ranges(run, wanted, key)
+            first = np.maximum(low, left - read)
+            indices = _union(first, left)
+            pieces.append(run.take(pa.array(indices)))
+            reads.append((begin + np.searchsorted(indices, first), first > low))
+            begin += len(indices)
+        rows = pa.concat_tables(pieces)
+        merge = merged(rows, layout.identity, layout.order)
+        complete, cut = np.zeros(len(open_), np.int64), np.zeros(len(open_), bool)
+        for starts, more in reads:
+            complete[more] = np.maximum(complete[more], merge.number[starts[more]])
+            cut |= more
+        in_order = rows.take(pa.array(merge.first))
+        place, sooner = _located(in_order, wanted, group, key)
+        there = sooner & (merge.sums(rows[WEIGHT].to_numpy()) > 0)
+        at = np.flatnonzero(there & (np.arange(len(place)) >= complete[place]))
+        last = np.full(len(open_), -1)
+        np.maximum.at(last, place[at], at)
+        known = np.flatnonzero(last >= 0)
+        found.append(in_order.take(pa.array(last[known])))
+        of.append(open_[known])
+        open_, read = open_[(last < 0) & cut], read * GROWTH
+    return pa.concat_tables(found), np.concatenate(of)
+
+
+def _located(
+    rows: pa.Table, firsts: pa.Table, group: Sequence[str], key: SortKey
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each row the place of its group in `firsts`, or -1, and whether its sort key is before the one there."""
+    columns = [HASH, *group]
+    place = matched(rows.select(columns), firsts.select(columns))
+    held, given = keys_of(rows, key), keys_of(firsts, key)
+    if held is None or given is None:
+        return place, np.zeros(len(place), bool)
+    side, number = held.at(np.arange(len(place)))
+    least_side, least = (part[place] for part in given.at(np.arange(firsts.num_rows)))
+    sooner = (side < least_side) | ((side == least_side) & (number < least))
+    return place, sooner & (place >= 0)
 
 
 def _sorted(arrangement: Arrangement, delta: pa.Table) -> tuple[pa.Table, list[pa.Table]]:

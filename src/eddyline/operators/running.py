@@ -1,0 +1,284 @@
+"""Running totals, extremes and ranks over the order of a partition: kept with each row, and computed on from the first change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eddyline.changes import HASH, WEIGHT
+from eddyline.errors import DataError
+from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.state.around import Tails, tails
+from eddyline.state.arrangement import Layout
+from eddyline.state.grouping import SortKey, group_rows, merged, ranked
+from eddyline.state.kernels import cast_to, matched, with_weights
+from eddyline.state.running import (
+    lengths_of,
+    places_of_largest,
+    totals,
+    totals_of_decimals,
+    totals_of_doubles,
+    totals_overflow,
+)
+
+SLOT = "rows"
+PLACE = "place"
+
+DIGITS_MORE = 10
+"""How many more digits a sum of decimals has than its values, as in Spark."""
+
+
+class Function(StrEnum):
+    """What runs over the rows of a partition, in their order."""
+
+    RANK = "rank"
+    DENSE_RANK = "dense_rank"
+    COUNT = "count"
+    SUM = "sum"
+    DOUBLE_SUM = "sum of doubles"
+    MIN = "min"
+    MAX = "max"
+    FIRST = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A running function.
+
+    Attributes:
+        column: the place of its argument among the `c` columns; -1 for a rank, and for a COUNT of all rows.
+        peers: whether all rows with the same sort keys have the result of the last of them (a frame of RANGE).
+    """
+
+    function: Function
+    column: int = -1
+    peers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Keep rows by partition, in order, each with its place and its running results; emit the rows where these change.
+
+    A result follows from that of the row before, so those before the first change of a partition stay, and all after it are
+    computed on from the last one before. The cost grows with the number of rows from the first change on.
+
+    Input: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row. Output:
+    `h, c0.., place, a0.., w` with a result `a` for each call; places are from 1, and equal rows have one each. Where
+    the sort keys leave rows equal, the values of the rows decide. A COUNT is of the values that aren't null; a SUM
+    (a DOUBLE_SUM of any numbers), MIN and MAX are null where there is none; FIRST is the value of the first row, null or not.
+
+    Attributes:
+        calls: the functions.
+        keys, columns: number of `k` and of `c` columns.
+        descending, nulls_last: for each sort key.
+        placed: whether to emit `place`.
+        checked: whether a sum of integers beyond 64 bits is an error; otherwise it wraps around.
+    """
+
+    calls: tuple[Call, ...]
+    keys: int
+    columns: int
+    descending: tuple[bool, ...]
+    nulls_last: tuple[bool, ...]
+    placed: bool = True
+    checked: bool = False
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """One arrangement: all rows by partition, in order, with their places and results."""
+        row = (*self._row, PLACE, *numbered("a", len(self.calls)))
+        return {SLOT: Layout(row, order=self._order)}
+
+    @property
+    def _row(self) -> tuple[str, ...]:
+        sorts, columns = numbered("s", len(self.descending)), numbered("c", self.columns)
+        return (*numbered("k", self.keys), *sorts, *columns)
+
+    @property
+    def _order(self) -> tuple[SortKey, ...]:
+        sorts = numbered("s", len(self.descending))
+        return tuple(map(SortKey, sorts, self.descending, self.nulls_last))
+
+    def step(self, delta: pa.Table, state: State) -> Step:
+        """Process the changes of one epoch."""
+        given, kept = Layout(self._row, order=self._order), self.layouts[SLOT]
+        delta = given.consolidate(delta.select(given.columns))
+        if delta.num_rows == 0:
+            return Step([])
+        old = tails(state[SLOT], given.sorted(delta), numbered("k", self.keys))
+        new = self._computed(given, delta, old)
+        if old is not None:
+            gone = with_weights(old.rows, -old.rows[WEIGHT].to_numpy())
+            new = pa.concat_tables([cast_to(new, gone.schema), gone])
+        change = kept.consolidate(new)
+        results = [PLACE] * self.placed + [*numbered("a", len(self.calls))]
+        shown = Layout((*numbered("c", self.columns), *results))
+        return Step([shown.consolidate(change.select(shown.columns))], {SLOT: change})
+
+    def _computed(self, given: Layout, delta: pa.Table, old: Tails | None) -> pa.Table:
+        """Return the rows from the first change of each group on, after the epoch, each copy with its results."""
+        if old is not None:
+            stored = old.rows.select(given.columns)
+            delta = pa.concat_tables([cast_to(delta, stored.schema), stored])
+        merge = merged(delta, given.identity, given.order)
+        rows = delta.take(pa.array(merge.first))
+        count = merge.sums(delta[WEIGHT].to_numpy())
+        checked_weights("window", with_weights(rows, count))
+        key = [HASH, *numbered("k", self.keys)]
+        group = group_rows(rows, key).of
+        order = np.arange(len(group))
+        if (np.diff(group) < 0).any():  # hashes collide
+            order = np.argsort(group, kind="stable")
+        copies = np.repeat(order, count[order])
+        rows, group = with_weights(rows.take(pa.array(copies)), np.ones_like(copies)), group[copies]
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        before = None if old is None else old.before
+        of = np.full(len(first), -1)
+        if old is not None:
+            places = matched(rows.select(key).take(pa.array(first)), old.groups)
+            by_group = np.full(old.groups.num_rows, -1)
+            by_group[old.of] = np.arange(len(old.of))
+            of = by_group[places]
+        return self._with_results(given, rows, _Line(first, len(copies), before, of))
+
+    def _with_results(self, given: Layout, rows: pa.Table, line: _Line) -> pa.Table:
+        """Return rows, in order, with their places and the results of the calls."""
+        place = line.counted(PLACE, np.ones(rows.num_rows, np.int64))
+        begins = _peers_begin(rows, line.first, given.order)
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], rows.num_rows) - 1
+        peers = np.cumsum(begins) - 1
+        found = {PLACE: pa.array(place)}
+        for name, call in zip(numbered("a", len(self.calls)), self.calls, strict=True):
+            match call.function:
+                case Function.RANK:
+                    result = pa.array(place[first[peers]])
+                case Function.DENSE_RANK:
+                    result = pa.array(line.counted(name, begins))
+                case Function.COUNT if call.column < 0:
+                    result = pa.array(place)
+                case _:
+                    result = self._result(call, line, name, rows[f"c{call.column}"])
+            found[name] = result.take(pa.array(last[peers])) if call.peers else result
+        names = given.columns[:-1]
+        columns = [*(rows[name] for name in names), *found.values(), rows[WEIGHT]]
+        return pa.table(columns, names=[*names, *found, WEIGHT])
+
+    def _result(self, call: Call, line: _Line, name: str, argument: pa.ChunkedArray) -> pa.Array:
+        values = argument.combine_chunks()
+        match call.function:
+            case Function.COUNT:
+                return pa.array(line.counted(name, values.is_valid().to_numpy(False)))
+            case Function.SUM:
+                return self._sums(line, name, values)
+            case Function.DOUBLE_SUM:
+                return self._sums(line, name, values.cast(pa.float64(), safe=False))
+            case Function.FIRST:
+                entries = line.entries(name, values)
+                # before the first row of a group there is none
+                at = np.where(line.of < 0, line.start + 1, line.start)
+                return entries.take(pa.array(np.repeat(at, line.length)))
+        entries = line.entries(name, values)
+        order = ranked(entries, descending=call.function is Function.MIN)
+        ranks = np.unique(order, return_inverse=True)[1] + 1
+        ranks[entries.is_null().to_numpy(False)] = 0
+        return entries.take(pa.array(places_of_largest(ranks, line.start)[line.at]))
+
+    def _sums(self, line: _Line, name: str, values: pa.Array) -> pa.Array:
+        kind = values.type
+        if pa.types.is_decimal(kind):
+            wide = pa.decimal128(kind.precision + DIGITS_MORE, kind.scale)
+        else:
+            wide = pa.float64() if pa.types.is_floating(kind) else pa.int64()
+        entries = line.entries(name, values.cast(wide))
+        if pa.types.is_decimal(kind):
+            total = totals_of_decimals(entries, line.start)
+        elif pa.types.is_floating(kind):
+            total = pa.array(totals_of_doubles(entries.fill_null(0).to_numpy(), line.start))
+        else:
+            numbers = entries.fill_null(0).to_numpy()
+            if self.checked and (beyond := totals_overflow(numbers, line.start)) is not None:
+                _check_range(beyond)
+            total = pa.array(totals(numbers, line.start))
+        some = totals(entries.is_valid().to_numpy(False).astype(np.int64), line.start) > 0
+        shown = pc.if_else(pa.array(some), total, pa.scalar(None, wide))
+        return shown.take(pa.array(line.at))
+
+
+def _peers_begin(rows: pa.Table, first: np.ndarray, order: Sequence[SortKey]) -> np.ndarray:
+    """Return which rows, in order, have other sort keys than the one before them, or are of another group.
+
+    Args:
+        first: where the rows of each group begin.
+    """
+    begins = np.zeros(rows.num_rows, bool)
+    begins[first] = True
+    for key in order:
+        ranks = ranked(rows[key.column])
+        begins[1:] |= ranks[1:] != ranks[:-1]
+    return begins
+
+
+def _check_range(beyond: np.ndarray) -> None:
+    """Raise DataError ARITHMETIC_OVERFLOW if a running sum doesn't fit into 64 bits."""
+    if beyond.any():
+        raise DataError(
+            "a running sum is beyond the range of BIGINT",
+            condition="ARITHMETIC_OVERFLOW",
+            operator="window",
+            hint="delete or correct its rows; or sum a wider type: sum(CAST(value AS DECIMAL(20, 0)))",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The rows of groups one after the other, and before those of each group an entry for what is before them.
+
+    Attributes:
+        first: where the rows of each group begin.
+        rows: how many rows there are.
+        before: rows with results; None for none.
+        of: for each group the place of the one before its rows; -1 for none.
+    """
+
+    first: np.ndarray
+    rows: int
+    before: pa.Table | None
+    of: np.ndarray
+
+    @property
+    def start(self) -> np.ndarray:
+        """Where the entries of each group begin."""
+        return self.first + np.arange(len(self.first))
+
+    @property
+    def length(self) -> np.ndarray:
+        """The number of rows of each group."""
+        return lengths_of(self.first, self.rows)
+
+    @property
+    def at(self) -> np.ndarray:
+        """The entry of each row."""
+        return np.arange(self.rows) + np.repeat(np.arange(len(self.first)) + 1, self.length)
+
+    def entries(self, name: str, values: pa.Array) -> pa.Array:
+        """Return the values of rows, and before those of each group what is in a column before them, or null."""
+        held = pa.nulls(0, values.type)
+        if self.before is not None:
+            held = self.before[name].combine_chunks().cast(values.type)
+        both = pa.concat_arrays([held, values])
+        places = np.empty(self.rows + len(self.first), np.int64)
+        places[self.at] = len(held) + np.arange(self.rows)
+        places[self.start] = self.of
+        return both.take(pa.array(places, mask=places < 0))
+
+    def counted(self, name: str, counts: np.ndarray) -> np.ndarray:
+        """Return of each row what is in a column before its group, plus the counts of the rows up to it."""
+        entries = self.entries(name, pa.array(counts.astype(np.int64))).fill_null(0)
+        found: np.ndarray = totals(entries.to_numpy(), self.start)[self.at]
+        return found

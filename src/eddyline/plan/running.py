@@ -1,0 +1,228 @@
+"""Lowering of window functions from the begin of a partition on: each result follows from the one of the row before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql.types import DataType, DecimalType, DoubleType, LongType, StructField
+
+from eddyline.operators.base import numbered
+from eddyline.operators.running import DIGITS_MORE, PLACE, SLOT, Call, Function, Running
+from eddyline.plan import rules
+from eddyline.plan.build import Build, Delta
+from eddyline.plan.eventtime import Bound, Expiry
+from eddyline.plan.limits import is_sortable, partitioned
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    child_of,
+    children_of,
+    find,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
+from eddyline.plan.python import calls_python
+from eddyline.plan.rules import FLOATS, INTEGERS
+from eddyline.plan.types import sql_type
+
+_RANKS = {"Rank": Function.RANK, "DenseRank": Function.DENSE_RANK}
+_EXTREMES = {"Min": Function.MIN, "Max": Function.MAX}
+_DIGITS_MAX = 38
+_OVER = "WindowExpression"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the operator keeps for a window function.
+
+    Attributes:
+        calls: the functions that it keeps, each with its argument, if it has one.
+        buffers: the attributes that Spark makes the result from, each with SQL of what it is: `{0}` and `{1}` stand
+            for the results of the calls, `{place}` for the number of the row.
+        result: what Spark makes of them.
+        peers: whether frames end with the last row of the same sort keys.
+    """
+
+    calls: tuple[tuple[Function, Expression | None], ...]
+    buffers: tuple[tuple[Expression, str], ...]
+    result: Expression
+    peers: bool = False
+
+
+def is_running(build: Build, node: Plan, named: Expression) -> bool:
+    """Return whether the operator can keep a window function of a node."""
+    partition, orders = items(node.partitionSpec()), items(node.orderSpec())
+    if not (build.native and orders and is_sortable([one.child() for one in orders], partition)):
+        return False
+    found = find(named, lambda name: name == _OVER)
+    return not calls_python([named]) and all(_kept(over) is not None for over in found)
+
+
+def running(
+    build: Build, node: Plan, child: Delta, bounds: Mapping[int, Bound]
+) -> tuple[Plan, Expression, list[Expiry]]:
+    """Keep the results of the window functions of a node with the rows of their partitions.
+
+    Args:
+        bounds: those of the partition's keys.
+
+    Returns:
+        The plan, its weight, and the rows of the state that a watermark allows to drop.
+    """
+    catalyst = build.catalyst
+    partition, orders = items(node.partitionSpec()), items(node.orderSpec())
+    columns = output_of(child_of(node))
+    kept = _Functions(columns)
+    results = [catalyst.rewrite(one, kept.add) for one in items(node.windowExpressions())]
+    rows = partitioned(build, child, partition, orders, kept.arguments)
+    operator = Running(
+        tuple(kept.calls),
+        len(partition),
+        len(kept.arguments),
+        rows.descending,
+        rows.nulls_last,
+        kept.placed,
+        catalyst.ansi,
+    )
+    found = [StructField(f"a{place}", kind_) for place, kind_ in enumerate(kept.types)]
+    out = [*rows.columns, *[StructField(PLACE, LongType(), False)] * kept.placed, *found]
+    expiry = rows.expiry(SLOT, bounds)
+    result = build.run(rows.frame, operator, out, single=not partition, expiry=expiry)
+    names = numbered("c", len(columns))
+    typed = [
+        f"cast({sql} as {sql_type(type_of(attribute))}) as b{place}"
+        for place, (attribute, sql) in enumerate(kept.buffers)
+    ]
+    finished = result.selectExpr(*names, *typed, "w")
+    plan, (weight,) = build.rebound(finished, [*columns, *(one for one, _ in kept.buffers)])
+    return catalyst.project([*columns, *results, weight], plan), weight, expiry
+
+
+class _Functions:
+    """The window functions of a node, as they are found in it.
+
+    Args:
+        columns: those of the rows.
+
+    Attributes:
+        arguments: the columns, and arguments that are none of them.
+        calls: what the operator is to keep.
+        types: those of its results.
+        buffers: attributes that the results are given to, and SQL of these.
+        placed: whether a function asks for the numbers of rows.
+    """
+
+    def __init__(self, columns: Sequence[Expression]) -> None:
+        self.arguments = [*columns]
+        self.calls: list[Call] = []
+        self.types: list[DataType] = []
+        self.buffers: list[tuple[Expression, str]] = []
+        self.placed = False
+        self._places = {id_of(column): place for place, column in enumerate(columns)}
+
+    def add(self, expression: Expression) -> Expression | None:
+        """Return the result of a function; None for another expression."""
+        if kind(expression) != _OVER:
+            return None
+        kept = _kept(expression)
+        assert kept is not None, "asked before"
+        first = len(self.calls)
+        for function, argument in kept.calls:
+            place = -1 if argument is None else self._place(argument)
+            self.calls.append(Call(function, place, kept.peers))
+            self.types.append(_type_of(function, argument))
+        for attribute, sql in kept.buffers:
+            self.placed |= "{place}" in sql
+            shown = sql.format(f"a{first}", f"a{first + 1}", place=PLACE)
+            self.buffers.append((attribute, shown))
+        return kept.result
+
+    def _place(self, argument: Expression) -> int:
+        if kind(argument) == "AttributeReference" and id_of(argument) in self._places:
+            return self._places[id_of(argument)]
+        self.arguments.append(argument)
+        return len(self.arguments) - 1
+
+
+def _kept(over: Expression) -> _Kept | None:
+    """Return what the operator keeps for a window function; None if it can't."""
+    function, frame = over.windowFunction(), over.windowSpec().frameSpecification()
+    if kind(function) == "RowNumber":
+        result = function.evaluateExpression()
+        return _Kept((), ((result, "{place}"),), result)
+    if kind(function) in _RANKS:
+        result = function.evaluateExpression()
+        return _Kept(((_RANKS[kind(function)], None),), ((result, "{0}"),), result)
+    if kind(frame) != "SpecifiedWindowFrame" or kind(frame.lower()) != "UnboundedPreceding":
+        return None
+    called, end = _called(function), kind(frame.upper())
+    if called is None:
+        return None
+    # the first row is that of all frames
+    if end != "CurrentRow" and (end, called.calls[0][0]) != ("UnboundedFollowing", Function.FIRST):
+        return None
+    return replace(called, peers=kind(frame.frameType()) == "RangeFrame")
+
+
+def _called(call: Expression) -> _Kept | None:
+    """Return what the operator keeps for an aggregate function, or nth_value; None if it can't."""
+    is_aggregate = kind(call) == "AggregateExpression"
+    function = call.aggregateFunction() if is_aggregate else call
+    name = kind(function)
+    if not is_aggregate and name != "NthValue":
+        return None
+    argument, *others = children_of(function)
+    given = rules.Call(name, (type_of(argument).simpleString(),))
+    if name == "NthValue":  # also what Spark makes of first_value
+        if function.ignoreNulls() or others[0].eval(None) != 1 or not rules.is_ordered(given):
+            return None
+        result = function.evaluateExpression()
+        return _Kept(((Function.FIRST, argument),), ((result, "{0}"),), result)
+    if others:
+        return None
+    buffers, result = items(function.aggBufferAttributes()), function.evaluateExpression()
+    if name == "Count":
+        of_all = argument.foldable() and argument.eval(None) is not None
+        counted = None if of_all else argument
+        return _Kept(((Function.COUNT, counted),), ((buffers[0], "{0}"),), result)
+    if name == "First" and rules.is_ordered(given) and not function.ignoreNulls():
+        parts = tuple(zip(buffers, ("{0}", "true"), strict=True))
+        return _Kept(((Function.FIRST, argument),), parts, result)
+    if name in _EXTREMES and rules.is_ordered(given):
+        return _Kept(((_EXTREMES[name], argument),), ((buffers[0], "{0}"),), result)
+    is_number = given.argument in INTEGERS or given.argument in FLOATS or _is_short(given)
+    if name not in ("Sum", "Average") or not is_number:
+        return None
+    zero = f"cast(0 as {sql_type(type_of(buffers[0]))})"
+    if name == "Sum":
+        # another number of buffers: a variant of the function with other results
+        if len(buffers) != 1 + given.is_decimal:
+            return None
+        sums = (f"coalesce({{0}}, {zero})", "{0} is null") if given.is_decimal else ("{0}",)
+        return _Kept(((Function.SUM, argument),), tuple(zip(buffers, sums, strict=True)), result)
+    how = Function.SUM if given.is_decimal else Function.DOUBLE_SUM
+    parts = tuple(zip(buffers, (f"coalesce({{0}}, {zero})", "{1}"), strict=True))
+    return _Kept(((how, argument), (Function.COUNT, argument)), parts, result)
+
+
+def _is_short(call: rules.Call) -> bool:
+    """Return whether 38 digits are enough for sums of a decimal."""
+    return call.is_decimal and call.precision_and_scale[0] + DIGITS_MORE <= _DIGITS_MAX
+
+
+def _type_of(function: Function, argument: Expression | None) -> DataType:
+    """Return the type of what the operator keeps for a function."""
+    if argument is None or function is Function.COUNT:
+        return LongType()
+    given = type_of(argument)
+    if function is Function.DOUBLE_SUM:
+        return DoubleType()
+    if function is not Function.SUM:
+        return given
+    if isinstance(given, DecimalType):
+        return DecimalType(given.precision + DIGITS_MORE, given.scale)
+    return DoubleType() if given.simpleString() in FLOATS else LongType()
