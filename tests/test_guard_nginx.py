@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from eddyline_apps.processes import free_port, listens
 from processes import Child
 
 UNPACKED = Path(__file__).parents[1] / ".nginx/usr/sbin/nginx"
@@ -67,14 +68,6 @@ rules:
 notify:
   - {{to: nginx, file: {folder}/blocked.conf, pid: {folder}/nginx.pid}}
 """
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @dataclass
@@ -157,19 +150,15 @@ def port(tmp_path):
     """The port of a running nginx, with its files in tmp_path."""
     if NGINX is None:
         pytest.skip("nginx is not installed: `make nginx` fetches it from apt")
-    port, inner = free_ports(2)
+    port, inner = free_port(), free_port()
     (tmp_path / "blocked.conf").touch()
     (tmp_path / "nginx.conf").write_text(SETUP.format(folder=tmp_path, port=port, inner=inner))
     command = [NGINX, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(100):
+        while not listens(port):
             assert server.poll() is None, (tmp_path / "error.log").read_text()
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
+            time.sleep(0.05)
         yield port
     finally:
         server.terminate()

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 """JVM options for processes of about a minute: less time is spent on compiling."""
 
 
+PORTS = range(11_000, 32_000)
+
+
 def free_port() -> int:
-    """Return an unused port of the loopback address."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
+    """Return an unused port of the loopback address.
+
+    It is none of those that Linux gives to clients, and to servers that take any: these come and go, and
+    one could take the port before it is used, or while the server behind it starts again. A client could
+    even meet itself there.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as server, suppress(OSError):
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 def kill_session(leader: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
