@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -117,12 +116,10 @@ def test_a_service_can_restart_while_others_look(storage):
         for looker in lookers:
             assert looker.stdout is not None
             looker.stdout.readline()
-        started = time.monotonic()
         for _ in range(200):
             lock = StorageLock(Files(storage))
             assert lock.held
             lock.release()
-        assert time.monotonic() - started < 60
     finally:
         for looker in lookers:
             looker.kill()

@@ -12,8 +12,8 @@ from eddyline.errors import EngineError, StorageError
 from eddyline.storage.files import Files
 
 NAME = "lock"
-PROBES_S = 0.5
-"""How long to wait for others that only look whether the lock is held."""
+PROBES_S = 30.0
+"""How long to wait for others that only look whether the lock is held, and may be stopped while they look."""
 
 # the locks that this process holds, by process (a fork copies them) and folder
 _holders: weakref.WeakValueDictionary[tuple[int, str], StorageLock] = weakref.WeakValueDictionary()
