@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +24,12 @@ os.environ.setdefault(
 )
 # Spark takes the first python3 on the path otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+# How long an example takes says something of the machine only.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
