@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlparse
@@ -16,6 +15,8 @@ import pytest
 
 import eddyline as el
 from console_cases import ask, document
+from eddyline_apps.processes import free_port
+from waiting import PATIENCE_S, until
 
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
     pytest.importorskip(needed)
@@ -23,7 +24,6 @@ for needed in ("uvicorn", "jinja2", "prometheus_client"):
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / ".prometheus/usr/bin/prometheus"
 SERVER = str(OWN) if OWN.exists() else shutil.which("prometheus")
-WAIT_S = 60
 
 pytestmark = [
     pytest.mark.spark,
@@ -55,8 +55,7 @@ def prometheus(engine: el.Engine, tmp_path_factory: pytest.TempPathFactory) -> I
         "scrape_configs:\n"
         f"  - {{job_name: eddyline, static_configs: [{{targets: ['{target}']}}]}}\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         SERVER,
         f"--config.file={folder}/prometheus.yml",
@@ -66,25 +65,19 @@ def prometheus(engine: el.Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        # until it has read its storage, it answers all but this with 503
-        until(lambda: ask(f"http://{address}", "/-/ready")[0] == 200)
+        until(lambda: ready(f"http://{address}"))
         yield f"http://{address}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
-def until(read: Any) -> Any:
-    """Return what `read` returns as soon as it is something."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        try:
-            if found := read():
-                return found
-        except OSError:
-            pass  # the server has not started yet
-        time.sleep(0.2)
-    raise AssertionError(f"nothing within {WAIT_S} seconds")
+def ready(address: str) -> bool:
+    """Whether a server has started and has read its storage; before, it answers all but this with 503."""
+    try:
+        return ask(address, "/-/ready")[0] == 200
+    except OSError:
+        return False
 
 
 def values(prometheus: str, expression: str) -> list[tuple[dict[str, str], float]]:
@@ -94,34 +87,48 @@ def values(prometheus: str, expression: str) -> list[tuple[dict[str, str], float
     return [(one["metric"], float(one["value"][1])) for one in answer["data"]["result"]]
 
 
+def await_values(prometheus: str, expression: str, wanted: list[float]) -> None:
+    """Wait for the values of an expression; a scrape that takes longer than its second gives none."""
+
+    def found() -> list[float]:
+        return [value for _, value in values(prometheus, expression)]
+
+    until(lambda: found() == wanted, found, pause_s=0.2)
+
+
 def test_prometheus_scrapes_the_epoch(engine, prometheus):
     epoch = engine.status()["epoch"]
-    assert until(lambda: [v for _, v in values(prometheus, "eddyline_epoch") if v == epoch])
-    assert values(prometheus, 'eddyline_view_rows{view="by_country"}')[0][1] == 2
-    assert values(prometheus, 'up{job="eddyline"}')[0][1] == 1
+    await_values(prometheus, "eddyline_epoch", [epoch])
+    await_values(prometheus, 'eddyline_view_rows{view="by_country"}', [2])
+    await_values(prometheus, 'up{job="eddyline"}', [1])
 
 
 def test_an_alert_tells_of_a_failing_view_and_all_rules_are_sound(engine, prometheus):
     orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
     orders.insert([(0, "de")])
     engine.advance()
-    assert until(lambda: values(prometheus, 'ALERTS{alertname="EddylineViewFailing"}'))
-    rules = document(prometheus, "/api/v1/rules")["data"]["groups"][0]["rules"]
-    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
-    firing = {rule["name"]: rule["alerts"] for rule in rules if rule["alerts"]}
-    assert set(firing) == {"EddylineViewFailing"}
-    assert firing["EddylineViewFailing"][0]["annotations"]["summary"].startswith("View ratio fails")
+
+    def rules() -> list[dict[str, Any]]:
+        return document(prometheus, "/api/v1/rules")["data"]["groups"][0]["rules"]
+
+    def alerts() -> dict[str, Any]:
+        return {rule["name"]: rule["alerts"] for rule in rules() if rule["alerts"]}
+
+    until(lambda: {rule["health"] for rule in rules()} == {"ok"}, rules, pause_s=0.2)
+    until(lambda: set(alerts()) == {"EddylineViewFailing"}, alerts, pause_s=0.2)
+    (alert,) = alerts()["EddylineViewFailing"]
+    assert alert["annotations"]["summary"].startswith("View ratio fails")
 
 
 def test_the_board_asks_what_prometheus_answers(prometheus):
     board = json.loads((ROOT / "docs/monitoring/dashboard.json").read_text())
-    until(lambda: values(prometheus, "rate(eddyline_epoch[10s])"))
     for panel in board["panels"]:
         for target in panel["targets"]:
             expression = (
                 target["expr"].replace("$__rate_interval", "10s").replace("$instance", ".*")
             )
-            found = values(prometheus, expression)
             quiet = ("Sinks", "Readers", "Pipelines", "Age of", "Behind the", "Dead")
-            assert found or panel["title"].startswith(quiet), panel["title"]
+            title = panel["title"]
+            read = partial(values, prometheus, expression)
+            until(lambda: read() or title.startswith(quiet), lambda: title, pause_s=0.2)  # noqa: B023
     assert ask(prometheus, "/-/healthy")[0] == 200
