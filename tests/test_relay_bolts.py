@@ -89,11 +89,11 @@ def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
         return row
 
     started = time.monotonic()
-    worked = chain(text, wait, ttl=0.2).run(records("0", "60", "0.01", "60", "0"))
+    worked = chain(text, wait, ttl=1.0).run(records("0", "600", "0.01", "600", "0"))
     assert worked.done.tolist() == [True, False, True, False, True]
-    assert worked.reasons[1] == "TimeoutError: no answer within 0.2 s"
+    assert worked.reasons[1] == "TimeoutError: no answer within 1 s"
     assert worked.rows == ["0", "0.01", "0"]
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
 def test_a_function_that_hangs_is_given_up_and_the_others_wait() -> None:
@@ -122,7 +122,7 @@ def test_coroutine_functions_wait_side_by_side_up_to_a_limit() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(60 if row == "60" else 0.02)
+        await asyncio.sleep(60 if row == "60" else 0)
         running -= 1
         if row == "bad":
             raise ValueError("bad")
@@ -136,14 +136,19 @@ def test_coroutine_functions_wait_side_by_side_up_to_a_limit() -> None:
 
 
 def test_a_coroutine_that_holds_the_loop_does_not_stop_the_others_for_good() -> None:
+    enough = threading.Event()
+
     async def hold(row: str) -> str:
         if row == "hold":
-            time.sleep(4)
+            enough.wait(600)
         return row
 
-    pipeline = chain(text, hold, ttl=0.2, concurrency=8)
-    assert not pipeline.run(records("hold")).done.any()
-    assert pipeline.run(records("a", "b")).rows == ["a", "b"]
+    try:
+        assert not chain(text, hold, ttl=0.2, concurrency=8).run(records("hold")).done.any()
+        others = chain(text, hold, ttl=60, concurrency=8).run(records("a", "b"))
+    finally:
+        enough.set()
+    assert others.rows == ["a", "b"]
 
 
 class TestVectorised:
