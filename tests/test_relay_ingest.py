@@ -21,6 +21,7 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.testing import FaultyFiles
 from processes import Child
+from waiting import PATIENCE_S
 
 pytest.importorskip("uvicorn")
 
@@ -42,8 +43,7 @@ def queue(files: FaultyFiles) -> DataQueue:
 
 @pytest.fixture
 def ingest(files: FaultyFiles, queue: DataQueue) -> Ingest:
-    producer = Producer(LogBackend(files), unread_rows_max=10)
-    return Ingest(producer, TOKEN, body_bytes_max=LIMIT, body_seconds_max=0.5)
+    return Ingest(Producer(LogBackend(files), unread_rows_max=10), TOKEN, body_bytes_max=LIMIT)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def post(
 ) -> Answer:
     given = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = http.client.HTTPConnection(urlparse(server.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlparse(server.url).netloc, timeout=PATIENCE_S)
     try:
         connection.request("POST", path, body, given)
         answer = connection.getresponse()
@@ -141,9 +141,10 @@ def test_a_full_queue_says_when_to_come_again(server, queue):
     assert waiting(queue) == [b"b"]
 
 
-def test_a_slow_body_is_given_up(server, queue):
+def test_a_slow_body_is_given_up(ingest, server, queue):
+    ingest.body_seconds_max = 0.5
     host = urlparse(server.url)
-    with socket.create_connection((host.hostname, host.port), 30) as client:
+    with socket.create_connection((host.hostname, host.port), PATIENCE_S) as client:
         client.sendall(
             f"POST /records HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
             "Content-Length: 100\r\n\r\nabc".encode()
@@ -169,7 +170,7 @@ def test_requests_wait_in_bounded_number(files, queue, ingest):
 
     def slow_put(payloads, keys):
         entered.release()
-        assert hanging.wait(30)
+        assert hanging.wait(PATIENCE_S)
         return put(payloads, keys)
 
     ingest.producer.put = slow_put
@@ -180,8 +181,8 @@ def test_requests_wait_in_bounded_number(files, queue, ingest):
         ]
         for client in clients:
             client.start()
-        assert entered.acquire(timeout=30)
-        assert entered.acquire(timeout=30)
+        assert entered.acquire(timeout=PATIENCE_S)
+        assert entered.acquire(timeout=PATIENCE_S)
         assert post(server, b"late")[0] == 429
         hanging.set()
         for client in clients:
@@ -222,11 +223,11 @@ def test_from_the_command_line(tmp_path):
     child = Child(command, tmp_path / "stderr", EDDYLINE_INGEST_TOKEN="secret")
     try:
         url = child.wait_for("POST").split("/records")[0]
-        connection = http.client.HTTPConnection(urlparse(url).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlparse(url).netloc, timeout=PATIENCE_S)
         connection.request("POST", "/records", "a\nb\n", {"Authorization": "Bearer secret"})
         assert json.load(connection.getresponse()) == {"records": 2}
         child.process.terminate()
-        assert child.process.wait(60) == 0
+        assert child.process.wait(PATIENCE_S) == 0
     finally:
         child.kill()
     assert "secret" not in child.last_words()
