@@ -24,6 +24,12 @@ from eddyline.source.tail import COLUMNS, TailStream
 from eddyline.storage.files import Files
 
 
+@pytest.fixture(autouse=True)
+def _files_settle_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file counts as standing still when its time says so, however long a test takes."""
+    monkeypatch.setattr(growing, "SETTLE_S", 3600.0)
+
+
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     folder = tmp_path / "logs"
