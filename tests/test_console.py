@@ -27,6 +27,7 @@ from eddyline.options import Options
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from processes import Child
+from waiting import PATIENCE_S
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
@@ -473,7 +474,7 @@ def test_the_command_serves_beside_a_running_engine_without_a_jvm(engine, tmp_pa
         last = document(url, "/api/progress")[-1]
         assert last["durationMs"] == {}  # only the engine's own process knows them
         os.kill(child.process.pid, signal.SIGTERM)
-        assert child.process.wait(20) == 0
+        assert child.process.wait(PATIENCE_S) == 0
     finally:
         child.kill()
     assert (tmp_path / "errors").read_text() == ""

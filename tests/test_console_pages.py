@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlparse
+from urllib.parse import quote, urlencode
 
 import pytest
 
 import eddyline as el
 from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, ask, hostile_shop
 from eddyline.options import Options
+from eddyline_apps.processes import free_port
 
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
     pytest.importorskip(needed)
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 PICTURES = Path(__file__).parents[1] / "build" / "console"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-WAIT_MS = 30_000
+WAIT_MS = 240_000
 VIEWS = ("by_country", "largest", "many", EVIL_NAME, "ratio", "orders")
 PATHS = (
     *(path for path, _ in PAGES),
@@ -160,12 +161,17 @@ class Browser:
         self.chromium = chromium
         self.complaints: list[str] = []
 
-    @contextmanager
-    def open(self, address: str, **settings: Any) -> Iterator[Any]:
-        """Open a page in a window of its own, and wait until it is live."""
+    def window(self, **settings: Any) -> Any:
+        """Return a window of its own, without a page."""
         given = {"viewport": {"width": 1200, "height": 800}, **settings}
         context = self.chromium.new_context(**given)
         context.set_default_timeout(WAIT_MS)
+        return context
+
+    @contextmanager
+    def open(self, address: str, **settings: Any) -> Iterator[Any]:
+        """Open a page in a window of its own, and wait until it is live."""
+        context = self.window(**settings)
         shown = context.new_page()
         shown.on("console", lambda line: self.complain(line.type, line.text))
         shown.on("pageerror", lambda error: self.complain("error", str(error)))
@@ -189,7 +195,9 @@ def chromium() -> Iterator[Any]:
         pytest.skip("there is no Chromium: `make chromium` installs it from apt")
     with playwright.sync_playwright() as running:
         # the sandbox needs rights that root and containers lack; only pages of this test are opened
-        browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        browser = running.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox"], timeout=WAIT_MS
+        )
         yield browser
         browser.close()
 
@@ -262,8 +270,9 @@ def test_changes_come_live_without_a_reload(browser, engine, url):
 def test_a_page_follows_again_after_the_server_was_away(chromium, engine):
     orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
     browser = Browser(chromium)  # it complains of the connection, rightly
-    with Console(engine.files, Options()) as console:
-        url, port = console.url, urlparse(console.url).port
+    port = free_port()  # which nobody takes meanwhile
+    with Console(engine.files, Options(), port=port) as console:
+        url = console.url
         with browser.open(f"{url}/views/by_country") as shown:
             console.stop()
             shown.get_by_text("connection lost").wait_for()
@@ -287,7 +296,7 @@ def test_a_page_follows_again_after_the_server_was_away(chromium, engine):
 def test_the_token_is_asked_for_in_a_form(browser, engine, monkeypatch):
     monkeypatch.setenv("CONSOLE_TOKEN", TOKEN)
     with Console(engine.files, Options(), token="${env:CONSOLE_TOKEN}") as console:
-        context = browser.chromium.new_context()
+        context = browser.window()
         shown = context.new_page()
         shown.goto(f"{console.url}/views/by_country")
         shown.get_by_label("Token of this console").fill("wrong")

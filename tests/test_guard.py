@@ -419,7 +419,7 @@ def test_people_with_the_token_decide_and_pages_of_other_sites_do_not(guarded, m
 def test_a_browser_blocks_and_shows_hostile_lines_as_they_are(browser, guarded, monkeypatch):  # noqa: F811
     monkeypatch.setenv("GUARD_TOKEN", TOKEN)
     with console(guarded, "${env:GUARD_TOKEN}") as url:
-        context = browser.chromium.new_context(viewport={"width": 1200, "height": 900})
+        context = browser.window(viewport={"width": 1200, "height": 900})
         shown = context.new_page()
         shown.on("console", lambda text: browser.complain(text.type, text.text))
         shown.on("pageerror", lambda error: browser.complain("error", str(error)))
