@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from broker import Broker
 from eddyline.relay.kafka_client import OffsetSpec, offsets_at
+from waiting import until
 
 
 @dataclass
@@ -53,17 +53,16 @@ class Topic:
 
     def settle(self, partition: int = 0) -> None:
         """Wait until brokers have marked the ends of all transactions: they do so after their answer."""
-        until = time.monotonic() + 20
         at = [(self.name, partition)]
-        while True:
+
+        def settled() -> bool:
             ends = [
                 offsets_at(self.admin, at, OffsetSpec.latest(), read_committed=committed)
                 for committed in (True, False)
             ]
-            if ends[0] == ends[1]:
-                return
-            assert time.monotonic() < until
-            time.sleep(0.01)
+            return ends[0] == ends[1]
+
+        until(settled)
 
     def begin(self, *values: Any, partition: int = 0) -> Producer:
         """Send values in a transaction that stays open."""

@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
+from confluent_kafka import KafkaException
+
 import eddyline as el
 from avro import framed, registry
 from broker import Broker
@@ -34,6 +36,7 @@ from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from kafka_topics import Topic
 from processes import Child
+from waiting import until
 
 pytestmark = pytest.mark.kafka
 
@@ -273,11 +276,14 @@ def test_a_topic_that_is_deleted_or_made_again_is_an_error(broker: Broker, tmp_p
     stream.pull()
     topic.delete()
     refused(stream, r"SOURCE_CHANGED.*topic \w+ isn't there")
-    for _ in range(50):  # brokers may need a moment
-        with suppress(Exception):
+
+    def created() -> bool:
+        with suppress(KafkaException):
             topic.create()
-            break
-        time.sleep(0.1)
+            return True
+        return False
+
+    until(created)  # brokers may need a moment to delete it
     topic.send({"a": 3}, {"a": 4}, {"a": 5})
     refused(stream, r"SOURCE_CHANGED.*topic \w+ has been deleted and created again")
     assert values(stream) == [1, 2]
@@ -376,12 +382,13 @@ def test_settings_of_the_client_are_checked(broker: Broker, tmp_path: Path) -> N
     refused(stream_of(topic, tmp_path / "s"), "BAD_STREAM.*no.such.setting")
 
 
-def follow_until(stream: KafkaStream, done: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until
+def follow_until(stream: KafkaStream, done: Callable[[], bool]) -> None:
+    def followed() -> bool:
         with suppress(EddylineError):
             stream.follow(0.1)
+        return done()
+
+    until(followed)
 
 
 @pytest.mark.slow
@@ -401,11 +408,7 @@ def test_a_broker_that_is_killed_is_read_on(
     finally:
         broker.start()
     topic.send(*({"a": n} for n in range(500, 600)), partition=1)
-    until = time.monotonic() + 60
-    while len(values(stream)) < 600:
-        assert time.monotonic() < until
-        with suppress(EddylineError):
-            stream.follow(0.1)
+    follow_until(stream, lambda: len(values(stream)) >= 600)
     assert values(stream) == list(range(600))
 
 

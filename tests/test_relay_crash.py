@@ -17,6 +17,7 @@ from eddyline.storage.files import Files
 from eddyline.storage.frames import HEADER, FrameLog
 from eddyline.testing import FaultyFiles
 from processes import Child
+from waiting import PATIENCE_S
 
 CHILD = Path(__file__).with_name("relay_child.py")
 ROUNDS = 3
@@ -295,7 +296,7 @@ def test_one_process_reads(tmp_path: Path) -> None:
         [sys.executable, str(CHILD), str(tmp_path), "consume", str(tmp_path)], tmp_path / "stderr"
     )
     try:
-        assert child.process.wait(60) != 0
+        assert child.process.wait(PATIENCE_S) != 0
         assert "QUEUE_IN_USE" in child.last_words()
     finally:
         child.kill()

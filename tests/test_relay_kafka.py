@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from concurrent.futures import Future
 
@@ -15,6 +14,7 @@ from eddyline.errors import QueueError, StateError
 from eddyline.relay.account import Account
 from eddyline.relay.backend import Span
 from eddyline.relay.queue import DataQueue
+from waiting import until
 
 pytest.importorskip("confluent_kafka")
 
@@ -82,16 +82,15 @@ def configure(broker: Broker, topic: str, **settings: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
-    deadline = time.monotonic() + 20
-    while True:  # the broker applies what the controller has accepted a little later
+        future.result(60)
+
+    def applied() -> bool:
         asked = ConfigResource(ResourceType.TOPIC, topic)
         (found,) = admin.describe_configs([asked]).values()
-        shown = found.result(10)
-        if all(shown[one.name].value == one.value for one in entries):
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        shown = found.result(60)
+        return all(shown[one.name].value == one.value for one in entries)
+
+    until(applied)  # the broker applies what the controller has accepted a little later
 
 
 @pytest.mark.parametrize("queue", ["from", "to"])
@@ -181,7 +180,7 @@ def expire(broker: Broker, topic: str, *before: int) -> None:
     gone = [TopicPartition(topic, partition, offset) for partition, offset in enumerate(before)]
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.delete_records(gone).values():
-        future.result(10)
+        future.result(60)
 
 
 def put_singly(broker: Broker, topic: str, payloads: list[str], partition: int = 0) -> None:
