@@ -17,6 +17,7 @@ import eddyline as el
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.source import bulk
 from eddyline.testing import FaultyFiles
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -55,7 +56,7 @@ def rows(spark: SparkSession, start: int, end: int, tasks: int = 3):
 
 def one_after(flag: Path) -> Column:
     """1, as soon as there is a file."""
-    path, ended = str(flag), time.time() + 60
+    path, ended = str(flag), time.time() + PATIENCE_S
 
     def waits(value: int) -> int:
         while not os.path.exists(path) and time.time() < ended:

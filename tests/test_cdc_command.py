@@ -9,6 +9,7 @@ from broker import JARS, Broker
 from eddyline.cli import main
 from eddyline_apps import cdc, shop
 from eddyline_apps.processes import listens
+from waiting import PATIENCE_S, until
 
 
 class Found:
@@ -58,12 +59,11 @@ def test_transactions_go_on_when_the_server_comes_back(tmp_path):
     with postgres.server() as server:
         shop.create_tables(server.url, seed=1)
         with shop.Trade(server.url, 600, rate=600, seed=2) as trade:
-            while trade.committed < 200:
-                assert not trade.ended
+            until(lambda: trade.committed >= 200)
             server.kill()
             assert not listens(server.port)
             server.start()
-            trade._thread.join(60)
+            trade._thread.join(PATIENCE_S)
             assert trade.ended
             assert trade.failure is None
             assert trade.committed == 600

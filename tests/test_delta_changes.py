@@ -35,6 +35,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from processes import Child
+from waiting import until
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("B", pa.string())])
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -184,8 +185,8 @@ def test_a_snapshot_and_then_the_changes_of_each_version(source, tmp_path):
     ]
     assert sorted(kinds(changes[3:5])) == [(6, 1, "uno", "delete"), (6, 3, "three", "delete")]
     assert kinds(changes[5:]) == [(6, 3, "tres", "insert")]
-    started = datetime.now(UTC).timestamp()
-    assert all(abs(row["_commit_timestamp"].timestamp() - started) < 60 for row in changes)
+    now = datetime.now(UTC).timestamp()
+    assert all(abs(row["_commit_timestamp"].timestamp() - now) < 600 for row in changes)
     again = stream_of(source, tmp_path / "s")
     again.pull()
     assert len(entries(again)) == 2
@@ -294,11 +295,11 @@ def test_a_crash_at_any_write_loses_and_doubles_nothing(source, tmp_path, monkey
 
 
 def follow_until(stream: DeltaStream, done: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < until
+    def followed() -> bool:
         stream.follow(0.1)
-        time.sleep(0.01)
+        return done()
+
+    until(followed)
 
 
 def test_a_log_that_may_be_skipped_is_refused(source, tmp_path):

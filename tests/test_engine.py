@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import math
 import threading
-import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
 
@@ -416,10 +416,12 @@ def test_in_the_background(engine):
     view = engine.view("v", "SELECT sum(v) AS s FROM t")
     engine.start(0.05)
     table.insert([(1,), (2,)])
-    until = time.monotonic() + 60
-    while rows(view.snapshot()) != [(3,)]:
-        assert time.monotonic() < until
+
+    def summed() -> bool:
         engine.await_termination(0.05)
+        return rows(view.snapshot()) == [(3,)]
+
+    until(summed)
     engine.stop()
     assert engine.await_termination(1)
     last = seen[-1]
@@ -440,10 +442,10 @@ def test_others_get_in_while_each_epoch_finds_new_input(engine):
     engine.on_progress(more)
     table.insert([(0,)])
     engine.start(0.01)
-    assert running.wait(60)
+    assert running.wait(PATIENCE_S)
     other = threading.Thread(target=table.insert, args=([(1,)],), daemon=True)
     other.start()
-    other.join(30)
+    other.join(PATIENCE_S)
     assert not other.is_alive()
 
 

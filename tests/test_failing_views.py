@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pyspark.sql.functions import udf
 
 import eddyline as el
 from eddyline.answers.quick import quick_answer
+from waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -337,8 +337,9 @@ def test_the_background_run_goes_on_after_an_error(engine: el.Engine, tmp_path: 
     assert told
 
 
-def wait(reached: object, engine: el.Engine) -> None:
-    until = time.monotonic() + 60
-    while not reached():  # type: ignore[operator]
-        assert time.monotonic() < until
+def wait(reached: Callable[[], bool], engine: el.Engine) -> None:
+    def reached_while_it_runs() -> bool:
         engine.await_termination(0.05)
+        return reached()
+
+    until(reached_while_it_runs)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import os
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from eddyline.source.segments import NDJSON, PARQUET
 from eddyline.source.spark import SparkStream
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
+from waiting import until
 
 LINES = b'{"id":1,"v":0.5}\n{"id":"x","v":1.5}\n{"id":2\n\n{"id":3,"w":0}\n[{"id":4},{"id":5}]\n'
 CSV = b"1,0.5\nx,1.5\n2\n\n3,0.5,7\n4,\n"
@@ -341,13 +341,6 @@ def test_in_the_background_a_stream_that_fails_is_tried_again(
     (bad / "a").write_text('{"id": 3}\n')
     until(lambda: engine.snapshot("bad_rows").count() == 1)
     until(lambda: engine.status()["run"] == {"state": "running"})
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_faults_are_remembered_and_tried_again_when_the_file_changes(tmp_path: Path) -> None:

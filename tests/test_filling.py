@@ -18,6 +18,7 @@ from eddyline.errors import CatalogError, EngineError
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
+from waiting import PATIENCE_S
 
 VIEWS = {
     "counts": "SELECT item, count(*) AS n, sum(price) AS total, min(price) AS least FROM orders GROUP BY item",
@@ -111,7 +112,7 @@ def test_inserts_epochs_and_reads_go_on_while_a_view_is_filled(
     flag = str(go)
 
     def waits(number: int) -> bool:
-        end = time.monotonic() + 60  # of one row, which takes one of the two cores
+        end = time.monotonic() + PATIENCE_S  # of one row, which takes one of the two cores
         while number == 7 and not Path(flag).exists() and time.monotonic() < end:
             time.sleep(0.02)
         return True
@@ -137,7 +138,7 @@ def test_inserts_epochs_and_reads_go_on_while_a_view_is_filled(
     with pytest.raises(CatalogError, match="being filled"):
         engine.view("slow", query)
     go.touch()
-    thread.join(120)
+    thread.join(PATIENCE_S)
     assert engine.catalog.get("slow").since > first
     assert {view["state"] for view in engine.status()["views"]} == {"live"}
     assert engine.verify()

@@ -18,6 +18,7 @@ from asking import refused, rows
 from eddyline.errors import EngineError
 from eddyline_apps.processes import free_port
 from processes import Child
+from waiting import PATIENCE_S
 
 pytest.importorskip("uvicorn")
 
@@ -54,7 +55,7 @@ def script(port: int, name: str = "hits") -> str:
 def post(
     port: int, body: str, stream: str = "hits", kind: str = LINES, token: str = TOKEN
 ) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
     try:
         connection.request("POST", f"/streams/{stream}", body.encode(), headers)

@@ -21,6 +21,7 @@ from eddyline.cli import main
 from eddyline.errors import CatalogError, EddylineError, EngineError
 from eddyline.sink.base import Sink, Target, key_of
 from eddyline.testing import MemorySink
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
 QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
@@ -109,11 +110,8 @@ def held(memory: MemoryFormat, place: str = "p") -> Counter:
     return Counter(memory.targets[place].rows)
 
 
-def await_epoch(engine: el.Engine, sink: el.Sink, epoch: int, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while sink.status()["epoch"] < epoch:
-        assert time.monotonic() < end, sink.status()
-        time.sleep(0.02)
+def await_epoch(engine: el.Engine, sink: el.Sink, epoch: int) -> None:
+    until(lambda: sink.status()["epoch"] >= epoch, sink.status)
 
 
 def test_a_sink_gets_the_snapshot_and_then_each_epoch(engine, memory) -> None:
@@ -207,9 +205,7 @@ def test_pause_resume_and_resend(engine, memory, tmp_path) -> None:
     memory.targets["p"]._held.clear()  # somebody has emptied it
     sink.resend()
     engine.advance()
-    end = time.monotonic() + 20
-    while memory.targets["p"].received[-1][0] != "replace" and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: memory.targets["p"].received[-1][0] == "replace")
     assert held(memory) == rows(engine.snapshot("totals"))
 
 
@@ -404,7 +400,7 @@ def test_a_function_may_stop_the_engine(tmp_path, spark) -> None:
         stopped.set()
 
     view.foreach_epoch(stop, "f")
-    assert stopped.wait(30)
+    assert stopped.wait(PATIENCE_S)
     with opened(tmp_path, spark) as again:
         again.advance()
 
