@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 import eddyline as el
 from eddyline.source.inbox import BATCH, FOLDER
 from processes import Child
+from waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -196,10 +197,7 @@ def test_another_process_writes_without_an_engine_and_beside_one(storage, spark,
             engine.start(interval=0.05)
             child.say("write")
             child.wait_for("written")
-            deadline = time.monotonic() + 60
-            while engine.sql("SELECT count(*) FROM t").collect() != [(2000,)]:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: engine.sql("SELECT count(*) FROM t").collect() == [(2000,)])
             assert engine.verify("by_grp")
             assert engine.status()["run"]["state"] == "running"
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 import eddyline.api.epochs
 from eddyline.state.manifest import committed_epochs
+from waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -346,11 +346,13 @@ def test_a_data_frame_that_is_gone_keeps_nothing(storage, spark, made):
         advance(engine, 1, 2, 1)
         assert committed_epochs(engine.files)[0] <= first
         del frame
-        until = time.monotonic() + 60
-        while committed_epochs(engine.files)[0] <= first:
-            assert time.monotonic() < until, "the epoch is held by nobody, and stays"
+
+        def gone() -> bool:
             collect_garbage(spark)
             advance(engine, 1)
+            return committed_epochs(engine.files)[0] > first
+
+        until(gone, lambda: "the epoch is held by nobody, and stays")
         held = [name.partition("-")[0] for name in engine.files.names("leases") if "-" in name]
         assert all(int(epoch) > first for epoch in held)
 

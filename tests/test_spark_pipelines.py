@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import eddyline as el
 from eddyline.cli.commands import main
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
+from waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -189,10 +189,10 @@ def test_a_continuous_run_ends_when_it_is_told(project: Path, run: Run) -> None:
 
     def feed_and_end() -> None:
         visit(project, "2.json", (2, "a"))
-        ends = time.monotonic() + 60
-        while last_committed(files).epoch == before and time.monotonic() < ends:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            until(lambda: last_committed(files).epoch > before)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     helper = threading.Thread(target=feed_and_end)
     helper.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
 from eddyline.testing import FaultyFiles, replayed
 from processes import Child
+from waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -332,7 +332,8 @@ def test_a_request_that_is_wrong_is_refused_and_the_engine_goes_on(engine: Engin
 
 def task(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = cli.main(["task", *arguments, "--storage", str(root)])
+    patient = [] if "list" in arguments or "--wait" in arguments else ["--wait", str(PATIENCE_S)]
+    code = cli.main(["task", *arguments, *patient, "--storage", str(root)])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
 
@@ -362,10 +363,7 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
         assert out == f"by_k: {paused['by_k']}\ntop: {paused['top']}\n"
         assert paused["top"].endswith(", with by_k")
         now = last_committed(files).epoch
-        deadline = time.monotonic() + 60
-        while last_committed(files).epoch < now + 3:
-            assert time.monotonic() < deadline, child.last_words()
-            time.sleep(0.05)
+        until(lambda: last_committed(files).epoch >= now + 3, child.last_words)
         assert asked("resume", "by_k")[:2] == (0, "by_k: running\ntop: running\n")
         assert asked("drop", "halves") == (0, "halves: dropped\n", "")
         code, out, err = asked("list")
@@ -392,7 +390,7 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
         child.wait_for("armed")
         code, _, err = asked("add", "wanted", query, "--wait", "5")
         assert (code, err) == (1, "add wanted: waits for the engine\n")
-        assert child.process.wait(60) == -9
+        assert child.process.wait(PATIENCE_S) == -9
     finally:
         child.kill()
     assert list_tasks(store)[-1] == Task("wanted", "view", "waiting")
@@ -456,10 +454,7 @@ def test_a_storage_in_postgresql_from_end_to_end(
         try:
             seen = last_committed(files).epoch
             engine.write("rows", [("append", [(5, 50)])])
-            deadline = time.monotonic() + 60
-            while last_committed(files).epoch == seen:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: last_committed(files).epoch > seen)
         finally:
             server.start()
     with made_again(files, spark, server.url) as engine:

@@ -29,7 +29,7 @@ QUERY = """
 import sys, time
 from eddyline.spark.failures import lost_worker
 from eddyline.spark.session import local_session
-spark, ended = local_session(), time.monotonic() + 60
+spark, ended = local_session(), time.monotonic() + 300
 while True:
     try:
         print(spark.range(0, 4, 1, 2).mapInArrow(lambda batches: batches, "id LONG").count())
@@ -106,7 +106,7 @@ def test_workers_start_again_after_the_process_that_starts_them_was_killed(tmp_p
         env={**os.environ, "PYSPARK_PYTHON": str(python)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     assert done.stdout.strip() == "4", done.stderr[-2000:]
