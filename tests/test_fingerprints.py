@@ -115,13 +115,23 @@ def test_every_option_that_could_matter_is_flipped() -> None:
     assert set(FLIPS) == set(Options.__dataclass_fields__) - others
 
 
+BEFORE = {option: first for option, (first, _) in FLIPS.items()}
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Storage:
+    """A storage with the first value of each option; each test leaves it so."""
+    storage = Storage(tmp_path_factory.mktemp("flipped"), spark)
+    storage.make(**BEFORE)
+    return storage
+
+
 @pytest.mark.parametrize("option", FLIPS)
 def test_options_may_change_between_two_openings(
-    storage: Storage, option: str, caplog: pytest.LogCaptureFixture
+    flipped: Storage, option: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, then = FLIPS[option]
-    storage.make(**{option: first})
-    with caplog.at_level(logging.WARNING, "eddyline"), storage.open(**{option: then}) as engine:
+    storage, options = flipped, {**BEFORE, option: FLIPS[option][1]}
+    with caplog.at_level(logging.WARNING, "eddyline"), storage.open(**options) as engine:
         before = engine.status()["epoch"]
         engine.advance()
         if option in ("native_rules", "hash_bits"):
@@ -135,7 +145,7 @@ def test_options_may_change_between_two_openings(
             answer = quick_answer(engine.files, engine.catalog, f"SELECT * FROM {view}")
             assert answer is not None
             assert len(answer.texts()) == rows.total(), view
-    with storage.open(**{option: first}) as engine:
+    with storage.open(**BEFORE) as engine:
         storage.change(engine)
 
 
@@ -170,16 +180,18 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
 def test_settings_that_change_results_are_refused_with_both_values(
-    storage: Storage, spark: SparkSession, name: str
+    storage: Storage, spark: SparkSession
 ) -> None:
     storage.make()
-    other = cloned(spark, **{name: SETTINGS[name]})
-    with pytest.raises(el.EngineError) as caught:
-        storage.open(other)
-    assert caught.value.condition == "SETTINGS_DIFFER"
-    assert f"{name} is {SETTINGS[name]}, was {spark.conf.get(name)}" in str(caught.value)
+    for name, value in SETTINGS.items():
+        other = cloned(spark, **{name: value})
+        with pytest.raises(el.EngineError) as caught:
+            storage.open(other)
+        assert caught.value.condition == "SETTINGS_DIFFER"
+        assert f"{name} is {value}, was {spark.conf.get(name)}" in str(caught.value)
+        with storage.open() as engine:
+            assert engine.status()["epoch"]
     with storage.open() as engine:
         storage.change(engine)
 
@@ -211,16 +223,16 @@ def test_all_settings_are_known_to_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 24])
 def test_a_plan_has_the_same_fingerprint_in_every_process(every: int) -> None:
     child = Path(__file__).with_name("fingerprint_child.py")
-    outputs = []
-    for seed in ("1", "2"):
-        done = subprocess.run(
+    children = [
+        subprocess.Popen(
             [sys.executable, str(child), str(every)],
             env={**os.environ, "PYTHONHASHSEED": seed},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            check=True,
         )
-        outputs.append(json.loads(done.stdout))
+        for seed in ("1", "2")
+    ]
+    outputs = [json.loads(process.communicate()[0]) for process in children]
     assert len(outputs[0]) > 150 // every
     differing = [name for name, found in outputs[0].items() if outputs[1][name] != found]
     assert differing == []
