@@ -43,6 +43,13 @@ pytestmark = pytest.mark.kafka
 COLUMNS = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that runs may take its time."""
+    monkeypatch.setattr(kafka_topics, "WAIT_S", 120.0)
+    monkeypatch.setattr(kafka_topics, "TIMEOUT_S", 120.0)
+
+
 def wanted(schema: pa.Schema) -> list[LogColumn]:
     return [LogColumn(f"c{place}", one.name, one.type) for place, one in enumerate(schema)]
 
