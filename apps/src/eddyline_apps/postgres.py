@@ -17,7 +17,7 @@ from eddyline.errors import StorageError
 from eddyline_apps.processes import free_port, kill_session
 
 USER, DATABASE = "eddy", "postgres"
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 120.0
 
 
 def programs() -> Path | None:
