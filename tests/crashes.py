@@ -20,6 +20,7 @@ from eddyline.testing import Offline, PlainTable, Row, replayed
 
 OPTIONS = Options(retain_epochs=3, compaction_fan_in=2)
 RETIRE_EVERY = 2  # for `eddyline.api.epochs`: the load shall include the retirement of old epochs
+SMALL_RUNS, WHOLE_EVERY = 0, 4  # for `eddyline.state.manifest`: and bases of manifests
 
 ITEMS = "id BIGINT, grp STRING, price BIGINT"
 ORDERS = "n BIGINT, item BIGINT, qty BIGINT"

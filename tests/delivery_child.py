@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import eddyline.api.epochs
+import eddyline.state.manifest
 from eddyline import Engine, Options
 
 RETIRE_EVERY = 4
@@ -18,6 +19,7 @@ RETIRE_EVERY = 4
 
 def main(folder: str, delivery: str) -> None:
     eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
+    eddyline.state.manifest.SMALL_RUNS = 0  # as in larger storages: manifests have bases
     root = Path(folder)
     options = Options(delivery=delivery, compaction_fan_in=2, retain_epochs=2 * RETIRE_EVERY)
     ending = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline.api.epochs
-from crashes import LENGTH, RETIRE_EVERY, Load
+from crashes import LENGTH, RETIRE_EVERY, SMALL_RUNS, WHOLE_EVERY, Load
 from eddyline.errors import EddylineError
 from eddyline.testing import FaultyFiles
 
@@ -28,6 +28,8 @@ DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
 def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", RETIRE_EVERY)
     monkeypatch.setattr("eddyline.source.redo_log.MERGE_FAN_IN", 3)
+    monkeypatch.setattr("eddyline.state.manifest.SMALL_RUNS", SMALL_RUNS)
+    monkeypatch.setattr("eddyline.state.manifest.WHOLE_EVERY", WHOLE_EVERY)
 
 
 @pytest.fixture

@@ -45,6 +45,14 @@ ROWS = pa.table({"h": [1, 2, 3], "c0": ["x", "y", "z"], "w": [1, 1, 1]})
 WIRE = pa.schema([("seq", pa.int64()), ("op", pa.string()), ("c0", pa.string()), ("w", pa.int64())])
 
 
+@pytest.fixture(params=[False, True], ids=["small", "based"])
+def based(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether manifests have bases, as in storages that aren't small."""
+    if request.param:
+        monkeypatch.setattr(eddyline.state.manifest, "SMALL_RUNS", 0)
+    return bool(request.param)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> FaultyFiles:
     return FaultyFiles(str(tmp_path / "storage"))
@@ -158,6 +166,7 @@ def test_a_failed_write_leaves_the_old_file_or_the_new_one(files: FaultyFiles) -
         assert all_names(files) == {"a"}
 
 
+@pytest.mark.usefixtures("based")
 def test_a_crashed_write_leaves_a_file_that_opening_removes(files: FaultyFiles) -> None:
     open_storage(files, writable=True)
     for n in (1, 2):
@@ -235,6 +244,7 @@ def test_the_lock_is_free_when_its_process_dies(files: FaultyFiles) -> None:
 # -- manifests and runs ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("based")
 def test_a_manifest_comes_back_as_it_was(files: FaultyFiles) -> None:
     open_storage(files, writable=True)
     assert last_committed(files) == Manifest(0)
@@ -245,6 +255,7 @@ def test_a_manifest_comes_back_as_it_was(files: FaultyFiles) -> None:
     assert caught.value.condition == "NO_SUCH_EPOCH"
 
 
+@pytest.mark.usefixtures("based")
 def test_a_committed_epoch_is_never_written_again(files: FaultyFiles) -> None:
     open_storage(files, writable=True)
     manifest = commit(files, 1)
@@ -274,6 +285,7 @@ def test_a_newer_format_is_refused(files: FaultyFiles, newer: str) -> None:
     assert caught.value.context["file"] == newer
 
 
+@pytest.mark.usefixtures("based")
 @pytest.mark.parametrize("damage", [flip, cut])
 def test_a_damaged_last_manifest_is_named(
     files: FaultyFiles, damage: Callable[[str, int], None]
@@ -326,6 +338,7 @@ def history(files: Files, epochs: int) -> list[Manifest]:
     return made
 
 
+@pytest.mark.usefixtures("based")
 def test_retiring_keeps_what_the_retained_epochs_need(files: FaultyFiles) -> None:
     made = history(files, 10)
     retire(files, 20)
@@ -345,6 +358,7 @@ def test_retiring_keeps_what_the_retained_epochs_need(files: FaultyFiles) -> Non
         verify_run(files, run)
 
 
+@pytest.mark.usefixtures("based")
 def test_retiring_leaves_epochs_that_are_still_needed(files: FaultyFiles) -> None:
     made = history(files, 10)
     retire(files, 3, Epoch(5))
@@ -359,11 +373,12 @@ def test_retiring_leaves_epochs_that_are_still_needed(files: FaultyFiles) -> Non
     assert committed_epochs(files) == [9, 10]
 
 
-def test_retiring_may_be_broken_off_anywhere(tmp_path: Path) -> None:
+def test_retiring_may_be_broken_off_anywhere(tmp_path: Path, based: bool) -> None:
     whole = FaultyFiles(str(tmp_path / "whole"))
     made = history(whole, 10)
     whole.arm(0)
     retire(whole, 3)
+    assert any(name.startswith("bases/") for name in all_names(whole)) == based
     wanted, count = all_names(whole), len(whole.effects())
     for n in range(1, count + 1):
         files = FaultyFiles(str(tmp_path / str(n)))

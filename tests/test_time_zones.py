@@ -17,7 +17,7 @@ import eddyline as el
 from eddyline.errors import EngineError
 from eddyline.runtime.short_lane import OUTPUT_ROWS_MAX
 from eddyline.spark.session import ZONE, cloned
-from eddyline.state.manifest import last_committed
+from eddyline.state.manifest import last_committed, manifest_name
 from eddyline.storage.files import Files
 from eddyline.testing import Offline, PlainTable, replayed
 from test_watermarks import Fed
@@ -248,10 +248,10 @@ def test_a_storage_of_before_takes_the_zone_of_its_next_session(
     kept: str, spark: SparkSession
 ) -> None:
     files = Files(kept)
-    last = last_committed(files)
-    document = last.as_document()
+    manifest = manifest_name(last_committed(files).epoch)
+    document = files.read_json(manifest)
     del document["zone"]
-    files.write_json(f"manifests/{last.epoch:012d}.json", document)
+    files.write_json(manifest, document)
     with el.Engine(kept, cloned(spark, **{ZONE: "Europe/Berlin"})) as engine:
         engine.execute("DELETE FROM t")
         engine.advance()

@@ -18,8 +18,9 @@ from eddyline.runtime.failures import failed_view
 from eddyline.runtime.plans import other_plan
 from eddyline.runtime.rebucket import divided
 from eddyline.runtime.reports import row_count
-from eddyline.state.manifest import Buckets, Manifest, commit_time, last_committed, write_manifest
+from eddyline.state.manifest import Manifest, commit_time, last_committed, write_manifest
 from eddyline.state.recover import attempt_folder
+from eddyline.state.run_lists import Buckets
 
 _LOG = logging.getLogger("eddyline.epochs")
 
@@ -44,8 +45,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
             arrangements = _divided(workspace, folder, buckets)
             workspace.use_buckets(buckets)
             manifest = _next_manifest(workspace, arrangements, buckets)
-            write_manifest(workspace.files, manifest)
-            workspace.manifest = manifest
+            workspace.manifest = write_manifest(workspace.files, manifest)
         except BaseException:
             with suppress(OSError, EddylineError):  # the commit may have succeeded all the same
                 workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)

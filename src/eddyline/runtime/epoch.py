@@ -26,7 +26,6 @@ from eddyline.source.segments import RUN, Segment
 from eddyline.state.arrangement import difference_runs
 from eddyline.state.manifest import (
     ROWS,
-    Buckets,
     Failure,
     Manifest,
     Predecessors,
@@ -37,6 +36,7 @@ from eddyline.state.manifest import (
     write_manifest,
 )
 from eddyline.state.recover import EPOCHS, attempt_folder
+from eddyline.state.run_lists import Buckets
 from eddyline.storage.files import Files
 
 JOBS_AT_ONCE = 2
@@ -158,7 +158,7 @@ class EpochRunner:
                     chains = {**base.replaced, replacement.view: chain}
                     manifest = replace(manifest, replaced=chains)
                 self.files.sync_all(state.unflushed)
-                write_manifest(self.files, manifest)
+                manifest = write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
             raise
@@ -196,9 +196,7 @@ class EpochRunner:
             dict(base.failing),
         )
         manifest = self._next_manifest(base, [plan], state, {}, watermarks, ())
-        manifest = replace(manifest, clocks=base.clocks)
-        write_manifest(self.files, manifest)
-        return manifest
+        return write_manifest(self.files, replace(manifest, clocks=base.clocks))
 
     def _adopt_files(self, computed: EpochState, epoch: Epoch) -> None:
         """Give the folder that `compute` has written to an epoch, with which it stays and goes."""
@@ -353,6 +351,7 @@ class EpochRunner:
             commit_time(base),
             watermarks.moment,
             base.buckets,
+            base.format,
         )
 
     def _abandon(self, folder: str, epoch: Epoch) -> None:

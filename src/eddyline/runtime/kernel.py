@@ -21,6 +21,7 @@ from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import Manifest, manifest_name, read_arrangements, read_manifest
+from eddyline.state.run_lists import common_start
 from eddyline.state.runs import keep_open
 from eddyline.storage.files import Files
 
@@ -261,8 +262,10 @@ class Kernel:
     ) -> dict[str, Any]:
         """Write the rows that a step adds to an arrangement; return its entry for the report."""
         runs, added = arrangement.extend(name, rows, self.fan_in, limits)
+        kept = common_start(arrangement.runs, runs)
         return {
-            "runs": [run.as_list() for run in runs],
+            "kept": kept,
+            "runs": [run.as_list() for run in runs[kept:]],
             "delta": added.as_list() if added else None,
         }
 

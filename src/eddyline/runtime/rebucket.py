@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from eddyline.changes import HASH, BucketId
 from eddyline.errors import StateError
-from eddyline.state.manifest import Buckets
+from eddyline.state.run_lists import Buckets
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.storage.files import Files
 

@@ -13,7 +13,8 @@ from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
 from eddyline.runtime.table import TableUpkeep
-from eddyline.state.manifest import Buckets, Failure, runs_of
+from eddyline.state.manifest import Failure, runs_of
+from eddyline.state.run_lists import Buckets
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -135,17 +136,19 @@ def _part(reports: _Reports, part: StatefulPart, state: EpochState) -> dict[str,
             name = arrangement_name(reports.plan.id, part.name, slot)
             runs = _slot(name, bucket, written, state)
             if reports.reported is not None:  # the others are flushed by their tasks
-                own = f"{reports.folder}/"
-                state.unflushed.update(run.name for run in runs if run.name.startswith(own))
+                state.unflushed.update(run.name for run in runs)
     return total
 
 
 def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochState) -> list[Run]:
-    """Add the runs of a bucket to `state`; return all of them."""
-    runs = tuple(Run(*run) for run in written["runs"])
-    state.arrangements[name] = {**state.arrangements.get(name, {}), bucket: runs}
+    """Add the runs of a bucket to `state`; return those that this epoch has written."""
+    held = state.arrangements.get(name, {})
+    kept = held.get(bucket, ())[: written["kept"]]
+    assert len(kept) == written["kept"]  # the task has read the state of the same epoch
+    added = [Run(*run) for run in written["runs"]]
+    state.arrangements[name] = {**held, bucket: (*kept, *added)}
     if written["delta"]:
         delta = Run(*written["delta"])
         state.deltas.setdefault(name, {})[bucket] = (delta,)
-        return [*runs, delta]
-    return list(runs)
+        return [*added, delta]
+    return added

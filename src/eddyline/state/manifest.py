@@ -1,28 +1,55 @@
-"""Manifests: one file for each epoch, which commits the epoch when it appears."""
+"""Manifests: one file for each epoch, which commits the epoch when it appears.
+
+A small manifest names all runs. A larger one names those that the epoch has changed, and the manifest of the
+epoch before as its base, up to one that names all again. `state/recover.py` keeps the bases of retained epochs.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from eddyline.changes import BucketId, Epoch, ViewId
-from eddyline.errors import StateError
+from eddyline.errors import EddylineError, StateError
+from eddyline.state.run_lists import (
+    Arrangements,
+    Buckets,
+    changed_by,
+    changed_json,
+    changes_to_json,
+    count_runs,
+    from_json,
+    to_json,
+)
 from eddyline.state.runs import Run
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, damaged
 
 FORMAT_VERSION = 1
 REBUCKETED_VERSION = 2
 """What manifests have whose number of buckets isn't that of the catalog: older versions must not read them."""
+BASED_VERSION = 3
+"""What manifests have once one of the storage wasn't small: older versions don't know that they have bases."""
+SMALL_RUNS = 600
+"""A manifest of so many runs, about 60 kB, names all of them."""
+WHOLE_EVERY = 64
+"""So many epochs after a manifest that names all runs comes the next one at the latest."""
+CACHED = 8
 FOLDER = "manifests"
+BASES = "bases"
+"""The folder of the manifests of retired epochs that are bases of others."""
 ROWS = "rows"
 """The arrangement in which the last operator of a table or view keeps its rows."""
 
 CLOCK = ""
 """What stands for now() among the names of the streams with a watermark."""
 
-Buckets = dict[BucketId, tuple[Run, ...]]
 Predecessors = tuple[tuple[str, Epoch], ...]
 """The views that a view has replaced, oldest first: id, and the epoch that replaced it. The id is empty
 where the columns were others: the changelog begins with that epoch."""
@@ -94,12 +121,13 @@ class Manifest:
         committed_at: when the epoch was committed, in microseconds since 1970; 0 if unknown.
         moment: what now() is in the views, in microseconds since 1970; 0 if no view has asked yet.
         buckets: number of buckets since `rebucket` has changed it; 0 while it is that of the catalog.
+        format: the format of its file; later ones of the storage have no older format.
     """
 
     epoch: Epoch
     positions: dict[str, int] = field(default_factory=dict)
-    arrangements: dict[str, Buckets] = field(default_factory=dict)
-    deltas: dict[str, Buckets] = field(default_factory=dict)
+    arrangements: Arrangements = field(default_factory=dict)
+    deltas: Arrangements = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     clocks: dict[str, Clock] = field(default_factory=dict)
     rebuilt: dict[ViewId, Epoch] = field(default_factory=dict)
@@ -113,6 +141,7 @@ class Manifest:
     committed_at: int = 0
     moment: int = 0
     buckets: int = 0
+    format: int = field(default=FORMAT_VERSION, compare=False)
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
@@ -169,14 +198,20 @@ class Manifest:
         parts = [*self.arrangements.values(), *self.deltas.values()]
         return [run for buckets in parts for run in runs_of(buckets)]
 
-    def as_document(self) -> dict[str, Any]:
-        """Return the manifest as a JSON document."""
+    def as_document(self, arrangements: dict[str, Any], **more: object) -> dict[str, Any]:
+        """Return the manifest as a JSON document.
+
+        Args:
+            arrangements: the runs, or their changes, as JSON.
+            more: what else the document has.
+        """
         return {
-            "format": REBUCKETED_VERSION if self.buckets else FORMAT_VERSION,
+            "format": max(self.format, REBUCKETED_VERSION if self.buckets else FORMAT_VERSION),
             "epoch": self.epoch,
+            **more,
             "positions": self.positions,
-            "arrangements": _to_json(self.arrangements),
-            "deltas": _to_json(self.deltas),
+            "arrangements": arrangements,
+            "deltas": to_json(self.deltas),
             "counters": self.counters,
             "clocks": {name: asdict(clock) for name, clock in self.clocks.items()},
             "rebuilt": self.rebuilt,
@@ -203,23 +238,6 @@ def commit_time(base: Manifest) -> int:
     return max(time.time_ns() // 1000, base.committed_at)
 
 
-def _to_json(parts: dict[str, Buckets]) -> dict[str, dict[str, list[list[Any]]]]:
-    return {
-        name: {str(bucket): [run.as_list() for run in runs] for bucket, runs in buckets.items()}
-        for name, buckets in parts.items()
-    }
-
-
-def _from_json(parts: dict[str, dict[str, list[list[Any]]]]) -> dict[str, Buckets]:
-    return {
-        name: {
-            BucketId(int(bucket)): tuple(Run(*run) for run in runs)
-            for bucket, runs in buckets.items()
-        }
-        for name, buckets in parts.items()
-    }
-
-
 def _failure(item: dict[str, Any]) -> Failure:
     return Failure(**{**item, "rows": tuple(item["rows"])})
 
@@ -229,17 +247,93 @@ def manifest_name(epoch: Epoch) -> str:
     return f"{FOLDER}/{epoch:012d}.json"
 
 
-def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Commit an epoch; it is durable on return.
+def base_name(epoch: Epoch) -> str:
+    """Return the name of the manifest file of an epoch that is retired, but a base of others."""
+    return f"{BASES}/{epoch:012d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The manifest of a committed epoch, and how its file holds it.
+
+    Attributes:
+        crc: the checksum of the file.
+        whole: the last epoch up to this one whose manifest names all runs.
+        added: how many runs the manifests since that one name.
+    """
+
+    manifest: Manifest
+    crc: int
+    whole: Epoch
+    added: int = 0
+
+    @property
+    def bases(self) -> list[Epoch]:
+        """The epochs whose manifests are needed to read this one."""
+        return [Epoch(epoch) for epoch in range(self.whole, self.manifest.epoch)]
+
+
+class Recent:
+    """The manifests that this process has last read or written, without the small ones.
+
+    A manifest and its base share what the epoch hasn't changed. The checksum of a manifest covers that of its
+    base, so a manifest is found here only if its file and those of its bases have the same content.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, Epoch, int], Stored] = OrderedDict()
+        self._lock = threading.Lock()  # the driver reads from several threads
+
+    def get(self, files: Files, epoch: Epoch, crc: int) -> Stored | None:
+        with self._lock:
+            found = self._known.get((files.root, epoch, crc))
+            if found is not None:
+                self._known.move_to_end((files.root, epoch, crc))
+            return found
+
+    def add(self, files: Files, stored: Stored) -> None:
+        manifest = stored.manifest
+        if stored.whole == manifest.epoch and count_runs(manifest.arrangements) <= SMALL_RUNS:
+            return
+        with self._lock:
+            self._known[files.root, manifest.epoch, stored.crc] = stored
+            if len(self._known) > CACHED:
+                self._known.popitem(last=False)
+
+    def forget(self, files: Files) -> None:
+        """Let all manifests of a storage be read from their files again."""
+        with self._lock:
+            for key in [key for key in self._known if key[0] == files.root]:
+                del self._known[key]
+
+
+recent = Recent()
+
+
+def write_manifest(files: Files, manifest: Manifest) -> Manifest:
+    """Commit an epoch; it is durable on return. Return its manifest with the format of its file.
 
     Raises:
         StateError: the epoch is committed already, and never overwritten; or another engine has opened
             the storage for writing since.
     """
     name = manifest_name(manifest.epoch)
+    whole, added, document = manifest.epoch, 0, None
+    runs = count_runs(manifest.arrangements)
+    if runs > SMALL_RUNS:
+        manifest = replace(manifest, format=BASED_VERSION)
+        with suppress(EddylineError):  # without a base it names all runs
+            base = stored_manifest(files, Epoch(manifest.epoch - 1))
+            changes, more = changes_to_json(base.manifest.arrangements, manifest.arrangements)
+            if base.added + more <= runs and manifest.epoch - base.whole < WHOLE_EVERY:
+                whole, added = base.whole, base.added + more
+                own = [base.manifest.epoch, base.crc, whole, added]
+                document = manifest.as_document(changes, base=own)
+    if document is None:
+        document = manifest.as_document(to_json(manifest.arrangements))
     try:
         with files.committing():
-            files.write_json(name, manifest.as_document(), new=True)
+            crc = files.write_json(name, document, new=True)
     except FileExistsError as error:
         raise StateError(
             f"epoch {manifest.epoch} is committed already",
@@ -247,37 +341,91 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
             file=name,
             hint="open the storage again; only one engine may write to it",
         ) from error
+    recent.add(files, Stored(manifest, crc, whole, added))
+    return manifest
 
 
 def read_manifest(files: Files, epoch: Epoch) -> Manifest:
     """Return the manifest of a committed epoch.
 
     Raises:
-        StateError: it is damaged, not retained, or of a newer format.
+        StateError: it or one of its bases is damaged or of a newer format, or it is not retained.
     """
-    if epoch == 0:
-        return Manifest(Epoch(0))
+    return stored_manifest(files, epoch).manifest if epoch else Manifest(Epoch(0))
+
+
+def stored_manifest(files: Files, epoch: Epoch) -> Stored:
+    """Return the manifest of a committed epoch, from its file and those of its bases.
+
+    Raises:
+        StateError: as `read_manifest`.
+    """
     name = manifest_name(epoch)
     if not files.exists(name):
+        raise _not_retained(epoch)
+    body, crc = files.read_checked(name)
+    if (known := recent.get(files, epoch, crc)) is not None:
+        return known
+    chain = [(_parsed(body, name), crc)]
+    while (base := chain[-1][0].get("base")) is not None:
+        number, crc, *_ = base
+        if (known := recent.get(files, number, crc)) is not None:
+            break
+        chain.append((_read_base(files, number, crc, epoch), crc))
+    changes = [document["arrangements"] for document, _ in reversed(chain)]
+    if known is not None:
+        arrangements = reduce(changed_by, changes, known.manifest.arrangements)
+    else:
+        arrangements = from_json(reduce(changed_json, changes))
+    found = _stored(*chain[0], arrangements)
+    recent.add(files, found)
+    return found
+
+
+def _read_base(files: Files, epoch: Epoch, crc: int, top: Epoch) -> dict[str, Any]:
+    """Read the manifest of an epoch which the one of epoch `top` is based on."""
+    for name in (manifest_name(epoch), base_name(epoch)):  # retiring gives it the second name first
+        try:
+            body, found = files.read_checked(name)
+        except StateError:
+            if files.exists(name):
+                raise
+            continue
+        if found != crc:
+            raise damaged(name, f"the manifest of epoch {top} is based on another one")
+        return _parsed(body, name)
+    if not files.exists(manifest_name(top)):
+        raise _not_retained(top)
+    retained = epoch >= committed_epochs(files)[0]
+    raise damaged(manifest_name(epoch) if retained else base_name(epoch), "it is missing")
+
+
+def _parsed(body: bytes, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(body)
+    if document["format"] > BASED_VERSION:
         raise StateError(
-            f"epoch {epoch} is not among the committed and retained epochs",
-            condition="NO_SUCH_EPOCH",
-            hint="ask for a later one, or raise the option retain_epochs",
-        )
-    document = files.read_json(name)
-    if document["format"] > REBUCKETED_VERSION:
-        raise StateError(
-            f"the storage has format {document['format']}, this version reads up to "
-            f"{REBUCKETED_VERSION}",
+            f"the storage has format {document['format']}, this version reads up to {BASED_VERSION}",
             condition="NEWER_FORMAT",
             file=name,
             hint="use the newer version of Eddyline",
         )
-    return Manifest(
+    return document
+
+
+def _not_retained(epoch: Epoch) -> StateError:
+    return StateError(
+        f"epoch {epoch} is not among the committed and retained epochs",
+        condition="NO_SUCH_EPOCH",
+        hint="ask for a later one, or raise the option retain_epochs",
+    )
+
+
+def _stored(document: dict[str, Any], crc: int, arrangements: Arrangements) -> Stored:
+    manifest = Manifest(
         document["epoch"],
         document["positions"],
-        _from_json(document["arrangements"]),
-        _from_json(document["deltas"]),
+        arrangements,
+        from_json(document["deltas"]),
         document["counters"],
         {name: Clock(**clock) for name, clock in document.get("clocks", {}).items()},
         document.get("rebuilt", {}),
@@ -294,17 +442,20 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
         document.get("committed_at", 0),
         document.get("moment", 0),
         document.get("buckets", 0),
+        document["format"],
     )
+    _, _, whole, added = document.get("base", (0, 0, manifest.epoch, 0))
+    return Stored(manifest, crc, whole, added)
 
 
 def write_arrangements(files: Files, name: str, arrangements: dict[str, Buckets]) -> None:
     """Write the runs of arrangements that no epoch has committed yet, for the tasks of an epoch."""
-    files.write_json(name, _to_json(arrangements), durable=False)
+    files.write_json(name, to_json(arrangements), durable=False)
 
 
 def read_arrangements(files: Files, name: str) -> dict[str, Buckets]:
     """Read what `write_arrangements` has written."""
-    return _from_json(files.read_json(name))
+    return from_json(files.read_json(name))
 
 
 def committed_epochs(files: Files) -> list[Epoch]:

@@ -13,11 +13,16 @@ from eddyline.changes import Epoch
 from eddyline.errors import StateError
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import (
+    BASED_VERSION,
+    BASES,
     FOLDER,
     Manifest,
+    base_name,
     committed_epochs,
     manifest_name,
     read_manifest,
+    recent,
+    stored_manifest,
 )
 from eddyline.state.runs import verify_run
 from eddyline.storage.files import Files
@@ -62,6 +67,8 @@ def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:
 def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Manifest:
     """Verify the checksums of the last epoch, clean up after crashes, and return its manifest.
 
+    What the process remembers of the storage's manifests is forgotten: they are read from their files.
+
     Args:
         files: the files of the storage.
         writable: whether this process may clean up.
@@ -72,6 +79,7 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
     Raises:
         StateError: a manifest or a run is damaged or missing.
     """
+    recent.forget(files)
     if not writable and not lenient:
         with pinned(files) as manifest:
             _verify(files, manifest)
@@ -122,16 +130,33 @@ def _undamaged(files: Files, epochs: Sequence[Epoch]) -> dict[Epoch, set[str]]:
 
     A power cut spares the files in no order: a later epoch may be whole where an earlier one isn't.
     """
-    whole = {}
+    whole, bases = {}, set[Epoch]()
     exists = cache(files.exists)  # most runs are those of many epochs
     for epoch in epochs:
         with contextlib.suppress(StateError):
-            runs = {run.name for run in read_manifest(files, epoch).all_runs()}
+            stored = stored_manifest(files, epoch)
+            runs = {run.name for run in stored.manifest.all_runs()}
             if all(map(exists, runs)):
                 whole[epoch] = runs
-                continue
-        files.remove(manifest_name(epoch))
+                bases.update(stored.bases)
+    _remove_manifests(files, [epoch for epoch in epochs if epoch not in whole], bases)
     return whole
+
+
+def _remove_manifests(files: Files, epochs: Sequence[Epoch], bases: Collection[Epoch]) -> None:
+    """Remove the manifests of epochs; those that are bases of others stay as such, durably."""
+    kept = [epoch for epoch in epochs if epoch in bases]
+    if kept:
+        files.make_folder(BASES)
+        for name, second in [(manifest_name(epoch), base_name(epoch)) for epoch in kept]:
+            if files.exists(second):  # retiring was interrupted
+                files.remove(second)
+            files.link(name, second)
+        files.sync_all([base_name(epoch) for epoch in kept])
+    for epoch in epochs:
+        files.remove(manifest_name(epoch))
+    if kept:
+        files.sync(FOLDER)
 
 
 def _verify(files: Files, manifest: Manifest) -> None:
@@ -161,6 +186,8 @@ def retire(
 ) -> None:
     """Remove the manifests of old epochs, and the runs that only they need.
 
+    Manifests that are bases of retained ones stay, but not as those of epochs that can be read.
+
     Args:
         retained: how many of the newest epochs stay in any case.
         held: the first epoch that somebody still needs; it stays, and all after it.
@@ -171,10 +198,14 @@ def retire(
     if held is not None and held < oldest:
         wanted = [epoch for epoch in epochs if held <= epoch <= oldest]
         oldest = wanted[0] if held_bytes is None else _affordable(files, wanted, held_bytes)
-    for epoch in epochs:
-        if epoch < oldest:
-            files.remove(manifest_name(epoch))
-    sweep(files, read_manifest(files, oldest))
+    first = stored_manifest(files, oldest)
+    gone = [epoch for epoch in epochs if epoch < oldest]
+    # whichever of them are there after a crash, they can be read
+    _remove_manifests(files, gone, gone if first.manifest.format >= BASED_VERSION else ())
+    for name in files.names(BASES):
+        if int(name.removesuffix(".json")) < first.whole:
+            files.remove(f"{BASES}/{name}")
+    sweep(files, first.manifest)
 
 
 def _affordable(files: Files, epochs: Sequence[Epoch], most: int) -> Epoch:

@@ -92,11 +92,11 @@ class OpenRuns:
                 self._drop(next(iter(self._tables)))
 
     def keep(self, root: str, needed: Collection[str]) -> None:
-        """Drop the runs of a storage that are not needed."""
+        """Drop the runs of a storage that are not needed, by their names in it."""
         with self._lock:
             inside = [path for path in self._tables if path.startswith(f"{root}/")]
             for path in inside:
-                if path not in needed:
+                if path.removeprefix(f"{root}/") not in needed:
                     self._drop(path)
 
     def _drop(self, path: str) -> None:
@@ -135,7 +135,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
 
 def keep_open(files: Files, runs: Iterable[Run]) -> None:
     """Unmap the runs of a storage that are not among these; later reads map them again."""
-    _open_runs.keep(files.root, {files.path(run.name) for run in runs})
+    _open_runs.keep(files.root, {run.name for run in runs})
 
 
 def verify_run(files: Files, run: Run) -> None:

@@ -184,11 +184,13 @@ class Files:
 
     def write_json(
         self, name: str, value: object, *, durable: bool = True, new: bool = False
-    ) -> None:
-        """Write a JSON document, preceded by its checksum; see `write`."""
+    ) -> int:
+        """Write a JSON document, preceded by its checksum, which is returned; see `write`."""
         body = json.dumps(value, separators=(",", ":")).encode()
-        head = f"{zlib.crc32(body):08x} ".encode()
+        crc = zlib.crc32(body)
+        head = f"{crc:08x} ".encode()
         self.write(name, lambda stream: stream.write(head + body), durable=durable, new=new)
+        return crc
 
     def read_json(self, name: str) -> Any:
         """Read a JSON document.
@@ -197,6 +199,14 @@ class Files:
             StateError: DAMAGED_FILE, the file is missing or doesn't match its checksum.
             StorageError: READ_FAILED, it can't be read now.
         """
+        return json.loads(self.read_checked(name)[0])
+
+    def read_checked(self, name: str) -> tuple[bytes, int]:
+        """Read a JSON document that was written with its checksum; return its text and the checksum.
+
+        Raises:
+            StateError, StorageError: as `read_json`.
+        """
         try:
             data = Path(self.path(name)).read_bytes()
         except FileNotFoundError as error:
@@ -204,9 +214,10 @@ class Files:
         except OSError as error:
             raise unreadable(name, error) from error
         body = data[9:]
-        if data[:9] != f"{zlib.crc32(body):08x} ".encode():
+        crc = zlib.crc32(body)
+        if data[:9] != f"{crc:08x} ".encode():
             raise damaged(name, "it doesn't match its checksum")
-        return json.loads(body)
+        return body, crc
 
     def sync(self, name: str) -> None:
         """Flush a file, or the entries of a folder, to the disk."""
