@@ -11,10 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import eddyline as el
+from eddyline.plan.catalyst import Catalyst
 from eddyline.spark.driver import Driver, DriverPlan
 from eddyline.spark.session import cloned, epoch_session
 from eddyline.state.arrangement import Arrangement
@@ -146,11 +147,17 @@ EVERYTHING = (
 )
 
 
+def rows_later(driver: Driver, schema: StructType) -> DataFrame:
+    """A frame over a leaf for rows that come later."""
+    catalyst = Catalyst(driver.session)
+    return catalyst.frame(driver.leaf(catalyst.plan(catalyst.relation(schema))))
+
+
 def test_rows_of_every_type_go_through_the_driver(spark: SparkSession) -> None:
     session = epoch_session(spark, 2, "Europe/Berlin", {})
     driver = Driver(session)
     schema = StructType.fromDDL(EVERYTHING)
-    frame, _ = driver.placeholder(schema)
+    frame = rows_later(driver, schema)
     plan = DriverPlan(driver, frame._jdf.queryExecution().executedPlan(), schema)
     moment = dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.UTC)
     row = {
@@ -181,7 +188,7 @@ def test_rows_of_every_type_go_through_the_driver(spark: SparkSession) -> None:
 
 def test_many_rows_of_several_messages(spark: SparkSession) -> None:
     driver = Driver(epoch_session(spark, 2, "UTC", {}))
-    frame, _ = driver.placeholder(StructType.fromDDL("n BIGINT"))
+    frame = rows_later(driver, StructType.fromDDL("n BIGINT"))
     result = frame.selectExpr("explode(sequence(n, n + 2)) as m")
     physical = result._jdf.queryExecution().executedPlan()
     plan = DriverPlan(driver, physical, result.schema)

@@ -29,7 +29,7 @@ from eddyline.catalog.expectations import (
 from eddyline.errors import CatalogError, EddylineError, QueryError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.determinism import USER_FUNCTIONS
-from eddyline.plan.logical import all_nodes, expressions_of, find, items, kind
+from eddyline.plan.logical import all_nodes, expressions_of, find, kind, subqueries_of
 from eddyline.plan.refusals import refused_part
 from eddyline.spark.failures import query_errors
 from eddyline.spark.session import frame
@@ -271,7 +271,7 @@ class Expecting:
             if (
                 kind(plan) != "Project"
                 or kind(plan.child()) != "LogicalRDD"
-                or any(items(node.subqueries()) for node in all_nodes(plan))
+                or any(subqueries_of(node) for node in all_nodes(plan))
             ):
                 raise _wrong(
                     name,

@@ -13,6 +13,7 @@ from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
+from eddyline.plan.lanes import Placed
 from eddyline.plan.linear import LinearCall, linear_calls
 from eddyline.plan.logical import Expression, Plan, items, kind, type_of
 from eddyline.plan.nodes import Node
@@ -276,7 +277,7 @@ def _united(
         frame.selectExpr(*names, *_accumulator_columns(frame.columns, calls, types), "w")
         for frame in frames
     ]
-    return build.lane.union(complete)
+    return build.lanes.union(complete)
 
 
 def _accumulator_columns(
@@ -326,7 +327,7 @@ def _preaggregated(
     measures: Sequence[Measure],
     values: Sequence[str],
     single: bool,
-) -> DataFrame:
+) -> Placed:
     """Return contributions in their buckets, summed before the shuffle where that loses nothing.
 
     The shuffle is that of Spark's own aggregate, by the grouping columns: a group always goes to the
@@ -340,7 +341,7 @@ def _preaggregated(
         frame = build.hashed(build.normalised(frame, keys), keys, columns)
         return build.shuffled(frame, single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
-        frame = build.lane.spread(frame, build.buckets)
+        frame = build.lanes.spread(frame, build.buckets)
     sums = []
     for i, measure in enumerate(measures):
         name, kept = f"m{i}", column_type(frame, f"m{i}")
@@ -348,7 +349,7 @@ def _preaggregated(
         sums.append(expr(f"cast({total} as {kept}) as {name}"))
     sums.append(expr("coalesce(sum(w), 0L) as w"))
     groups = build.hashed(frame.groupBy(*keys).agg(*sums), keys, columns)
-    return build.lane.grouped(groups, build.buckets if keys else 1, keys)
+    return Placed(groups, build.buckets if keys else 1, tuple(keys), grouped=True)
 
 
 def _finished(

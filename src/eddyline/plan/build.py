@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from eddyline.errors import QueryError
 from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
-from eddyline.plan.lanes import Lane
+from eddyline.plan.lanes import Lanes, Placed
 from eddyline.plan.logical import (
     Expression,
     Plan,
@@ -137,7 +137,7 @@ class Build:
 
     Attributes:
         relations: for the RDD id of each leaf the relation that it represents.
-        lane: what runs leaves and stateful operators.
+        lanes: record leaves and stateful operators, and the plans between them.
         buckets: hash partitions of each stateful operator.
         hash_bits: how many bits of the key hash are used.
         native: use the fast rules; otherwise recompute wherever that is possible.
@@ -148,7 +148,7 @@ class Build:
     catalyst: Catalyst
     view: str
     relations: dict[int, Relation]
-    lane: Lane
+    lanes: Lanes
     buckets: int
     scan_tasks: int
     hash_bits: int
@@ -162,30 +162,31 @@ class Build:
     comparisons: list[Comparison] = field(default_factory=list)
     sub_plans: dict[int, list[SubPlan]] = field(default_factory=dict)
 
-    def copied(self) -> Build:
-        """Return a build of the same query, before it is lowered, for another lane."""
-        same = {number: [replace(one) for one in found] for number, found in self.sub_plans.items()}
-        return replace(
-            self,
-            relations=dict(self.relations),
-            needed=set(self.needed),
-            comparisons=[*self.comparisons],
-            sub_plans=same,
-            leaves=[],
-            parts=[],
-            constants={},
-            warnings=[],
-            growing=[],
-        )
-
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
         """Return a frame of expressions under plain names, with the weight as `w`."""
+        return self.catalyst.frame(self._named(delta, inputs))
+
+    def _named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> Plan:
         catalyst = self.catalyst
         for expression, _ in inputs:
             self.check_type(expression)
         aliases = [catalyst.alias(expression, name) for expression, name in inputs]
         weight = catalyst.alias(delta.weight, "w")
-        return catalyst.frame(catalyst.project([*aliases, weight], delta.plan))
+        return catalyst.project([*aliases, weight], delta.plan)
+
+    def named_and_hashed(
+        self,
+        delta: Delta,
+        inputs: Sequence[tuple[Expression, str]],
+        keys: Sequence[str],
+        rest: Sequence[str],
+        where: str,
+    ) -> DataFrame:
+        """Return the rows of `named` that meet a condition as `hashed` does, resolved at once."""
+        plan = self._named(delta, inputs)
+        types = {name: type_of(expression) for expression, name in inputs}
+        columns = [self._hash([types[key] for key in keys], keys), *rest, "w"]
+        return self.catalyst.frame(self.catalyst.select(columns, plan, where))
 
     def rebound(
         self, frame: DataFrame, attributes: Sequence[Expression]
@@ -206,11 +207,17 @@ class Build:
 
     def hashed(self, frame: DataFrame, keys: Sequence[str], rest: Sequence[str]) -> DataFrame:
         """Return the hash of the keys as `h`, the columns `rest`, the weight. The hash is only an index."""
-        hashable = [k for k in keys if not contains_type(frame.schema[k].dataType, UNHASHABLE)]
+        types = [frame.schema[key].dataType for key in keys]
+        return frame.selectExpr(self._hash(types, keys), *rest, "w")
+
+    def _hash(self, types: Sequence[DataType], keys: Sequence[str]) -> str:
+        """Return SQL of the hash of some columns."""
+        pairs = zip(types, keys, strict=True)
+        hashable = [key for kept, key in pairs if not contains_type(kept, UNHASHABLE)]
         key_hash = f"xxhash64({', '.join(hashable)})" if hashable else "42L"
         if self.hash_bits < 64:
             key_hash = f"{key_hash} & {(1 << self.hash_bits) - 1}L"
-        return frame.selectExpr(f"{key_hash} as h", *rest, "w")
+        return f"{key_hash} as h"
 
     def normalised(self, frame: DataFrame, keys: Sequence[str]) -> DataFrame:
         """Return the frame with keys as Spark groups by them: one zero, one NaN."""
@@ -223,24 +230,24 @@ class Build:
             *(f"{forms[name]} as {name}" if name in forms else name for name in frame.columns)
         )
 
-    def shuffled(self, rows: DataFrame, *, single: bool) -> DataFrame:
-        """Shuffle rows into the buckets of their hash, or into one task if there are no keys."""
-        return self.lane.shuffled(rows, 1 if single else self.buckets, ["h"])
+    def shuffled(self, rows: DataFrame, *, single: bool) -> Placed:
+        """Shuffle rows into the buckets of their hash `h`, or into one task if there are no keys."""
+        return Placed(rows, 1, ()) if single else Placed(rows, self.buckets, ("h",))
 
     def run(
         self,
-        rows: DataFrame,
+        rows: Placed,
         operator: Operator,
         out: Sequence[StructField],
         *,
         single: bool,
         expiry: Sequence[Expiry] = (),
     ) -> DataFrame:
-        """Add a stateful operator over rows that are in their buckets; return its output."""
+        """Add a stateful operator over rows; return its output."""
         buckets = 1 if single else self.buckets
         part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
-        return self.lane.operator(rows, part, StructType(list(out)).add("w", LongType()))
+        return self.lanes.operator(rows, part, StructType(list(out)).add("w", LongType()))
 
     def grows(self, what: str, way_out: str) -> None:
         """Record that an operator's state grows as long as a stream goes on."""
@@ -266,7 +273,7 @@ class Build:
         """Add a leaf; return a frame of the changes that it reads in each epoch."""
         leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
-        return self.lane.leaf(leaf, schema)
+        return self.lanes.leaf(leaf, schema)
 
     def constant(self, rows: DataFrame) -> DataFrame:
         """Return a frame that has the rows (columns `c0..` and `w`) in the view's first epoch only."""

@@ -1,4 +1,4 @@
-"""The bridge to Spark's plans in the JVM; no other module works on them through py4j.
+"""The bridge to Spark's plans in the JVM, with `plan/building.py`; no other module works on them through py4j.
 
 This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses other versions.
 `plan/logical.py` declares which methods of plans and expressions the other modules use.
@@ -6,7 +6,8 @@ This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, cast
 
@@ -14,27 +15,24 @@ import pyspark
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.serializers import CPickleSerializer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.udf import UserDefinedFunction
 
 from eddyline.errors import EngineError
+from eddyline.plan.building import EXPRESSIONS, LOGICAL, Builder
 from eddyline.plan.logical import (
     Expression,
     Filter,
     JoinNode,
     Plan,
-    Seq,
     children_of,
     items,
     kind,
-    output_of,
 )
-from eddyline.spark.scala import scala_of
 from eddyline.spark.session import active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
-_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _STATEMENTS = ("Command", "ParsedStatement")
 _ASKING = (
     "DescribeColumn",
@@ -47,15 +45,14 @@ _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
 _OVERLAP_MAX = 24 * 3600 * MICROSECONDS  # clocks are never set back by a day
-_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
 
-class Catalyst:
+class Catalyst(Builder):
     """Reads and builds logical plans in one Spark session."""
 
-    def __init__(self, session: SparkSession, hidden: set[int] | None = None) -> None:
+    def __init__(self, session: SparkSession) -> None:
         version = ".".join(pyspark.__version__.split(".")[:2])
         if version not in KNOWN_VERSIONS:
             raise EngineError(
@@ -63,14 +60,8 @@ class Catalyst:
                 condition="UNKNOWN_SPARK_VERSION",
                 hint=f"install PySpark {' or '.join(KNOWN_VERSIONS)}",
             )
-        self.session = session
-        self._scala = scala_of(session)
-        self._jsession = session._jsparkSession
-        self._hidden: set[int] = set() if hidden is None else hidden
-
-    def in_session(self, session: SparkSession) -> Catalyst:
-        """Return one for another session, to build on plans that this one has made."""
-        return Catalyst(session, self._hidden)
+        super().__init__(session)
+        self._hidden: set[int] = set()
 
     @property
     def ansi(self) -> bool:
@@ -87,13 +78,8 @@ class Catalyst:
         """Return whether a text asks for rows, and changes nothing; DESCRIBE and EXPLAIN ask, too."""
         plan = self.parsed(text)
         gateway = self.session.sparkContext._gateway
-        changes = any(is_instance_of(gateway, plan, f"{_LOGICAL}.{name}") for name in _STATEMENTS)
+        changes = any(is_instance_of(gateway, plan, f"{LOGICAL}.{name}") for name in _STATEMENTS)
         return not changes or kind(plan) in _ASKING
-
-    def parsed(self, statement: str) -> Plan:
-        """Parse a statement; names stay unresolved."""
-        found: Plan = self._jsession.sessionState().sqlParser().parsePlan(statement)
-        return found
 
     def optimized(self, plan: Plan) -> Plan:
         """Run Spark's optimiser on a resolved plan."""
@@ -210,7 +196,7 @@ class Catalyst:
         return self.expression("BoundReference", 0, like.dataType(), True)
 
     def _row(self, like: Expression, value: int) -> Any:
-        row = self._scala.new(f"{_EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
+        row = self._scala.new(f"{EXPRESSIONS}.SpecificInternalRow", self.seq([like.dataType()]))
         name = like.dataType().simpleString()
         if name == "double":
             row.setDouble(0, float(value))
@@ -220,85 +206,7 @@ class Catalyst:
             row.setLong(0, value)
         return row
 
-    # -- building --------------------------------------------------------------------------
-
-    def alias(
-        self, expression: Expression, name: str, attribute: Expression | None = None
-    ) -> Expression:
-        """Return `expression AS name`, with the id of `attribute` or a new one."""
-        scala = self._scala
-        new_id = scala.static(f"{_EXPRESSIONS}.NamedExpression.newExprId")
-        given = new_id() if attribute is None else attribute.exprId()
-        return self.expression(
-            "Alias", expression, name, given, scala.empty, scala.nothing, scala.empty
-        )
-
-    def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
-        """Return a Project node."""
-        return self._node("Project", self.seq(expressions), child)
-
-    def filter(self, condition: Expression, child: Plan) -> Plan:
-        """Return a Filter node."""
-        return self._node("Filter", condition, child)
-
-    def union(self, children: Sequence[Plan]) -> Plan:
-        """Return a Union node, by position."""
-        return self._node("Union", self.seq(children), False, False)
-
-    def with_one_row(self, left: Plan, right: Plan) -> Plan:
-        """Return each left row with the one right row, or with nulls where there is none."""
-        most = right.maxRows()
-        known = most.isDefined() and int(most.get()) <= 1
-        name = "LeftOuter" if known else "LeftSingle"
-        how = self._scala.object(f"org.apache.spark.sql.catalyst.plans.{name}")
-        hint = self._scala.object(f"{_LOGICAL}.JoinHint").NONE()
-        return self._node("Join", left, right, how, self._scala.nothing, hint)
-
-    def aggregate(
-        self, keys: Sequence[Expression], results: Sequence[Expression], child: Plan
-    ) -> Plan:
-        """Return an Aggregate node."""
-        nothing = self._scala.nothing
-        return self._node("Aggregate", self.seq(keys), self.seq(results), child, nothing)
-
-    def window(
-        self,
-        node: Plan,
-        functions: Sequence[Expression],
-        partition: Sequence[Expression],
-        child: Plan,
-        by: Expression | None = None,
-    ) -> Plan:
-        """Return a Window node with other functions and partitions over another child.
-
-        Args:
-            by: the column to order by; None for the order of `node`.
-        """
-        order = node.orderSpec() if by is None else self.seq([self._ascending(by)])
-        return self._node(
-            "Window", self.seq(functions), self.seq(partition), order, child, self._scala.nothing
-        )
-
-    def _ascending(self, column: Expression) -> Expression:
-        up = self._scala.object(f"{_EXPRESSIONS}.Ascending")
-        return self.expression("SortOrder", column, up, up.defaultNullOrdering(), self._scala.empty)
-
-    def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
-        """Return an Expand node with `extra` passed through each projection."""
-        projections = [
-            self.seq([*items(projection), extra]) for projection in items(node.projections())
-        ]
-        output = self.seq([*output_of(node), extra])
-        return self._node("Expand", self.seq(projections), output, child)
-
-    def with_child(self, node: Plan, child: Plan) -> Plan:
-        """Return the node over another child."""
-        return node.withNewChildren(self.seq([child]))
-
-    def negative(self, number: Expression) -> Expression:
-        """Return `number < 0`, for a BIGINT."""
-        zero = items(self.plan(self.session.range(0).selectExpr("0L")).projectList())[0].child()
-        return self.expression("LessThan", number, zero)
+    # -- rewriting -------------------------------------------------------------------------
 
     def map_expressions(
         self, node: Plan, change: Callable[[Expression], Expression | None]
@@ -415,32 +323,22 @@ class Catalyst:
             return made
         return self._call(like, made, False, like.filter())
 
-    # -- frames ----------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------
 
-    def frame(self, plan: Plan) -> DataFrame:
-        """Return a DataFrame over a plan."""
-        jdf = self._scala.object("org.apache.spark.sql.classic.Dataset").ofRows(
-            self._jsession, plan
-        )
-        return DataFrame(jdf, self.session)
-
-    def plan(self, frame: DataFrame) -> Plan:
-        """Return the resolved plan of a DataFrame."""
-        analyzed: Plan = frame._jdf.queryExecution().analyzed()
-        return analyzed
-
-    def executable(self, frame: DataFrame) -> Plan:
-        """Return the physical plan of a DataFrame; run it with `run`.
-
-        The optimiser may not remove operators below a condition that is never true: they keep state.
-        """
+    @contextmanager
+    def keeping_operators(self) -> Iterator[None]:
+        """Let the optimiser keep what is below a condition that is never true: operators have state."""
         conf = self._jsession.conf()
         excluded = conf.get(_EXCLUDED_RULES)
         conf.set(_EXCLUDED_RULES, f"{excluded},{_PRUNING}")
         try:
-            physical: Plan = frame._jdf.queryExecution().executedPlan()
+            yield
         finally:
             conf.set(_EXCLUDED_RULES, excluded)
+
+    def executable(self, plan: Plan) -> Plan:
+        """Return the physical plan of a logical one, within `keeping_operators`; run it with `run`."""
+        physical: Plan = self.frame(plan)._jdf.queryExecution().executedPlan()
         return physical
 
     def run(self, physical: Plan, properties: Mapping[str, str]) -> None:
@@ -460,11 +358,6 @@ class Catalyst:
         return task_settings(self.session)
 
     # -- helpers ---------------------------------------------------------------------------
-
-    def seq(self, values: Sequence[Any]) -> Seq[Any]:
-        """Return a Scala Seq."""
-        made: Seq[Any] = self._scala.seq(values)
-        return made
 
     def _call(self, call: Expression, function: Any, distinct: bool, condition: Any) -> Expression:
         return self.expression(
@@ -488,12 +381,3 @@ class Catalyst:
             self.expression("KnownNullable", argument) for argument in children_of(function)
         ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
-
-    def _node(self, name: str, *arguments: Any) -> Plan:
-        made: Plan = self._scala.new(f"{_LOGICAL}.{name}", *arguments)
-        return made
-
-    def expression(self, name: str, *arguments: Any) -> Expression:
-        """Return an expression of the class `name`."""
-        made: Expression = self._scala.new(f"{_EXPRESSIONS}.{name}", *arguments)
-        return made

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eddyline.plan.logical import Expression, children_of, class_name, kind
+from eddyline.plan.logical import Expression, children_of, class_name, is_deterministic, kind
 
 # Functions that users register; those of Python, Scala and Java count as deterministic unless flagged.
 USER_FUNCTIONS = frozenset(
@@ -52,9 +52,9 @@ def varies(expression: Expression) -> bool:
 
     A subquery has the mark of its plan, whose expressions are checked by themselves.
     """
-    if expression.deterministic() or kind(expression) in _BY_ORDER | _SUBQUERIES:
+    if is_deterministic(expression) or kind(expression) in _BY_ORDER | _SUBQUERIES:
         return False
-    return all(child.deterministic() for child in children_of(expression))
+    return all(is_deterministic(child) for child in children_of(expression))
 
 
 def _called_class(call: Expression) -> str:

@@ -18,8 +18,9 @@ def explain_text(compiled: Compiled, stage: str) -> str:
     if stage == "logical":
         return compiled.logical
     if stage == "physical":
-        catalyst, frames = compiled.build.catalyst, [*compiled.build.lane.jobs, compiled.frame]
-        return "\n".join(str(catalyst.executable(frame).toString()) for frame in frames)
+        catalyst = compiled.build.catalyst
+        with catalyst.keeping_operators():
+            return "\n".join(catalyst.executable(plan).toString() for plan in compiled.plans)
     raise QueryError(
         f"there is no stage {stage!r}",
         condition="UNKNOWN_STAGE",

@@ -21,9 +21,9 @@ from eddyline.plan.logical import (
     all_nodes,
     children_of,
     expressions_of,
-    items,
     kind,
     output_of,
+    subqueries_of,
 )
 from eddyline.plan.python import FUNCTIONS
 from eddyline.plan.rewriting import over_leaves
@@ -48,7 +48,7 @@ def leaves(catalyst: Catalyst, plan: Plan) -> dict[int, Plan]:
 def misplaced_subquery(plan: Plan) -> Plan | None:
     """Return a node with a subquery that `over_contents` can't replace; None if there is none."""
     nodes = (node for node in all_nodes(plan) if kind(node) not in _WITH_SUBQUERIES)
-    return next((node for node in nodes if items(node.subqueries())), None)
+    return next((node for node in nodes if subqueries_of(node)), None)
 
 
 def plan_text(catalyst: Catalyst, plan: Plan, names: Mapping[int, str]) -> str:
@@ -94,7 +94,7 @@ def _lines(
             details.append(_digest(repr(catalyst.frame(node).collect())))
         yield "  " * depth + shown, details
         depth += 1
-    for below in [*children_of(node), *items(node.subqueries())]:
+    for below in [*children_of(node), *subqueries_of(node)]:
         yield from _lines(catalyst, below, names, depth)
 
 

@@ -26,7 +26,7 @@ from eddyline.plan.logical import (
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import JOIN_TYPE
 from eddyline.plan.render import condition_text, join_text, texts
-from eddyline.plan.types import column_type, sql_type
+from eddyline.plan.types import sql_type
 
 _KINDS = {
     "Inner": JoinKind.INNER,
@@ -320,7 +320,7 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
             branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
     padded = [_padded(build, branch, columns) for branch in branches]
-    plan, others = build.rebound(build.lane.union(padded), columns)
+    plan, others = build.rebound(build.lanes.union(padded), columns)
     shown = Node(
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
@@ -392,24 +392,21 @@ def _operator(
     keys = numbered("k", len(left.keys))
     names = (numbered("l", len(left.columns)), numbered("r", len(right.columns)))
     kept_keys = [] if how is JoinKind.INNER else list(keys)
+    present = " and ".join(f"{key} is not null" for key in keys) or "true"
+    inner = how is JoinKind.INNER
+    matchable = "true" if null_safe or inner else present
     sides = []
     for number, side in enumerate((left, right)):
         inputs = [
             *zip(side.keys, keys, strict=True),
             *zip(side.columns, names[number], strict=True),
         ]
-        frame = build.named(side.delta, inputs)
-        present = " and ".join(f"{key} is not null" for key in keys) or "true"
-        matchable = "true" if null_safe else present
-        if how is JoinKind.INNER:
-            frame, matchable = frame.where(matchable), "true"
-        rest = [f"{matchable} as matchable", *kept_keys, *names[number], f"{number} as side"]
-        sides.append(build.hashed(frame, keys, rest))
-    columns = ("h", "side", "matchable", *kept_keys, *names[0], *names[1], "w")
-    first, second = sides
-    united = build.lane.union(
-        [_completed(first, second, columns), _completed(second, first, columns)]
-    )
+        columns = [*(_nulls(left, names[0]) if number else names[0])]
+        columns += names[1] if number else _nulls(right, names[1])
+        rest = [f"{number} as side", f"{matchable} as matchable", *kept_keys, *columns]
+        where = present if inner else ""
+        sides.append(build.named_and_hashed(side.delta, inputs, keys, rest, where))
+    united = build.lanes.union(sides)
     rows = build.shuffled(united, single=not keys)
     out = [rows.schema[name] for name in names[0]]
     if how is JoinKind.EXISTS:
@@ -420,11 +417,7 @@ def _operator(
     return build.run(rows, operator, out, single=not keys, expiry=expiry)
 
 
-def _completed(frame: DataFrame, other: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Return the columns, null where only the other frame has them."""
-    return frame.selectExpr(
-        *(
-            name if name in frame.columns else f"cast(null as {column_type(other, name)}) as {name}"
-            for name in columns
-        )
-    )
+def _nulls(side: _Side, names: Sequence[str]) -> list[str]:
+    """Return SQL of the columns of a side in the rows of the other one."""
+    pairs = zip(side.columns, names, strict=True)
+    return [f"cast(null as {sql_type(type_of(column))}) as {name}" for column, name in pairs]

@@ -1,109 +1,68 @@
 """The two ways in which an epoch runs one plan: as a Spark job, or piece by piece in the driver.
 
 Both run the same operators over the same buckets and write the same state, so that any epoch may use
-either. The wide lane is one Spark plan: shuffles and Python workers, for many rows. The short lane cuts
-the plan at its operators: the stateless pieces between them are Spark plans that the driver evaluates
-without a job (`spark/driver.py`), for few rows.
+either. The wide lane is one Spark plan: shuffles and Python workers, for many rows. The short lane takes
+the plan in pieces, which are cut at its operators: the stateless ones between them are Spark plans that the
+driver evaluates without a job (`spark/driver.py`), for few rows.
+
+A view is lowered once, in pieces. Each is a small plan over a placeholder for the rows of the step below, so
+that Spark never resolves again what is below it. The wide plan is the pieces put together.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame
+from pyspark.sql.types import IntegerType, StructType
 
 from eddyline.changes import BUCKET
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.logical import Plan
 from eddyline.plan.nodes import Leaf, StatefulPart
 
 ArrowFunction = Callable[..., Any]  # as `mapInArrow` takes it
 
 
-class Lane(Protocol):
-    """Turns the pieces that a lowering produces into frames."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows for a stateful operator, which it gets in its buckets.
+
+    Attributes:
+        buckets: how many buckets a shuffle puts them into; 0 if they are in their buckets already.
+        by: the columns whose hash is the number of the bucket, in the short lane; none for a single bucket.
+        grouped: they are the groups of an aggregate, which Spark shuffles by itself.
+        one_group: once they are there, all rows of a bucket get the same hash, so that they are one group.
+    """
+
+    rows: DataFrame
+    buckets: int = 0
+    by: tuple[str, ...] = ()
+    grouped: bool = False
+    one_group: bool = False
 
     @property
-    def jobs(self) -> Sequence[DataFrame]:
-        """Frames that run as Spark jobs of their own before the view's last one, in this order."""
-        ...
-
-    def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
-        """Return the rows that a leaf reads."""
-        ...
-
-    def shuffled(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        """Return rows in the buckets of the hash of some columns."""
-        ...
-
-    def grouped(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        """Return the groups of an aggregate by some columns, in the buckets of their hash."""
-        ...
-
-    def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        """Return the rows in several tasks, in no order."""
-        ...
-
-    def union(self, frames: Sequence[DataFrame]) -> DataFrame:
-        """Return the rows of all frames, whose columns are the same."""
-        ...
-
-    def operator(self, rows: DataFrame, part: StatefulPart, schema: StructType) -> DataFrame:
-        """Return the output of a stateful operator over rows that are in their buckets."""
-        ...
-
-    def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
-        """Return what makes frames of the same rows, in no order; an epoch computes them once."""
-        ...
+    def schema(self) -> StructType:
+        """The columns."""
+        return self.rows.schema
 
 
 @dataclass(frozen=True, slots=True)
-class WideLane:
-    """Everything is one Spark plan, but for rows that it reads twice: a job before it puts them into files.
+class Piece:
+    """A stateless plan over a placeholder.
 
     Attributes:
-        scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
-        share: makes the two that write shared rows into files, and read them.
+        source: number of the step whose rows the placeholder stands for.
+        schema: the columns of its output.
     """
 
-    session: SparkSession
-    scan_tasks: int
-    scan: Callable[[Leaf, StructType], ArrowFunction]
-    task: Callable[[StatefulPart, StructType], ArrowFunction]
-    share: Callable[[str, StructType], tuple[ArrowFunction, ArrowFunction]]
-    jobs: list[DataFrame] = field(default_factory=list)
-
-    def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
-        return self._numbers().mapInArrow(self.scan(leaf, schema), schema)
-
-    def shuffled(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        return rows.repartition(buckets, *by)
-
-    def grouped(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        return rows  # Spark's aggregate shuffles by the grouping columns
-
-    def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        return rows.repartition(tasks)
-
-    def union(self, frames: Sequence[DataFrame]) -> DataFrame:
-        return functools.reduce(DataFrame.unionAll, frames)
-
-    def operator(self, rows: DataFrame, part: StatefulPart, schema: StructType) -> DataFrame:
-        # a union numbers its tasks differently, so the task's number isn't the bucket
-        rows = rows.selectExpr("*", f"spark_partition_id() as {BUCKET}")
-        return rows.mapInArrow(self.task(part, schema), schema)
-
-    def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
-        name, schema = str(len(self.jobs)), rows.schema
-        write, read = self.share(name, schema)
-        self.jobs.append(rows.mapInArrow(write, schema))
-        return lambda: self._numbers().mapInArrow(read, schema)
-
-    def _numbers(self) -> DataFrame:
-        """Return the numbers of tasks that read something, a task for each."""
-        return self.session.range(0, self.scan_tasks, 1, self.scan_tasks)
+    source: int
+    placeholder: Plan
+    plan: Plan
+    schema: StructType
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,68 +70,133 @@ class Step:
     """One step of a plan in the short lane; its number is its place in the list of steps.
 
     Attributes:
-        inputs: the frames over whose rows it works; none for a leaf.
+        inputs: the pieces over whose rows it works; none for a leaf.
         schema: the columns of its output.
         run: its leaf, or its stateful operator; None for a union, or rows that are read twice.
         function: what reads the leaf, or runs the operator.
     """
 
-    inputs: tuple[DataFrame, ...]
+    inputs: tuple[Piece, ...]
     schema: StructType
     run: Leaf | StatefulPart | None = None
     function: Any = None
 
 
-@dataclass(slots=True)
-class ShortLane:
-    """Records the steps of a plan. Each frame is over the placeholder of one step's output.
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where a plan is cut: the step whose rows a placeholder stands for, and the wide plan of them."""
+
+    step: int
+    placeholder: Plan
+    wide: Plan
+
+
+@dataclass
+class Lanes:
+    """Records the steps of a plan, and the wide plan of each.
 
     Attributes:
-        placeholder: makes a frame for rows that come later, and the id of its RDD.
+        scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
+        share: makes the two that write shared rows into files, and read them.
         steps: in an order in which they can run.
-        ids: for the RDD id of each placeholder the number of its step.
+        jobs: plans that run as Spark jobs of their own before the view's last one, in this order.
     """
 
-    placeholder: Callable[[StructType], tuple[DataFrame, int]]
+    catalyst: Catalyst
+    scan_tasks: int
     scan: Callable[[Leaf, StructType], ArrowFunction]
     task: Callable[[StatefulPart, StructType], ArrowFunction]
+    share: Callable[[str, StructType], tuple[ArrowFunction, ArrowFunction]]
     steps: list[Step] = field(default_factory=list)
-    ids: dict[int, int] = field(default_factory=dict)
-    jobs: list[DataFrame] = field(default_factory=list)
+    jobs: list[Plan] = field(default_factory=list)
+    _cuts: dict[int, _Cut] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
-        return self._add(Step((), schema, leaf, self.scan(leaf, schema)))
-
-    def shuffled(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        # the same hash as that of Spark's shuffle
-        bucket = f"pmod(hash({', '.join(by)}), {buckets})" if by and buckets > 1 else "0"
-        return rows.selectExpr("*", f"{bucket} as {BUCKET}")
-
-    def grouped(self, rows: DataFrame, buckets: int, by: Sequence[str]) -> DataFrame:
-        return self.shuffled(rows, buckets, by)
+        """Return the rows that a leaf reads."""
+        scan = self.scan(leaf, schema)
+        return self._add(Step((), schema, leaf, scan), self._read(scan, schema))
 
     def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        return rows
+        """Return the rows in several tasks, in no order."""
+        return rows.repartition(tasks)
 
     def union(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """Return the rows of all frames, whose columns are the same."""
         if len(frames) == 1:
             return frames[0]
-        schema = functools.reduce(DataFrame.unionAll, frames).schema
-        return self._add(Step(tuple(frames), schema))
+        number = len(self.steps)
+        united = self._output(number, self.catalyst.union([self.wide(frame) for frame in frames]))
+        self.steps.append(Step(tuple(map(self._piece, frames)), united.schema))
+        return united
 
-    def operator(self, rows: DataFrame, part: StatefulPart, schema: StructType) -> DataFrame:
-        return self._add(Step((rows,), schema, part, self.task(part, schema)))
+    def operator(self, placed: Placed, part: StatefulPart, schema: StructType) -> DataFrame:
+        """Return the output of a stateful operator."""
+        task, catalyst = self.task(part, schema), self.catalyst
+        step = Step((self._in_buckets(placed),), schema, part, task)
+        rows = self.wide(placed.rows)
+        if placed.buckets and not placed.grouped:
+            rows = catalyst.repartitioned(rows, placed.buckets)
+        if placed.one_group:
+            rows = catalyst.with_one_hash(rows)
+        # a union numbers its tasks differently, so the task's number isn't the bucket
+        rows = catalyst.with_column(rows, catalyst.expression("SparkPartitionID"), BUCKET)
+        return self._add(step, catalyst.map_in_arrow(rows, task, schema))
 
     def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
-        number, schema = len(self.steps), rows.schema
-        self.steps.append(Step((rows,), schema))
-        return lambda: self._output(number, schema)
+        """Return what makes frames of the same rows, in no order; an epoch computes them once."""
+        schema, number = rows.schema, len(self.steps)
+        write, read = self.share(str(len(self.jobs)), schema)
+        self.jobs.append(self.catalyst.map_in_arrow(self.wide(rows), write, schema))
+        self.steps.append(Step((self._piece(rows),), schema))
+        return lambda: self._output(number, self._read(read, schema))
 
-    def _add(self, step: Step) -> DataFrame:
+    def wide(self, frame: DataFrame) -> Plan:
+        """Return the wide plan of a frame."""
+        plan = self.catalyst.plan(frame)
+        return self.catalyst.over_leaf(plan, self._cut(plan).wide)
+
+    def release(self) -> None:
+        """Let Spark's plans go, once a view is compiled: what is known of it is kept, and this with it."""
+        self.steps.clear()
+        self.jobs.clear()
+        self._cuts.clear()
+
+    def _cut(self, plan: Plan) -> _Cut:
+        return self._cuts[self.catalyst.placeholder_of(plan)]
+
+    def _piece(self, frame: DataFrame) -> Piece:
+        plan = self.catalyst.plan(frame)
+        cut = self._cut(plan)
+        return Piece(cut.step, cut.placeholder, plan, frame.schema)
+
+    def _in_buckets(self, placed: Placed) -> Piece:
+        """Return rows for the short lane, where a column has the number of the bucket unless they are in it."""
+        piece = self._piece(placed.rows)
+        if not placed.buckets:
+            return piece
+        catalyst = self.catalyst
+        number = catalyst.bucket(piece.plan, placed.by, placed.buckets)
+        plan = catalyst.with_column(piece.plan, number, BUCKET)
+        if placed.one_group:
+            plan = catalyst.with_one_hash(plan)
+        schema = StructType([*piece.schema]).add(BUCKET, IntegerType(), False)
+        return replace(piece, plan=plan, schema=schema)
+
+    def _read(self, function: ArrowFunction, schema: StructType) -> Plan:
+        """Return the rows of tasks that read something, each by its number."""
+        return self.catalyst.map_in_arrow(self._numbers.newInstance(), function, schema)
+
+    @cached_property
+    def _numbers(self) -> Plan:
+        session = self.catalyst.session
+        return self.catalyst.plan(session.range(0, self.scan_tasks, 1, self.scan_tasks))
+
+    def _add(self, step: Step, wide: Plan) -> DataFrame:
         self.steps.append(step)
-        return self._output(len(self.steps) - 1, step.schema)
+        return self._output(len(self.steps) - 1, wide)
 
-    def _output(self, number: int, schema: StructType) -> DataFrame:
-        frame, identity = self.placeholder(schema)
-        self.ids[identity] = number
-        return frame
+    def _output(self, number: int, wide: Plan) -> DataFrame:
+        """Return a frame over a placeholder for the rows of a step."""
+        placeholder = self.catalyst.placeholder(wide)
+        self._cuts[self.catalyst.placeholder_of(placeholder)] = _Cut(number, placeholder, wide)
+        return self.catalyst.frame(placeholder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField
 
 from eddyline.operators.base import numbered
@@ -13,6 +12,7 @@ from eddyline.operators.top import SLOT, Top
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
+from eddyline.plan.lanes import Placed
 from eddyline.plan.logical import (
     Expression,
     Plan,
@@ -210,10 +210,11 @@ def _top(
         only = child.append_only
         local = Top(wanted, 0, len(columns), descending, nulls_last, append_only=only)
         spread = build.shuffled(rows, single=False)
-        rows = build.run(_one_group(spread), local, out, single=False)
+        rows = build.run(replace(spread, one_group=True), local, out, single=False)
         shown = _top_node("top of each bucket", f"{wanted} rows by {order}", shown)
     final = Top(found.limit, found.offset, len(columns), descending, nulls_last)
-    result = build.run(build.shuffled(_one_group(rows), single=True), final, out, single=True)
+    together = build.shuffled(rows.selectExpr("0L as h", *sorts, *names, "w"), single=True)
+    result = build.run(together, final, out, single=True)
     shown = _top_node("top of all", f"{_places(found)} by {order}", shown)
     plan, others = build.rebound(result, [*keys, *columns])
     return Delta(plan, others[0], shown, in_place=True, single=True), list(keys)
@@ -227,10 +228,6 @@ def _places(found: Chain) -> str:
     """Return a text, for `explain`, of the rows that a limit and an offset keep."""
     rows = f"{found.limit} rows" if found.limit < NO_LIMIT else "all rows"
     return f"{rows} from place {found.offset}" if found.offset else rows
-
-
-def _one_group(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr("0L as h", *(name for name in rows.columns if name != "h"))
 
 
 def _directions(orders: Sequence[Order]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
@@ -285,7 +282,7 @@ class Partitioned:
         descending, nulls_last: for each sort key.
     """
 
-    frame: DataFrame
+    frame: Placed
     keys: tuple[str, ...]
     sorts: list[StructField]
     columns: list[StructField]

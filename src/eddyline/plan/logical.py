@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
+from eddyline.spark import trees
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 N = TypeVar("N", bound="Plan | Expression")
@@ -33,8 +35,10 @@ class JavaObject(Protocol):
 class Seq(Protocol[T_co]):
     """A Scala Seq."""
 
+    def appended(self, value: Any, /) -> Seq[T_co]: ...
     def apply(self, index: int, /) -> T_co: ...
     def size(self) -> int: ...
+    def updated(self, index: int, value: Any, /) -> Seq[T_co]: ...
 
 
 class Option(Protocol[T_co]):
@@ -205,8 +209,9 @@ class Plan(JavaObject, Protocol):
     def rankLikeFunction(self) -> Expression: ...
     def windowExpressions(self) -> Seq[Expression]: ...
 
-    # of LogicalRDD
+    # of LogicalRDD, and of leaves in general
     def rdd(self) -> Any: ...
+    def newInstance(self) -> Plan: ...
 
     # of physical plans, and of MapInArrow among them
     def outputPartitioning(self) -> Partitioning: ...
@@ -228,15 +233,13 @@ class JoinNode(Plan, Protocol):
 
 
 def items(sequence: Seq[T]) -> list[T]:
-    """Return a Scala Seq as a list."""
-    return [sequence.apply(i) for i in range(sequence.size())]
+    """Return a Scala Seq of objects as a list."""
+    return trees.elements(sequence)
 
 
 def children_of(node: N) -> list[N]:
     """Return the plan nodes or expressions right below one."""
-    asked: Any = node
-    found: list[N] = _asked_once(asked, "children", lambda: items(asked.children()))
-    return [*found]
+    return [*trees.children(node)]
 
 
 def child_of(node: N) -> N:
@@ -247,12 +250,17 @@ def child_of(node: N) -> N:
 
 def output_of(plan: Plan) -> list[Expression]:
     """Return the columns of a plan's rows."""
-    return [*_asked_once(plan, "output", lambda: items(plan.output()))]
+    return [*trees.known(plan, "output", lambda: items(plan.output()))]
 
 
 def expressions_of(plan: Plan) -> list[Expression]:
     """Return the expressions of a plan node, those of its children left aside."""
-    return [*_asked_once(plan, "expressions", lambda: items(plan.expressions()))]
+    return [*trees.known(plan, "expressions", lambda: items(plan.expressions()))]
+
+
+def subqueries_of(plan: Plan) -> list[Plan]:
+    """Return the plans of the subqueries in the expressions of a plan node."""
+    return [*trees.subqueries(plan)]
 
 
 def tree(plan: Plan) -> Iterator[Plan]:
@@ -265,7 +273,7 @@ def tree(plan: Plan) -> Iterator[Plan]:
 def all_nodes(plan: Plan) -> Iterator[Plan]:
     """Yield all nodes of a plan, those of subqueries in expressions included."""
     yield plan
-    for below in (*children_of(plan), *items(plan.subqueries())):
+    for below in (*children_of(plan), *subqueries_of(plan)):
         yield from all_nodes(below)
 
 
@@ -295,29 +303,21 @@ def kind(node: JavaObject) -> str:
 
 def class_name(node: JavaObject) -> str:
     """Return the full class name of a Scala object."""
-    return _asked_once(node, "class", lambda: node.getClass().getName().removesuffix("$"))
+    return trees.class_of(node)
 
 
 def id_of(named: Expression) -> int:
     """Return Spark's id of an attribute, alias or subquery."""
-    return _asked_once(named, "id", lambda: named.exprId().id())
+    return trees.known(named, "id", lambda: named.exprId().id())
+
+
+def is_deterministic(expression: Expression) -> bool:
+    """Return whether Catalyst marks an expression, and all below it, as deterministic."""
+    return trees.known(expression, "deterministic", expression.deterministic)
 
 
 def type_of(expression: Expression) -> DataType:
     """Return an expression's type as PySpark's."""
-    return _asked_once(
+    return trees.known(
         expression, "type", lambda: _parse_datatype_json_string(expression.dataType().json())
     )
-
-
-def _asked_once(node: JavaObject, what: str, ask: Callable[[], T]) -> T:
-    """Return what a plan node or expression tells, and keep it with the Python object.
-
-    It never changes, and each question is a call from Python to the JVM, or several: they are most of the
-    time that a view takes to compile.
-    """
-    known: dict[str, T] = vars(node)
-    name = f"eddyline {what}"
-    if name not in known:
-        known[name] = ask()
-    return known[name]

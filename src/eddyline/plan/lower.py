@@ -23,6 +23,7 @@ from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, with_values
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
+from eddyline.plan.lanes import Placed
 from eddyline.plan.limits import Order, group_top, limited, ordered
 from eddyline.plan.logical import (
     Expression,
@@ -61,7 +62,7 @@ class Compiled:
     """A compiled view or table.
 
     Attributes:
-        frame: runs an epoch when it is executed.
+        plans: Spark plans that run an epoch when they are executed, one after the other.
         node: the DAG, for `explain`.
         schema: the columns that users see.
         order: how the rows are sorted for users; the sort keys come after the columns.
@@ -75,7 +76,7 @@ class Compiled:
         final: with EMIT FINAL, the position of the column that makes a row final, and its bound.
     """
 
-    frame: DataFrame
+    plans: Sequence[Plan]
     node: Node
     schema: StructType
     order: tuple[Order, ...]
@@ -103,10 +104,7 @@ class Query:
 
 
 def checked_query(build: Build, analyzed: Plan) -> Query:
-    """Check and optimise a resolved query; QueryError if it can't be kept live.
-
-    What all lanes need to know of it is noted in the build.
-    """
+    """Check and optimise a resolved query; QueryError if it can't be kept live."""
     catalyst = build.catalyst
     analyzed = marked(build, analyzed)
     refused = refused_part(catalyst, analyzed)
@@ -120,7 +118,7 @@ def checked_query(build: Build, analyzed: Plan) -> Query:
 
 
 def compile_view(build: Build, query: Query, *, final: bool = False) -> Compiled:
-    """Compile a query for the lane of the build; QueryError if it can't be kept live.
+    """Compile a checked query; QueryError if it can't be kept live.
 
     Args:
         final: emit each row once, when a watermark has passed it.
@@ -141,7 +139,7 @@ def compile_view(build: Build, query: Query, *, final: bool = False) -> Compiled
         frame, delta = _held(build, frame, delta, columns, names, closes)
     build.sub_plans.clear()  # a build is kept, and they would keep Spark's plans in the JVM
     return Compiled(
-        _collected(build, frame, delta, columns),
+        _plans(build, _collected(build, frame, delta, columns)),
         _view_node(build, delta, names),
         _user_schema(build, names, output),
         order,
@@ -184,13 +182,18 @@ def _user_schema(build: Build, names: Sequence[str], output: Sequence[Expression
 def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[str]) -> DataFrame:
     """Store the rows of the result, in the buckets where they are already or by their hash."""
     rows = build.hashed(frame, columns, columns)
-    if not delta.in_place:
-        rows = build.shuffled(rows, single=False)
-    # such a subquery would see the changes, not the rows
-    if build.catalyst.contains(build.catalyst.plan(rows), "PLAN_EXPRESSION"):
-        raise build.refused(MISPLACED_SUBQUERY)
+    placed = Placed(rows) if delta.in_place else build.shuffled(rows, single=False)
     single = delta.in_place and delta.single
-    return build.run(rows, Materialize(len(columns)), [], single=single)
+    return build.run(placed, Materialize(len(columns)), [], single=single)
+
+
+def _plans(build: Build, result: DataFrame) -> list[Plan]:
+    """Return the plans of the wide lane."""
+    plans = [*build.lanes.jobs, build.lanes.wide(result)]
+    # such a subquery would see the changes, not the rows
+    if any(build.catalyst.contains(plan, "PLAN_EXPRESSION") for plan in plans):
+        raise build.refused(MISPLACED_SUBQUERY)
+    return plans
 
 
 def _closing(build: Build, bounds: Mapping[int, Bound]) -> tuple[int, Bound]:
@@ -250,7 +253,9 @@ def compile_table(
         "Table", "apply in order", build.view, tuple(schema[i].name for i in key), "rows",
         shuffle=True, children=(leaf,),
     )  # fmt: skip
-    return Compiled(done, node, schema, (), append_only=False, build=build, key=key or None)
+    return Compiled(
+        _plans(build, done), node, schema, (), append_only=False, build=build, key=key or None
+    )
 
 
 def operations_schema(schema: StructType) -> StructType:
@@ -401,7 +406,7 @@ def _union(build: Build, node: Plan) -> Delta:
         frames.append(build.named(delta, columns))
         deltas.append(delta)
     output = output_of(node)
-    plan, others = build.rebound(build.lane.union(frames), output)
+    plan, others = build.rebound(build.lanes.union(frames), output)
     shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
     inputs = [output_of(child) for child in children_of(node)]
     return Delta(

@@ -24,6 +24,7 @@ from eddyline.plan.eventtime import (
     key_bounds,
     projected,
 )
+from eddyline.plan.lanes import Placed
 from eddyline.plan.logical import Expression, Plan, child_of, id_of, items, kind, output_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
@@ -70,10 +71,10 @@ def versions(
         real = f"c{len(columns)}"
         once = first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}")
-        frame = build.lane.union([frame, once.select(*frame.columns)])
-    rows = build.hashed(build.normalised(frame, key_names), key_names, names)
-    if child.keys != canonical_texts(keys):
-        rows = build.shuffled(rows, single=not keys)
+        frame = build.lanes.union([frame, once.select(*frame.columns)])
+    hashed = build.hashed(build.normalised(frame, key_names), key_names, names)
+    moved = child.keys != canonical_texts(keys)
+    rows = build.shuffled(hashed, single=not keys) if moved else Placed(hashed)
     out = [rows.schema[name] for name in names]
     places = {id_of(column): name for column, name in zip(columns, names, strict=False)}
     kept = attribute_bounds(keys, key_bounds(build.catalyst, keys, child.bounds))

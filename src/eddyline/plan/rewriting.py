@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Expression, Plan, children_of, expressions_of, items, kind
+from eddyline.plan.logical import Expression, Plan, children_of, expressions_of, kind, subqueries_of
 
 
 def over_leaves(catalyst: Catalyst, plan: Plan, leaf: Callable[[Plan], Plan | None]) -> Plan:
@@ -20,7 +20,7 @@ def over_leaves(catalyst: Catalyst, plan: Plan, leaf: Callable[[Plan], Plan | No
     over = plan.withNewChildren(
         catalyst.seq([over_leaves(catalyst, child, leaf) for child in children])
     )
-    return catalyst.map_expressions(over, below) or over if items(plan.subqueries()) else over
+    return catalyst.map_expressions(over, below) or over if subqueries_of(plan) else over
 
 
 def with_expressions(

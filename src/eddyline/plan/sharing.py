@@ -15,9 +15,9 @@ from eddyline.plan.logical import (
     all_nodes,
     children_of,
     id_of,
-    items,
     kind,
     output_of,
+    subqueries_of,
 )
 from eddyline.plan.nodes import Node
 
@@ -42,7 +42,7 @@ def _visit(build: Build, node: Plan) -> bool:
         pairs = zip(output_of(known.first), output_of(node), strict=True)
         build.needed.update(id_of(first) for first, one in pairs if id_of(one) in build.needed)
         return known.stateful
-    below = [_visit(build, one) for one in [*children_of(node), *items(node.subqueries())]]
+    below = [_visit(build, one) for one in [*children_of(node), *subqueries_of(node)]]
     stateful = kind(node) in _STATEFUL or any(below)
     build.sub_plans.setdefault(node.semanticHash(), []).append(SubPlan(node, stateful))
     return stateful
@@ -75,7 +75,7 @@ def lowered_once(
         present = set(map(id_of, output_of(lowered.plan)))
         sub_plan.columns = [i for i, one in enumerate(output) if id_of(one) in present]
         named = [(output[place], f"c{i}") for i, place in enumerate(sub_plan.columns)]
-        sub_plan.read = build.lane.shared(build.named(lowered, named))
+        sub_plan.read = build.lanes.shared(build.named(lowered, named))
         shown = Node(
             "Shared", "stateless", f"read {sub_plan.places} times", children=(lowered.node,)
         )

@@ -25,12 +25,11 @@ from eddyline.plan.admission import kept_out, with_rejected
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
-from eddyline.plan.lanes import ShortLane, WideLane
+from eddyline.plan.lanes import Lanes
 from eddyline.plan.limits import Order
 from eddyline.plan.logical import Plan
 from eddyline.plan.lower import (
     Compiled,
-    Query,
     checked_query,
     compile_table,
     compile_view,
@@ -53,7 +52,7 @@ from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import active, cloned, epoch_session, frame
+from eddyline.spark.session import active, cloned, epoch_session
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
@@ -186,7 +185,7 @@ class Compiler:
                 except QueryError as error:
                     broken.append(error)  # the name may also be that of a column
                     continue
-                leaf = frame(session, session.sparkContext.emptyRDD(), seen.columns)
+                leaf = catalyst.relation(seen.columns)
                 relations[catalyst.rdd_id(catalyst.plan(leaf))] = relation
                 if accepted := filter_of(known, entry):
                     leaf = leaf.where(accepted)
@@ -195,13 +194,12 @@ class Compiler:
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
         analyzed = self._analyzed(entry, catalyst)
-        query = checked_query(build, analyzed)
-        with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
-            beside = pool.submit(self._short, entry, build.copied(), query, by_name)
-            compiled = compile_view(build, query, final=entry.final)
-            read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
+        compiled = compile_view(build, checked_query(build, analyzed), final=entry.final)
+        read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
-        return self._planned(entry, catalog, compiled, upstream, self._same(beside.result(), build))
+        with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
+            short = pool.submit(self._short, build)
+            return self._planned(entry, catalog, compiled, upstream, short.result)
 
     def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:
         """Return the resolved query of a view: SQL in the given session, or that of its DataFrame."""
@@ -210,41 +208,18 @@ class Compiler:
         check_query(catalyst, entry.query)
         return catalyst.analyzed(entry.query)
 
-    def _short(
-        self, entry: Entry, build: Build, query: Query, known: dict[str, Relation]
-    ) -> tuple[ShortPlan, Build] | None:
-        """Compile a view for the short lane; None if it can't, or shall never, run there.
-
-        Args:
-            build: has what was found out about the query.
-        """
+    def _short(self, build: Build) -> ShortPlan | None:
+        """Return a lowered view's plan for the short lane; None if it can't, or shall never, run there."""
         if not self.options.short_lane_rows:
             return None
         session = cloned(build.catalyst.session)
         try:
-            with active(session):
-                driver, catalyst = Driver(session), build.catalyst.in_session(session)
-                lane = ShortLane(
-                    driver.placeholder,
-                    partial(self._scan, entry.id, known),
-                    partial(self._kernel, entry.id),
-                )
-                build = replace(build, catalyst=catalyst, lane=lane)
-                compile_view(build, query, final=entry.final)
-                return ShortPlan(driver, catalyst, lane), build
+            catalyst = Catalyst(session)
+            with active(session), catalyst.keeping_operators():
+                return ShortPlan(Driver(session), catalyst, build.lanes.steps)
         except (NotShortError, Py4JError, PySparkException) as error:
-            logger.info("view %s always runs as a Spark job: %s", entry.name, error)
+            logger.info("view %s always runs as a Spark job: %s", build.view, error)
             return None
-
-    def _same(self, short: tuple[ShortPlan, Build] | None, wide: Build) -> ShortPlan | None:
-        """Return a view's plan for the short lane if it has the state of the one for the wide lane."""
-        if short is None:
-            return None
-        plan, build = short
-        if _form(build) != _form(wide):
-            logger.warning("view %s always runs as a Spark job: its two plans differ", wide.view)
-            return None
-        return plan
 
     def table(self, entry: Entry) -> CompiledPlan:
         """Compile a table, or a stream of operations: applying its operations to its rows."""
@@ -310,8 +285,8 @@ class Compiler:
             catalyst,
             entry.name,
             {},
-            WideLane(
-                catalyst.session,
+            Lanes(
+                catalyst,
                 self.options.scan_tasks,
                 partial(self._scan, entry.id, known),
                 partial(self._kernel, entry.id),
@@ -389,11 +364,16 @@ class Compiler:
         catalog: Catalog | None,
         compiled: Compiled,
         upstream: Sequence[str],
-        short: ShortPlan | None = None,
+        short: Callable[[], ShortPlan | None] = lambda: None,
     ) -> CompiledPlan:
+        """Return the plan that epochs run.
+
+        Args:
+            short: returns the one for the short lane.
+        """
         build = compiled.build
-        frames = [*build.lane.jobs, compiled.frame]
-        *before, physical = physicals = [build.catalyst.executable(frame) for frame in frames]
+        with build.catalyst.keeping_operators():
+            *before, physical = physicals = [*map(build.catalyst.executable, compiled.plans)]
         check_partitions(entry.name, physicals, build.parts)
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
         shown = "\n".join(one.toString() for one in physicals) if catalog else ""
@@ -405,11 +385,12 @@ class Compiler:
             tuple(build.parts),
             1 + max(levels, default=0) if catalog else 0,
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
-            short,
+            short(),
             compiled.key,
             tuple(before),
             keeps_rows_short(shown),
         )
+        build.lanes.release()
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator
         if isinstance(operator, Materialize):
@@ -433,12 +414,6 @@ def check_query(catalyst: Catalyst, text: str) -> None:
             hint="give it to engine.execute, or put it into a script for `eddyline run`",
             fragment=" ".join(text.split())[:200],
         )
-
-
-def _form(build: Build) -> tuple[object, ...]:
-    """Return what two lowerings of one view must have in common to write the same state."""
-    parts = [(part.name, part.operator, part.buckets) for part in build.parts]
-    return parts, build.leaves, list(build.constants)
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from eddyline.changes import BUCKET
 from eddyline.operators.base import Timed
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.lanes import ShortLane
-from eddyline.plan.logical import Plan, all_nodes, children_of, items, kind, tree
+from eddyline.plan.lanes import Piece, Step
+from eddyline.plan.logical import Plan, kind, subqueries_of, tree
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
@@ -108,7 +107,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step with its pieces; see `plan.lanes.Step`."""
+    """A step as it runs; see `plan.lanes.Step`."""
 
     pieces: tuple[_Piece, ...]
     run: Leaf | StatefulPart | None
@@ -120,25 +119,25 @@ class ShortPlan:
     """A view's plan for the short lane.
 
     Args:
-        lane: has recorded the steps of the plan.
+        steps: of the plan, in an order in which they can run.
 
     Raises:
         NotShortError: a piece needs a job of Spark, or a Python worker.
     """
 
-    def __init__(self, driver: Driver, catalyst: Catalyst, lane: ShortLane) -> None:
+    def __init__(self, driver: Driver, catalyst: Catalyst, steps: Sequence[Step]) -> None:
         # otherwise each call from Python may run in another thread, where Spark has no context
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
             raise NotShortError("PYSPARK_PIN_THREAD is off")
         self.driver = driver
         self.steps = [
             _Step(
-                tuple(_piece(driver, catalyst, lane.ids, frame) for frame in step.inputs),
+                tuple(_piece(driver, catalyst, piece) for piece in step.inputs),
                 step.run,
                 step.function.in_driver() if isinstance(step.run, StatefulPart) else step.function,
                 driver.schema(step.schema),
             )
-            for step in lane.steps
+            for step in steps
         ]
 
     def run(
@@ -193,45 +192,19 @@ class ShortPlan:
         return _Rows(pa.concat_tables([step.schema.empty_table(), *cast]), of)
 
 
-def _piece(driver: Driver, catalyst: Catalyst, ids: Mapping[int, int], frame: DataFrame) -> _Piece:
-    """Return the piece of a frame; NotShortError if it can't run in the driver.
-
-    Args:
-        ids: for the RDD id of each placeholder the number of its step.
-    """
-    leaves = [node for node in all_nodes(catalyst.plan(frame)) if not children_of(node)]
-    sources = [
-        ids.get(catalyst.rdd_id(leaf)) if kind(leaf) == "LogicalRDD" else None for leaf in leaves
-    ]
-    if len(sources) != 1 or sources[0] is None:
-        raise NotShortError(f"a piece has {len(sources)} inputs")
-    physical = _narrow(driver, catalyst, catalyst.executable(frame))
+def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
+    """Return the physical form of a piece; NotShortError if it can't run in the driver."""
+    logical = catalyst.over_leaf(piece.plan, driver.leaf(piece.placeholder))
+    # all rows are in one partition already, and so need no shuffle
+    physical: Plan = driver.narrow(catalyst.executable(catalyst.resolved(logical)))
     nodes = list(tree(physical))
     wide = [name for name in map(kind, nodes) if name not in _NARROW]
-    if wide or any(items(node.subqueries()) for node in nodes):
+    if wide or any(map(subqueries_of, nodes)):
         raise NotShortError(f"it has {wide[0] if wide else 'a subquery'}")
     return _Piece(
-        sources[0],
-        DriverPlan(driver, physical, frame.schema),
+        piece.source,
+        DriverPlan(driver, physical, piece.schema),
         any(kind(node) in _AGGREGATES for node in nodes),
-        BUCKET in frame.columns,
+        BUCKET in piece.schema.names,
         _ONE_TO_ONE.issuperset(map(kind, nodes)),
     )
-
-
-def _narrow(driver: Driver, catalyst: Catalyst, plan: Plan) -> Plan:
-    """Return a physical plan without shuffles, as all rows are in one partition already.
-
-    Its input is turned into Spark's own rows first: the code that Spark generates for functions like
-    `transform` fails on an array from Arrow with a null in it.
-    """
-    if kind(plan) == "ShuffleExchangeExec":
-        return _narrow(driver, catalyst, plan.child())
-    if kind(plan) == "RDDScanExec":
-        adapted: Plan = driver.in_rows(plan)
-        return adapted
-    children = children_of(plan)
-    narrow = [_narrow(driver, catalyst, child) for child in children]
-    if all(new is old for new, old in zip(narrow, children, strict=True)):
-        return plan
-    return plan.withNewChildren(catalyst.seq(narrow))

@@ -4,9 +4,14 @@ import java.io.IOException;
 import java.io.RandomAccessFile;
 import java.lang.reflect.Field;
 import java.nio.ByteBuffer;
+import java.util.ArrayList;
 import java.util.Collections;
+import java.util.List;
 import java.util.Properties;
 
+import org.apache.spark.Partition;
+import org.apache.spark.SparkContext;
+import org.apache.spark.TaskContext;
 import org.apache.spark.TaskContext$;
 import org.apache.spark.TaskContextImpl;
 import org.apache.spark.api.python.PythonUtils;
@@ -14,8 +19,13 @@ import org.apache.spark.memory.MemoryManager;
 import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.rdd.ParallelCollectionPartition;
 import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.execution.InputAdapter;
+import org.apache.spark.sql.execution.RDDScanExec;
+import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.arrow.ArrowConverters$;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.types.StructType;
+import scala.reflect.ClassTag$;
 
 /**
  * Evaluates physical plans in the calling thread; see driver.py, which has it compiled.
@@ -41,13 +51,34 @@ public final class Evaluator {
         this.settingsField.setAccessible(true);
     }
 
+    /** Rows that come later, as the leaf of a plan reads them. */
+    public Rows rows(SparkContext context, StructType schema) {
+        return new Rows(context, schema, zone);
+    }
+
+    /**
+     * A physical plan without shuffles, as all rows are in one partition already.
+     *
+     * Its input is turned into Spark's own rows first: the code that Spark generates for functions like
+     * `transform` fails on an array from Arrow with a null in it.
+     */
+    public SparkPlan narrow(SparkPlan plan) {
+        if (plan instanceof ShuffleExchangeExec) {
+            return narrow((SparkPlan) plan.children().head());
+        }
+        if (plan instanceof RDDScanExec) {
+            return new InputAdapter(plan);
+        }
+        List children = new ArrayList();
+        for (scala.collection.Iterator i = plan.children().iterator(); i.hasNext();) {
+            children.add(narrow((SparkPlan) i.next()));
+        }
+        return children.isEmpty() ? plan : (SparkPlan) plan.withNewChildren(PythonUtils.toSeq(children));
+    }
+
     /** The rows of a physical plan with one leaf. */
     public Plan plan(RDD rows, StructType schema) {
-        RDD first = rows;
-        while (first.dependencies().nonEmpty()) {
-            first = ((org.apache.spark.Dependency) first.dependencies().head()).rdd();
-        }
-        return new Plan(rows, first.id(), schema);
+        return new Plan(rows, schema);
     }
 
     /** A task in the calling thread. */
@@ -55,14 +86,37 @@ public final class Evaluator {
         return new Task(this, number, input, output);
     }
 
+    /** The rows of the Arrow messages that are its only partition; an evaluation brings these. */
+    public static final class Rows extends RDD {
+        private final StructType schema;
+        private final String zone;
+
+        Rows(SparkContext context, StructType schema, String zone) {
+            super(context, PythonUtils.toSeq(Collections.emptyList()), ClassTag$.MODULE$.AnyRef());
+            this.schema = schema;
+            this.zone = zone;
+        }
+
+        public scala.collection.Iterator compute(Partition messages, TaskContext context) {
+            return ArrowConverters$.MODULE$.fromBatchIterator(
+                ((ParallelCollectionPartition) messages).iterator(), schema, zone, false, false, context);
+        }
+
+        public Partition[] getPartitions() {
+            return new Partition[] {partition(PythonUtils.toSeq(Collections.emptyList()))};
+        }
+
+        static Partition partition(scala.collection.immutable.Seq messages) {
+            return new ParallelCollectionPartition(0, 0, messages, ClassTag$.MODULE$.AnyRef());
+        }
+    }
+
     public static final class Plan {
         final RDD rows;
-        final long leaf;
         final StructType schema;
 
-        Plan(RDD rows, long leaf, StructType schema) {
+        Plan(RDD rows, StructType schema) {
             this.rows = rows;
-            this.leaf = leaf;
             this.schema = schema;
         }
     }
@@ -95,10 +149,8 @@ public final class Evaluator {
             input.seek(0);
             input.readFully(message);
             scala.collection.immutable.Seq messages = PythonUtils.toSeq(Collections.singletonList(message));
-            ParallelCollectionPartition partition =
-                new ParallelCollectionPartition(plan.leaf, 0, messages, scala.reflect.ClassTag$.MODULE$.AnyRef());
             scala.collection.Iterator found = ArrowConverters$.MODULE$.toBatchIterator(
-                plan.rows.iterator(partition, context), plan.schema, 0, evaluator.zone, false, false, context);
+                plan.rows.iterator(Rows.partition(messages), context), plan.schema, 0, evaluator.zone, false, false, context);
             output.seek(0);
             long written = 0;
             while (found.hasNext()) {

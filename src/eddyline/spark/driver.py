@@ -15,23 +15,22 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
-from eddyline.spark.session import active, task_settings, zone_of
+from eddyline.spark.session import task_settings, zone_of
 
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
 _LENGTH = 4  # bytes before each message, big-endian
 
 
 class Driver:
-    """Makes placeholders and contexts of tasks, for the plans of one session.
+    """Makes leaves for rows and contexts of tasks, for the plans of one session.
 
     Args:
         session: plans are made in it.
@@ -42,34 +41,24 @@ class Driver:
         self.zone = zone_of(session)
         self.scala = scala = scala_of(session)
         self._jsession = session._jsparkSession  # noqa: SLF001  # not public in PySpark
-        self._arrow = scala.object("org.apache.spark.sql.execution.arrow.ArrowConverters")
         self.evaluator = _internals(scala).evaluator(task_settings(session), self.zone)
 
-    def placeholder(self, schema: StructType) -> tuple[DataFrame, int]:
-        """Return a frame for rows that come later, all in one partition, and the id of its RDD."""
-        java = self._jsession.parseDataType(schema.json())
-        threshold = "spark.sql.execution.arrow.localRelationThreshold"
-        before = self.session.conf.get(threshold)
-        self.session.conf.set(threshold, "0")  # an RDD, not a relation with these rows
-        scala = self.scala
-        message = _one_batch(self.schema(schema).empty_table()).serialize().to_pybytes()
-        try:
-            frame = self._arrow.toDataFrame(
-                scala.seq([message]).iterator(), java, self._jsession, self.zone, False, False
-            )
-        finally:
-            self.session.conf.set(threshold, str(before))
-        known = frame.queryExecution().analyzed()
-        single = scala.object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
-        none, given = scala.nothing, [known.output(), known.rdd(), single, scala.empty, False]
-        given += [none, self._jsession, none, none, False]
-        leaf = scala.new(_LEAF, *given[: _internals(scala).leaf_parameters])
-        made = scala.object("org.apache.spark.sql.classic.Dataset").ofRows(self._jsession, leaf)
-        return DataFrame(made, self.session), int(known.rdd().id())
+    def leaf(self, like: Any) -> Any:
+        """Return a leaf for rows that come later, all in one partition.
 
-    def in_rows(self, leaf: Any) -> Any:
-        """Return the physical plan of a placeholder such that plans above it get rows, not columns of Arrow."""
-        return self.scala.new("org.apache.spark.sql.execution.InputAdapter", leaf)
+        Args:
+            like: a plan with the same columns.
+        """
+        scala, jsession = self.scala, self._jsession
+        rows = self.evaluator.rows(jsession.sparkContext(), like.schema())
+        single = scala.object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
+        none, given = scala.nothing, [like.output(), rows, single, scala.empty, False]
+        given += [none, jsession, none, none, False]
+        return scala.new(_LEAF, *given[: _internals(scala).leaf_parameters])
+
+    def narrow(self, physical: Any) -> Any:
+        """Return a physical plan without shuffles, whose leaf gives rows, not columns of Arrow."""
+        return self.evaluator.narrow(physical)
 
     def schema(self, columns: StructType) -> pa.Schema:
         """Return the Arrow schema of some columns."""
@@ -85,7 +74,7 @@ class _Internals:
 
     Attributes:
         leaf_parameters: how many values a leaf for an RDD is made of.
-        evaluator: makes an object of `Evaluator.java`, which Spark's own compiler for generated code compiles.
+        evaluator: makes an object of `Evaluator.java`.
     """
 
     def __init__(self, scala: Scala) -> None:
@@ -101,17 +90,10 @@ class _Internals:
         manager = scala.java_class("org.apache.spark.memory.MemoryManager")
         memory = public.findVirtual(owner, "memoryManager", types.methodType(manager))
         self._memory = memory.invokeWithArguments(arguments)
-        compiler = scala.new("org.codehaus.janino.SimpleCompiler")
-        compiler.setParentClassLoader(scala.loader())
-        compiler.cook(files(__package__).joinpath("Evaluator.java").read_text())
-        compiled = compiler.getClassLoader().loadClass("eddyline.Evaluator")
-        self._constructor = compiled.getConstructors()[0]
         self._scala = scala
 
     def evaluator(self, settings: Any, zone: str) -> Any:
-        return self._constructor.newInstance(
-            self._scala.array("java.lang.Object", (self._memory, settings, zone))
-        )
+        return self._scala.made("Evaluator", self._memory, settings, zone)
 
 
 _making = threading.Lock()
@@ -184,7 +166,9 @@ class TaskContext:
 
 
 class DriverPlan:
-    """A physical plan over one placeholder, evaluated over other rows each time.
+    """A physical plan over one leaf for rows, evaluated over other rows each time.
+
+    Make it while the driver's session is the active one, by whose settings Spark generates the code.
 
     Args:
         physical: Spark's plan. Its nodes have one input each, and need no job.
@@ -193,10 +177,7 @@ class DriverPlan:
 
     def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
         self.schema = driver.schema(schema)
-        with active(
-            driver.session
-        ):  # Spark generates the code by the settings of the active session
-            self._plan = driver.evaluator.plan(physical.execute(), physical.schema())
+        self._plan = driver.evaluator.plan(physical.execute(), physical.schema())
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""

@@ -5,8 +5,11 @@ A name that Py4J resolves costs a call for each part of it, and one more when it
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
+from importlib.resources import files
 from typing import Any
 
 from pyspark import SparkContext
@@ -15,14 +18,21 @@ from pyspark.sql import SparkSession
 TO_SEQ = "org.apache.spark.api.python.PythonUtils.toSeq"
 """The static method that turns a Java list into a Scala Seq."""
 
+_making = threading.Lock()
 _known: weakref.WeakKeyDictionary[SparkContext, Scala] = weakref.WeakKeyDictionary()
 
 
 def scala_of(session: SparkSession) -> Scala:
     """Return the lookups of the JVM that a session runs in."""
-    found = _known.get(session.sparkContext)
-    if found is None:
-        found = _known[session.sparkContext] = Scala(session.sparkContext._jvm)  # noqa: SLF001  # not public in PySpark
+    return scala_in(session.sparkContext)
+
+
+def scala_in(context: SparkContext) -> Scala:
+    """Return the lookups of a context's JVM."""
+    with _making:
+        found = _known.get(context)
+        if found is None:
+            found = _known[context] = Scala(context)
     return found
 
 
@@ -34,8 +44,10 @@ class Scala:
         empty: a Seq without elements.
     """
 
-    def __init__(self, jvm: Any) -> None:
-        self._jvm = jvm
+    def __init__(self, context: SparkContext) -> None:
+        self._jvm: Any = context._jvm  # noqa: SLF001  # not public in PySpark
+        gateway: Any = context._gateway  # noqa: SLF001
+        self._server = gateway.java_gateway_server
         self._named: dict[str, Any] = {}
         self.nothing = self.some(None)
         self.empty = self.static(TO_SEQ)([])
@@ -43,12 +55,6 @@ class Scala:
     def some(self, value: Any) -> Any:
         """Return a Scala Option of a value; of None `nothing`."""
         return self.static("scala.Option.apply")(value)
-
-    def seq(self, values: Sequence[Any]) -> Any:
-        """Return a Scala Seq."""
-        if not values:
-            return self.empty
-        return self.static(TO_SEQ)(list(values))
 
     def new(self, name: str, *arguments: Any) -> Any:
         """Return a new object of a class."""
@@ -79,6 +85,22 @@ class Scala:
     def loader(self) -> Any:
         """Return the class loader of the calling thread, which knows Spark's classes."""
         return self.static("java.lang.Thread.currentThread")().getContextClassLoader()
+
+    @cached_property
+    def trees(self) -> Any:
+        """An object of `Trees.java`."""
+        return self.made("Trees", self._server.getGateway())
+
+    def made(self, name: str, *arguments: Any) -> Any:
+        """Return an object of a class of this package in Java, which Spark's own compiler for generated code compiles."""
+        constructor = self._named.get(f"eddyline.{name}")
+        if constructor is None:
+            compiler = self.new("org.codehaus.janino.SimpleCompiler")
+            compiler.setParentClassLoader(self.loader())
+            compiler.cook(files(__package__).joinpath(f"{name}.java").read_text())
+            compiled = compiler.getClassLoader().loadClass(f"eddyline.{name}")
+            constructor = self._named[f"eddyline.{name}"] = compiled.getConstructors()[0]
+        return constructor.newInstance(self.array("java.lang.Object", arguments))
 
     def array(self, name: str, values: Sequence[Any]) -> Any:
         """Return a Java array of a class."""
