@@ -165,6 +165,23 @@ def test_a_failing_view_sets_its_readers_aside(engine: el.Engine) -> None:
     assert engine.verify()
 
 
+def test_readers_of_a_failing_view_go_on_with_the_one_that_replaces_it(engine: el.Engine) -> None:
+    with pytest.warns(el.errors.ViewFailingWarning):
+        engine.execute(
+            "CREATE OR REPLACE VIEW first AS"
+            " SELECT b, count(*) AS n, sum(CAST(10 / (a - 4) AS INT)) AS s FROM t GROUP BY b"
+        )
+    engine.execute(
+        "CREATE OR REPLACE VIEW first AS SELECT b, count(*) AS n, sum(a) AS s FROM t GROUP BY b"
+    )
+    assert {one["state"] for one in engine.status()["views"]} == {"live"}
+    assert rows(engine, "star") == rows(engine, "first")
+    engine.execute("INSERT INTO t VALUES (11, 1, 'x')")
+    engine.advance()
+    assert rows(engine, "star") == rows(engine, "first")
+    assert engine.verify()
+
+
 def test_it_holds_in_another_process_and_after_two_replacements(
     tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -384,7 +384,7 @@ class Epochs:
             chain = base.replaced.get(ViewId(replaced.id), ())
             kept = (one for one in chain if retained and one[1] >= retained[0])
             before = (*kept, (replaced.id, epoch))
-        return Replacement(ViewId(entry.id), len(columns), before)
+        return Replacement(ViewId(entry.id), ViewId(replaced.id), len(columns), before)
 
     def _watermarks(self, base: Manifest, filled: Collection[str] = ()) -> tuple[Watermarks, bool]:
         """Return the watermarks of an epoch that runs only some views, and whether other live views ask for now().

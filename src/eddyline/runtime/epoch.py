@@ -49,12 +49,14 @@ class Replacement:
 
     Attributes:
         view: its id.
+        replaced: the id of the one before it.
         columns: number of its columns.
         predecessors: the views before it. If the last one has the same columns, the changelog goes on
             with the difference of the rows.
     """
 
     view: ViewId
+    replaced: ViewId
     columns: int
     predecessors: Predecessors
 
@@ -109,7 +111,7 @@ class EpochRunner:
 
         Raises:
             EngineError: nothing is committed. VIEW_FAILING: the epoch was to rebuild failing views,
-                and all of them still fail. EPOCH_FAILED: a job failed for another reason.
+                and all of them still fail, and to replace none. EPOCH_FAILED: a job failed for another reason.
         """
         epoch = Epoch(base.epoch + 1)
         folder = attempt_folder(epoch)
@@ -130,11 +132,16 @@ class EpochRunner:
                 **{view: why for view, why in base.failing.items() if view not in rebuilt},
                 **(aside or {}),
             },
+            replaced=None if replacement is None else replacement.replaced,
         )
         timer = Timer("plan", "run")
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
-            if rebuilt and base.failing.keys() & state.failing.keys() >= set(rebuilt):
+            if (
+                rebuilt
+                and replacement is None
+                and base.failing.keys() & state.failing.keys() >= set(rebuilt)
+            ):
                 raise still_failing(state.failing[rebuilt[0]])
             with timer.stage("commit"):
                 for plan in (plan for plan in plans if plan.id not in state.failing):

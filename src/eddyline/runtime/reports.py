@@ -31,6 +31,7 @@ class EpochState:
             the microseconds of all its tasks.
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
+        replaced: the view whose place another one takes; whether it fails no longer matters to its readers.
     """
 
     arrangements: dict[str, Buckets]
@@ -38,11 +39,12 @@ class EpochState:
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     failing: dict[ViewId, Failure] = field(default_factory=dict)
     unflushed: set[str] = field(default_factory=set)
+    replaced: ViewId | None = None
 
     def failing_upstream(self, plan: EpochPlan) -> str:
         """Return the name of a failing view that a plan reads; empty if there is none."""
         read = {leaf.relation.lower() for leaf in plan.leaves}
-        failing = (failure.view for failure in self.failing.values())
+        failing = (why.view for view, why in self.failing.items() if view != self.replaced)
         return next((name for name in failing if name.lower() in read), "")
 
 
