@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import eddyline.api.epochs
-import eddyline.source.redo_log
+import eddyline.source.log_index
 import eddyline.state.manifest
 from crashes import LENGTH, RETIRE_EVERY, SMALL_RUNS, WHOLE_EVERY, Load
 from eddyline.spark.session import local_session
@@ -38,7 +38,7 @@ class Journal:
 
 def main(folder: str, cycles: int, fail_at: int) -> None:
     eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
-    eddyline.source.redo_log.MERGE_FAN_IN = 3
+    eddyline.source.log_index.MERGE_FAN_IN = 3
     eddyline.state.manifest.SMALL_RUNS = SMALL_RUNS
     eddyline.state.manifest.WHOLE_EVERY = WHOLE_EVERY
     root = Path(folder)

@@ -35,7 +35,7 @@ from eddyline.relay.backend import Backend
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.sink.outbox import Outbox
-from eddyline.source import redo_log
+from eddyline.source import log_index
 from eddyline.spark.failures import lost_worker
 from eddyline.spark.session import local_session
 from eddyline.testing import replayed
@@ -451,7 +451,7 @@ def main(folder: str, seed: str, options: str, mode: str) -> None:
     warnings.simplefilter("ignore")
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     chance = random.Random(seed)
-    redo_log.MERGE_FAN_IN = 4  # so that hours are enough for entries to be merged twice
+    log_index.MERGE_FAN_IN = 4  # so that hours are enough for entries to be merged twice
     started = time.monotonic()
     soak = Soak(Path(folder), json.loads(options))
     again(soak.check)

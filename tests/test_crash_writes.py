@@ -27,7 +27,7 @@ DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
 @pytest.fixture(autouse=True)
 def _retiring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", RETIRE_EVERY)
-    monkeypatch.setattr("eddyline.source.redo_log.MERGE_FAN_IN", 3)
+    monkeypatch.setattr("eddyline.source.log_index.MERGE_FAN_IN", 3)
     monkeypatch.setattr("eddyline.state.manifest.SMALL_RUNS", SMALL_RUNS)
     monkeypatch.setattr("eddyline.state.manifest.WHOLE_EVERY", WHOLE_EVERY)
 

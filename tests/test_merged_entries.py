@@ -15,7 +15,7 @@ import eddyline as el
 import eddyline.api.epochs
 from eddyline.changes import Epoch
 from eddyline.errors import StateError, StorageError
-from eddyline.source import redo_log
+from eddyline.source import log_index
 from eddyline.source.redo_log import RedoLog, last_received
 from eddyline.source.segments import LOG, NDJSON, Segment, read_arrow
 from eddyline.storage.files import Files
@@ -27,7 +27,7 @@ Content = list[tuple[Any, ...]]
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redo_log, "MERGE_FAN_IN", FAN_IN)
+    monkeypatch.setattr(log_index, "MERGE_FAN_IN", FAN_IN)
 
 
 def append(log: RedoLog, rows: int) -> None:
@@ -145,6 +145,94 @@ def test_who_has_an_older_epoch_open_reads_on(tmp_path: Path) -> None:
     with pytest.raises(StateError):
         read_arrow(files, before[0])
     assert content(log, 0, 20) == wanted
+
+
+EXPIRING = st.lists(
+    st.tuples(st.sampled_from(["append", "append", "mark", "expire", "merge", "open"]), st.integers(0, 40)),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(EXPIRING, st.booleans())
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_what_is_retained_stays_the_same(
+    tmp_path_factory: pytest.TempPathFactory, steps: Any, remove: bool
+) -> None:
+    files = Files(str(tmp_path_factory.mktemp("log")))
+    ticks = iter(range(1, 1000))
+    log, epoch, marked = RedoLog(files, "s", lambda: next(ticks)), 10, 0
+    wanted: Content = []
+    open_reads: list[tuple[int, list[Segment], list[pa.Table]]] = []
+    for step, n in steps:
+        epoch += 1
+        oldest = epoch - n % 4
+        open_reads = [one for one in open_reads if one[0] >= oldest]
+        first = log.expired().end
+        match step:
+            case "append":
+                append(log, n % 4)
+                wanted += content(log, log.end() - 1, log.end())
+            case "mark" if log.end() > marked:
+                log.mark(marked, n)
+                wanted = [(*one[:3], n) if one[1] >> 32 >= marked else one for one in wanted]
+                marked = log.end()
+            case "expire":
+                waits = first and log.expired().epoch >= oldest
+                found = log.expire(n, marked, Epoch(epoch), Epoch(oldest), remove=remove)
+                young = [one[1] >> 32 for one in wanted if one[2] >= n]
+                may = min([*young[:1], marked, log.end() - 1])
+                assert found == (None if waits or may <= first else may)
+                first = found or first
+                assert (log.start() > 0) <= remove
+            case "merge":
+                log.merge(min(n, marked), Epoch(epoch), Epoch(oldest))
+            case "open" if oldest == epoch:
+                log = RedoLog(files, "s", lambda: next(ticks))
+                log.tidy()
+        wanted = [one for one in wanted if one[1] >> 32 >= first]
+        assert content(log, first, log.end()) == wanted
+        assert all(log.has(number) for number in range(log.end()))
+        for _, segments, rows in open_reads:
+            assert [read_arrow(files, one) for one in segments] == rows
+        segments = [one for one in log.segments(first, log.end()) if one.kind == LOG]
+        open_reads.append((epoch, segments, [read_arrow(files, one) for one in segments]))
+
+
+def test_files_of_old_rows_are_removed(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    now = [0]
+    log, counts = RedoLog(files, "s", lambda: now[0]), []
+    for number in range(100):
+        now[0] = number
+        append(log, 1)
+        log.mark(number, number)
+        log.expire(number - 20, number, Epoch(number + 1), Epoch(max(number - 1, 0)), remove=True)
+        log.merge(number, Epoch(number + 1), Epoch(max(number - 1, 0)))
+        counts.append(len(files.names("logs/s")))
+    assert log.expired().end >= 75
+    assert max(counts[50:]) <= max(counts[:50]) + 2
+    assert not [one for one in files.names("logs/s") if one.startswith("000000000001")]
+
+
+@pytest.mark.parametrize("fault", range(1, 30, 2))
+def test_a_crash_at_any_write_while_rows_expire(tmp_path: Path, fault: int) -> None:
+    files = FaultyFiles(str(tmp_path))
+    log, wanted = filled(files, 10)
+    log.merge(5, Epoch(1), Epoch(1))
+    files.arm(fault, "crash")
+    try:
+        log.expire(100, 7, Epoch(2), Epoch(2), remove=True)
+        log.expire(100, 8, Epoch(4), Epoch(3), remove=True)
+    except (Crash, StorageError):
+        pass
+    files.arm(0)
+    log = RedoLog(files, "s")
+    log.tidy()
+    first = log.expired().end
+    assert first in (0, 7, 8)
+    assert content(log, first, 10) == [one for one in wanted if one[1] >> 32 >= first]
 
 
 def test_files_stay_few(tmp_path: Path) -> None:

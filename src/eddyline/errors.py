@@ -76,6 +76,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
     "NO_ADDRESS": Condition(ENVIRONMENT, False, "An HTTP endpoint can't listen on this address: its port is taken, or it isn't one of this machine. Give another."),
     "RESERVED_COLUMN": Condition(USER, False, "The column `_received_at` holds the time at which a stream's rows were received. Only streams have it, as a TIMESTAMP that is no key."),
+    "BAD_RETENTION": Condition(USER, False, "A stream can't keep its rows for that time. The message says why."),
     "BAD_WATERMARK": Condition(USER, False, "A stream can't have this watermark. The message says why."),
     # rows and records
     "ARITHMETIC_OVERFLOW": Condition(DATA, False, "The sum of a group is beyond the range of its type, which is an error in Spark's ANSI mode. The view is set aside. Delete or correct the rows, or sum a wider type."),
@@ -130,6 +131,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_SUCH_EPOCH": Condition(USER, False, "The epoch is not committed, or no longer retained. Ask for a later one, or raise `retain_epochs`."),
     "OLD_FORMAT": Condition(USER, False, "An older version of Eddyline has written this catalog. Open the storage once with an engine."),
     "OTHER_PLAN": Condition(USER, False, "The state of a table or stream was written by another plan, so that its rows would be wrong. Set the options back with which it was made."),
+    "ROWS_EXPIRED": Condition(USER, False, "Rows of a stream are gone, which are older than the stream retains, and a view that has counted them can't be computed again. It keeps its results; replace it to begin anew, with the rows that are left."),
     "SETTINGS_DIFFER": Condition(USER, False, "A setting of Spark that results depend on has another value than when the storage was made. Set the session back before opening it."),
     "READ_FAILED": Condition(ENVIRONMENT, True, "A file of the storage is there but can't be read now: the disk, permissions, or too many open files. Mend the cause; nothing was changed."),
     "SNAPSHOT_EXPIRED": Condition(USER, False, "A DataFrame was run after the epoch that it reads was retired: it was open for longer than `lease_seconds`, or held more than `held_bytes`. Make it again. Spark runs the DataFrame, so this comes in the last line of a `PythonException` of PySpark."),

@@ -145,9 +145,7 @@ class Results:
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """Return all segments of a relation as of an epoch, as input for a new view."""
         if _unarranged(entry):
-            return self.sources.segments(
-                entry, manifest, 0, manifest.positions.get(entry.source, 0)
-            )
+            return self.sources.history(entry, manifest)
         buckets = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})
         return [bucket_segment(runs) for runs in buckets.values() if runs]
 

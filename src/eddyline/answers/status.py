@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.compute as pc
 
 from eddyline.answers.readers import readers_status
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.entries import RETAIN, VIEW, Catalog, Entry
 from eddyline.catalog.expectations import VIOLATIONS, expectations_of
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.source.log_files import SET_ASIDE
-from eddyline.source.redo_log import last_received
+from eddyline.source.redo_log import expired, last_received
 from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest, runs_of
 from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
@@ -113,6 +113,10 @@ def _source(
         ahead = entry.max_ahead
         status["max_ahead"] = None if ahead is None else str(timedelta(microseconds=ahead))
         status["idle"] = clock.idle if clock else False
+    if retain := entry.options.get(RETAIN):
+        status["retain"] = str(timedelta(microseconds=int(retain)))
+        gone = expired(files, entry.id)
+        status["expired_before"] = _timestamp(gone.before) if gone.end else None
     with suppress(StateError):  # the entry has just been forgotten
         if (received := last_received(files, entry.source)) is not None:
             status["received_at"] = _timestamp(received)

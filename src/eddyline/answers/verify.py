@@ -18,6 +18,7 @@ from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
 from eddyline.intake.event_time import rows_below
+from eddyline.intake.retention import uncounted
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.clock import at_moment
@@ -32,6 +33,7 @@ from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1
 WAITS = "it is defined by a DataFrame, which this process hasn't been given"
+GONE = "rows of stream {} that it has counted are gone, as they are older than the stream retains"
 JSON_PUSHDOWN = "spark.sql.json.filterPushdown.enabled"
 
 
@@ -61,8 +63,8 @@ class Report:
         views: the difference of each view (left: live, right: offline).
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
-        failing: the views that are set aside, or wait for their DataFrame, and the reason of each;
-            they aren't compared.
+        failing: the views that are set aside, wait for their DataFrame, or have counted rows that a stream
+            no longer retains, and the reason of each; they aren't compared.
         pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
     """
 
@@ -132,6 +134,8 @@ def verify_views(
         if entry.id in manifest.failing
     }
     failing |= {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
+    gone = uncounted(catalog, manifest, results.sources)
+    failing |= {e.name: GONE.format(gone[e.name]) for e in wanted if e.name in gone}
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained and entry.name not in failing:

@@ -1,4 +1,4 @@
-"""ALTER TABLE and ALTER STREAM: columns that come, leave, and get another name or a wider type."""
+"""ALTER TABLE and ALTER STREAM: columns that come, leave, and get another name or a wider type; retention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import STREAM, TABLE, Entry
 from eddyline.changes import APPEND
+from eddyline.intake.retention import retaining
 from eddyline.source.log_files import as_operations
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import AlterColumn
+from eddyline.sql.forms import AlterColumn, Retain
 
 
 class Altering:
@@ -57,6 +58,20 @@ class Altering:
                 while self._epochs.run_next(0.0):  # so that the table's state has all rows
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
+
+    def retain(self, change: Retain) -> None:
+        """Change how long a stream keeps its rows; durable when this returns.
+
+        Raises:
+            CatalogError: there is no such stream.
+            DataError: BAD_RETENTION, the stream can't have that.
+        """
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            stream = workspace.catalog.get(change.name, STREAM)
+            made = retaining(stream, change.interval, workspace.spark)
+            workspace.save(workspace.catalog.with_entries([made]))
 
     def _replace(self, table: Entry, fields: Fields, key: tuple[str, ...]) -> None:
         """Put a table with other columns in the place of a table."""

@@ -18,6 +18,7 @@ from eddyline.catalog.entries import (
     LOGGED,
     OF,
     PIPELINE,
+    RETAIN,
     STREAM,
     TABLE,
     TIME_OPTIONS,
@@ -26,6 +27,7 @@ from eddyline.catalog.entries import (
 from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.event_time import declared_watermark, with_watermark
+from eddyline.intake.retention import with_retention
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES
@@ -98,7 +100,7 @@ def stream(
         format=format, options=dict(options or {}), operation=op or "",
     )  # fmt: skip
     _check_received(entry)
-    return with_watermark(entry, watermark, spark)
+    return with_watermark(with_retention(entry, spark), watermark, spark)
 
 
 def _check_received(stream: Entry) -> None:
@@ -129,8 +131,9 @@ def _reserved(what: str, why: str, hint: str) -> DataError:
 
 def time_options(options: Mapping[str, str]) -> Mapping[str, str]:
     """Return the options of a stream without a format; EngineError for those it can't have."""
-    for unknown in [name for name in options if name.lower() not in TIME_OPTIONS]:
-        raise wrong_argument("an option", unknown, f"the options are {', '.join(TIME_OPTIONS)}")
+    own = (*TIME_OPTIONS, RETAIN)
+    for unknown in [name for name in options if name.lower() not in own]:
+        raise wrong_argument("an option", unknown, f"the options are {', '.join(own)}")
     return options
 
 

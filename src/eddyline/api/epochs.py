@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
+from eddyline.intake.retention import cut_off, rows_expired, short_of_rows
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
@@ -209,7 +210,8 @@ class Epochs:
     ) -> None:
         """Compute views again in a separate epoch; their changelogs get the difference.
 
-        Those that fail are set aside. If all were failing already and still do, nothing is committed.
+        Those that fail, or have rows that streams no longer keep, are set aside. If all were failing already
+        and still do, nothing is committed.
 
         Args:
             aside: other views, to set aside in the same epoch.
@@ -218,6 +220,10 @@ class Epochs:
         """
         if not entries and clocks is None:
             return
+        cut = self._cut_off(entries)
+        for failure in cut.values():
+            _LOG.error("view %s is set aside: %s", failure.view, failure.message)
+        entries, aside = [e for e in entries if e.id not in cut], {**(aside or {}), **cut}
         plans = [self._workspace.plan(entry) for entry in entries]
         ids = [ViewId(entry.id) for entry in entries]
         try:
@@ -228,6 +234,19 @@ class Epochs:
             _LOG.info("views still fail: %s", ", ".join(entry.name for entry in entries))
         else:
             self.committed({"ingest": 0.0, **seconds})
+
+    def check_rows(self, entries: Iterable[Entry]) -> None:
+        """Raise StateError ROWS_EXPIRED if views can't be computed again."""
+        workspace = self._workspace
+        for entry in entries:
+            stream = short_of_rows(entry, workspace.catalog, workspace.manifest, workspace.sources)
+            if stream:
+                raise rows_expired(entry.name, stream)
+
+    def _cut_off(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
+        """Return why views can't be computed again; see `cut_off`."""
+        workspace = self._workspace
+        return cut_off(entries, workspace.catalog, workspace.manifest, workspace.sources)
 
     def live_readers(self, stream: Entry) -> list[Entry]:
         """Return the live views that read a stream, also through other views."""
@@ -242,6 +261,8 @@ class Epochs:
         workspace = self._workspace
         failing = workspace.manifest.failing
         entries = [e for e in workspace.catalog.entries if e.id in failing and not e.paused]
+        cut = self._cut_off(entries)
+        entries = [entry for entry in entries if entry.id not in cut]
         if not entries:
             return
         started = time.monotonic()

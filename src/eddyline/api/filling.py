@@ -147,9 +147,17 @@ class Filling:
         return _added_up(self.seconds, self.epochs.catch_up(PlanInput(plan, segments), state))
 
     def _moved(self, now: Manifest) -> bool:
-        """Return whether the changelog of a relation that the view reads isn't enough to catch up."""
-        read = [ViewId(self.before.get(name).id) for name in self.compiled.upstream]
-        return any(one in now.failing or now.rebuilt.get(one, 0) > self.base.epoch for one in read)
+        """Return whether the changelog of a relation that the view reads isn't enough to catch up.
+
+        Nor may a stream have let rows go since: the view would be taken for one without them.
+        """
+        entries = [self.before.get(name) for name in self.compiled.upstream]
+        streams = [one for one in entries if one.kind == STREAM and not one.arranged]
+        logs = map(self.workspace.sources.log, streams)
+        return any(log.expired().epoch >= self.base.epoch > 0 for log in logs) or any(
+            entry.id in now.failing or now.rebuilt.get(ViewId(entry.id), 0) > self.base.epoch
+            for entry in entries
+        )
 
     def _since(self, relation: str) -> Sequence[Segment]:
         """Return the rows of a stream, or the changes of another relation, since the epoch."""

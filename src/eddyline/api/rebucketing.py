@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import TABLE, Entry
+from eddyline.catalog.entries import TABLE, VIEW, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError
@@ -37,6 +37,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
         if buckets == workspace.buckets:
             return
         epochs.finish_replacement()
+        epochs.check_rows(entry for entry in workspace.catalog.entries if entry.kind == VIEW)
         started = time.perf_counter()
         _check_plans(workspace)
         folder = attempt_folder(Epoch(workspace.manifest.epoch + 1))

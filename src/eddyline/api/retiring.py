@@ -36,6 +36,7 @@ def retire_old(workspace: Workspace) -> None:
     try:
         oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
     except StateError as error:  # whoever needs that epoch is told
-        _LOG.error("the redo logs are not merged: %s", error)
+        _LOG.error("redo logs are neither merged nor shortened: %s", error)
         return
+    workspace.sources.expire(workspace.catalog, oldest, workspace.manifest.epoch)
     workspace.sources.merge(workspace.catalog, oldest, workspace.manifest.epoch)

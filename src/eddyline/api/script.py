@@ -22,6 +22,7 @@ from eddyline.sql.forms import (
     Explain,
     Insert,
     ResetWatermark,
+    Retain,
     Select,
     Show,
     Statement,
@@ -45,6 +46,7 @@ __all__ = [
     "Explain",
     "Insert",
     "ResetWatermark",
+    "Retain",
     "ScriptEngine",
     "Select",
     "Show",
@@ -69,9 +71,11 @@ class ScriptWriting(Protocol):
 
 
 class ScriptAltering(Protocol):
-    """The method that ALTER TABLE calls. `Altering` documents it."""
+    """The methods that ALTER TABLE and ALTER STREAM call. `Altering` documents them."""
 
     def alter(self, change: AlterColumn) -> None: ...
+
+    def retain(self, change: Retain) -> None: ...
 
 
 class ScriptExpecting(Protocol):
@@ -260,6 +264,10 @@ def _reset_watermark(engine: ScriptEngine, statement: ResetWatermark) -> None:
     engine.reset_watermark(statement.name, statement.to)
 
 
+def _retain(engine: ScriptEngine, statement: Retain) -> None:
+    engine.altering.retain(statement)
+
+
 def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
     return engine.show(statement.kind)
 
@@ -286,6 +294,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     Explain: _explain,
     Insert: _insert,
     ResetWatermark: _reset_watermark,
+    Retain: _retain,
     Select: _select,
     Show: _show,
     Update: _update,

@@ -22,6 +22,7 @@ from eddyline.catalog.entries import (
     EXPECTATIONS,
     PIPELINE,
     REJECTS,
+    RETAIN,
     STREAM,
     TABLE,
     TIME_OPTIONS,
@@ -101,7 +102,7 @@ class Streams:
         workspace = self._workspace
         sources = workspace.sources
         if schema is None:
-            engines = (*TIME_OPTIONS, EXPECTATIONS)
+            engines = (*TIME_OPTIONS, EXPECTATIONS, RETAIN)
             own = {k: v for k, v in options.items() if k.lower() not in engines}
             columns = drafts.nullable(sources.columns(name, format, own, op))
         else:

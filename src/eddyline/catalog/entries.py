@@ -28,6 +28,7 @@ OF = "of"  # option of these two roles: id of the stream
 MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
 IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
 TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
+RETAIN = "retain"  # another one, see `intake/retention.py`
 EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
 LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`
 LEFT = "left"  # in the metadata of a column of a log that the stream no longer has
@@ -50,7 +51,7 @@ class Entry:
         format: the name after USING of a stream or sink, or the role of a stream of dead letters;
             empty for a stream of a DataFrame, or one that a pipeline writes. `FRAME` for a view of
             a DataFrame, empty for one of SQL.
-        options: the OPTIONS of a stream or sink; the `TIME_OPTIONS` as microseconds. For a view of a
+        options: the OPTIONS of a stream or sink; `RETAIN` and `TIME_OPTIONS` as microseconds. For a view of a
             DataFrame the versions of `spark` and `python` that the text of its plan is of.
         operation: the column of a stream that holds + or -.
         event_time: the column from which a stream's watermark is computed; empty without one.
@@ -145,7 +146,7 @@ class Entry:
     @property
     def source_options(self) -> dict[str, str]:
         """The options that its source reads."""
-        own = (EXPECTATIONS, LOGGED, *(TIME_OPTIONS if self.event_time else ()))
+        own = (EXPECTATIONS, LOGGED, RETAIN, *(TIME_OPTIONS if self.event_time else ()))
         return {name: value for name, value in self.options.items() if name not in own}
 
     @property

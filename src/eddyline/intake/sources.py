@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from zoneinfo import ZoneInfo
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
-from eddyline.catalog.entries import PIPELINE, STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.entries import PIPELINE, RETAIN, STREAM, VIEW, Catalog, Entry
 from eddyline.catalog.logged import as_source
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
@@ -31,6 +32,7 @@ QUEUES = "queues"
 """Queues of streams that have theirs in the storage, by the id of their dead letters."""
 FOLDERS = ("logs", "checkpoints", QUEUES, INBOX)
 _LATEST = 2**63 - 1
+_LOG = logging.getLogger("eddyline.sources")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,25 @@ class Sources:
         """Remove the entries before `position` from the log of a table or stream."""
         (self._sources.get(entry.id) or self.log(entry)).forget(position)
 
+    def expire(self, catalog: Catalog, oldest: Manifest, epoch: Epoch) -> None:
+        """Let rows of streams go that are older than they retain.
+
+        Args:
+            oldest: of the first epoch that somebody may be reading.
+            epoch: the last committed epoch.
+        """
+        for entry in catalog.entries:
+            if entry.kind == STREAM and (retain := entry.options.get(RETAIN)):
+                source = self._sources.get(entry.id)
+                before, end = self.clock() - int(retain), oldest.positions.get(entry.id, 0)
+                # entries that only name data also tell a source what it has read
+                copied = source is None or not source.replayable
+                log = self.log(entry)
+                first = log.expire(before, end, epoch, oldest.epoch, remove=copied)
+                if first is not None:
+                    moment = datetime.fromtimestamp(before // 1_000_000, UTC)
+                    _LOG.info("stream %s: rows received before %s are gone", entry.name, moment)
+
     def merge(self, catalog: Catalog, oldest: Manifest, epoch: Epoch) -> None:
         """Put old input of streams, whose logs keep it, into fewer files.
 
@@ -308,6 +329,11 @@ class Sources:
         if end is None:
             return []
         return self.segments(entry, manifest, manifest.positions.get(entry.source, 0), end)
+
+    def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
+        """Return the segments of all rows that a stream still has, up to the committed position."""
+        end = manifest.positions.get(entry.source, 0)
+        return self.segments(entry, manifest, min(self.log(entry).expired().end, end), end)
 
     def segments(self, entry: Entry, manifest: Manifest, first: int, end: int) -> list[Segment]:
         """Return the segments of the entries of a log from `first` up to but not including `end`.

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
-from eddyline.source.log_files import NUMBER_DIGITS, in_fewer_files, new_file, write_rows
+from eddyline.source.log_files import in_fewer_files, new_file, write_rows
+from eddyline.source.log_index import Index, is_entry, mergeable, numbered_files, spans
 from eddyline.source.segments import Segment, verify_segment
 from eddyline.storage.files import Files
 
@@ -28,54 +28,24 @@ SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 START = "start"
 MARK = "watermark-"
 WRITERS = "writers"
-MERGE_FAN_IN = 64
-"""The number of entries, and then of merged ones, that `RedoLog.merge` puts together."""
-
-_ENTRY = re.compile(r"([0-9]{12})(?:-from-([0-9]{12}))?\.json")
+EXPIRED = "expired"
 _MERGES_MAX = 4  # a call
+_NO_EPOCH = Epoch(0)
 
 
-@dataclass(slots=True)
-class _Index:
-    """The entries and watermarks of a log, in memory.
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Which entries a log has let go: readers begin behind them.
 
     Attributes:
-        start: number of the first retained entry.
-        entries: numbers of the entries, in order; of merged ones that of the last.
-        merged: the number of the first entry that was merged, by that of the last.
-        replaced: whether there are files of entries that have been merged.
-        marks: numbers of the watermark files, in order.
-        begun: numbers of unfinished entries, which may have files.
-        watermarks: the watermarks read so far, by the number of their file.
-        written: the last version of each writer of batches; None if that isn't read yet.
+        end: the number after that of the last one.
+        epoch: the last committed epoch at that time; a reader that began before may still need them.
+        before: entries that were received before this time, in microseconds since 1970.
     """
 
-    start: int
-    entries: array[int]
-    merged: dict[int, int]
-    replaced: bool
-    marks: array[int]
-    begun: set[int]
-    watermarks: dict[int, int | None] = field(default_factory=dict)
-    written: dict[str, int | None] | None = None
-
-    @property
-    def end(self) -> int:
-        """The number after that of the last entry."""
-        return self.entries[-1] + 1 if self.entries else self.start
-
-    def mark_of(self, entry: int) -> int | None:
-        """Return the number of the watermark file that holds for an entry."""
-        at = bisect_right(self.marks, entry)
-        return self.marks[at - 1] if at else None
-
-    def holder(self, entry: int) -> int | None:
-        """Return the number under which an entry is there, alone or merged; None if it isn't."""
-        at = bisect_left(self.entries, entry)
-        if at == len(self.entries):
-            return None
-        number = self.entries[at]
-        return number if self.merged.get(number, number) <= entry else None
+    end: int = 0
+    epoch: Epoch = _NO_EPOCH
+    before: int = 0
 
 
 class RedoLog:
@@ -101,8 +71,9 @@ class RedoLog:
     ) -> None:
         self.files = files
         self.clock = clock
+        self.source = source
         self.folder = f"logs/{source}"
-        self._index: _Index | None = None
+        self._index: Index | None = None
         self._lock = threading.RLock()  # Spark's batches and epochs write from several threads
         files.make_folder(self.folder)
 
@@ -113,6 +84,10 @@ class RedoLog:
     def end(self) -> int:
         """Return the number after that of the last entry; `start()` for an empty log."""
         return self._known().end
+
+    def expired(self) -> Expired:
+        """Return which entries are no longer read; see `expire`."""
+        return expired(self.files, self.source)
 
     def has(self, number: int) -> bool:
         """Return whether an entry of that number exists, or did before it was forgotten."""
@@ -256,7 +231,7 @@ class RedoLog:
             if self._known().replaced:
                 self._remove_merged(oldest)
             for _ in range(_MERGES_MAX):
-                numbers = _mergeable(self._known(), end)
+                numbers = mergeable(self._known(), end)
                 if not numbers:
                     return
                 try:
@@ -269,7 +244,50 @@ class RedoLog:
                     _LOG.error("old entries are not merged: %s", error)
                     return
 
-    def _merge(self, index: _Index, numbers: list[int], epoch: Epoch) -> None:
+    def expire(
+        self, before: int, end: int, epoch: Epoch, oldest: Epoch, *, remove: bool
+    ) -> int | None:
+        """Let entries go that were received before a time; readers begin behind them from now on.
+
+        Their files are removed by a later call, once no reader can have them open; so there are two steps,
+        and the next entries go after both.
+
+        Args:
+            before: microseconds since 1970.
+            end: only entries before it go, and never the last entry.
+            epoch: the last committed epoch, which a reader of today may have open.
+            oldest: the first epoch that a reader may have open.
+            remove: whether to remove the files at all; the source may need entries that only name its data.
+
+        Returns:
+            The number of the first entry that is read now; None if that is as before.
+        """
+        with self._lock:
+            gone = self.expired()
+            if gone.epoch >= oldest:  # a reader may still need those
+                return None
+            if remove and self.start() < gone.end:
+                self.forget(gone.end)
+            index = self._known()
+            first = max(index.start, gone.end)
+            found = self._received_since(index, before, first, min(end, index.end - 1))
+            if found <= first:
+                return None
+            self.files.write_json(f"{self.folder}/{EXPIRED}", asdict(Expired(found, epoch, before)))
+            return found
+
+    def _received_since(self, index: Index, moment: int, first: int, end: int) -> int:
+        """Return the number of the first entry from `first` on that was received at a time or later; else `end`."""
+        for number in index.entries[bisect_left(index.entries, first) :]:
+            if index.merged.get(number, number) >= end:
+                break
+            for segment in self._read(index, number):
+                entry = segment.sequence >> SEQUENCE_SHIFT
+                if entry >= first and (segment.received_at or 0) >= moment:
+                    return min(entry, end)
+        return end
+
+    def _merge(self, index: Index, numbers: list[int], epoch: Epoch) -> None:
         """Merge entries, which follow each other, under the last one's number."""
         first, last = index.merged.get(numbers[0], numbers[0]), numbers[-1]
         segments = [segment for number in numbers for segment in self._read(index, number)]
@@ -288,38 +306,42 @@ class RedoLog:
         """Remove the files of entries that were merged in epochs before `oldest`."""
         with self._changing() as index:
             replaced: dict[int, list[str]] = {}
-            for name, number in _numbered(self.files.names(self.folder)):
+            for name, number in numbered_files(self.files.names(self.folder)):
                 holder = index.holder(number)
                 if holder in index.merged:
                     replaced.setdefault(holder, []).append(name)
             waiting = set()
             for last, names in replaced.items():
                 entry = self._entry(last, index.merged[last]).removeprefix(f"{self.folder}/")
-                if sum(map(_is_entry, names)) == 1:  # that of all, as entries are removed last
+                if sum(map(is_entry, names)) == 1:  # that of all, as entries are removed last
                     continue
                 document = self.files.read_json(f"{self.folder}/{entry}")
                 if document["epoch"] >= oldest:
                     waiting.add(last)
                     continue
                 kept = {entry, *(os.path.basename(one["file"]) for one in document["segments"])}
-                for name in sorted(set(names) - kept, key=_is_entry):
+                for name in sorted(set(names) - kept, key=is_entry):
                     self.files.remove(f"{self.folder}/{name}")
             index.replaced = bool(waiting)
             self._remove_marks(index, waiting)
 
-    def _remove_marks(self, index: _Index, waiting: Container[int]) -> None:
+    def _remove_marks(self, index: Index, waiting: Container[int]) -> None:
         """Remove the watermarks that only entries at the beginning need, which were merged."""
         end = 0
         for number in index.entries:
             if number not in index.merged or number in waiting:
                 break
             end = number
-        for mark in index.marks[: max(bisect_right(index.marks, end) - 1, 0)]:
+        self._drop_marks(index, end)
+
+    def _drop_marks(self, index: Index, entry: int) -> None:
+        """Remove the watermarks before the one that holds for an entry."""
+        for mark in index.marks[: max(bisect_right(index.marks, entry) - 1, 0)]:
             self.files.remove(self._mark(mark))
             index.marks.remove(mark)
             index.watermarks.pop(mark, None)
 
-    def _read(self, index: _Index, number: int) -> list[Segment]:
+    def _read(self, index: Index, number: int) -> list[Segment]:
         """Return the segments of an entry, with their watermarks."""
         document = self.files.read_json(self._entry(number, index.merged.get(number)))
         if number in index.merged:
@@ -356,6 +378,7 @@ class RedoLog:
                     self._remove(lambda number: number < end)
                     del index.entries[: bisect_left(index.entries, end)]
                     index.merged = {n: first for n, first in index.merged.items() if n >= end}
+                    self._drop_marks(index, end)
 
     def tidy(self) -> None:
         """Remove the files of forgotten and unfinished entries; call it before the first write."""
@@ -365,7 +388,7 @@ class RedoLog:
             index = self._listed()
             self._remove(lambda number: number < index.start or index.holder(number) is None)
 
-    def _known(self, end: int = 0) -> _Index:
+    def _known(self, end: int = 0) -> Index:
         """Return the index; read the folder again if there is none, or it ends before `end`."""
         with self._lock:
             if self._index is not None and end <= self._index.end:
@@ -373,19 +396,19 @@ class RedoLog:
             return self._listed()
 
     @contextmanager
-    def _changing(self) -> Iterator[_Index]:
+    def _changing(self) -> Iterator[Index]:
         """Yield the index for a change on disk; discard it if the change fails."""
         with self._lock:
             index, self._index = self._known(), None
             yield index
             self._index = index
 
-    def _listed(self) -> _Index:
+    def _listed(self) -> Index:
         begin = f"{self.folder}/{START}"
         start = int(self.files.read_json(begin)) if self.files.exists(begin) else 0
         names = self.files.names(self.folder)
         entries, merged, replaced = array("q"), dict[int, int](), False
-        for first, last in sorted(_spans(names), key=lambda span: (span[0], -span[1])):
+        for first, last in sorted(spans(names), key=lambda span: (span[0], -span[1])):
             if entries and last <= entries[-1]:
                 replaced = True
                 continue
@@ -393,28 +416,28 @@ class RedoLog:
             if first < last:
                 merged[last] = first
         marks = array("q", [int(n.removeprefix(MARK)) for n in names if n.startswith(MARK)])
-        index = _Index(start, entries, merged, replaced, marks, set())
-        index.begun = {n for _, n in _numbered(names) if index.holder(n) is None}
+        index = Index(start, entries, merged, replaced, marks, set())
+        index.begun = {n for _, n in numbered_files(names) if index.holder(n) is None}
         return index
 
     def _remove(self, gone: Callable[[int], bool]) -> None:
         """Remove the files of the entries for whose numbers `gone` is true."""
-        for name, number in _numbered(self.files.names(self.folder)):
+        for name, number in numbered_files(self.files.names(self.folder)):
             if gone(number):
                 self.files.remove(f"{self.folder}/{name}")
 
-    def _begin_at(self, index: _Index, number: int) -> None:
+    def _begin_at(self, index: Index, number: int) -> None:
         self.files.write_json(f"{self.folder}/{START}", number)
         index.start = number
 
-    def _watermark(self, index: _Index, entry: int) -> int | None:
+    def _watermark(self, index: Index, entry: int) -> int | None:
         """Return the watermark that holds for an entry."""
         mark, known = index.mark_of(entry), index.watermarks
         if mark is not None and mark not in known:
             known[mark] = self.files.read_json(self._mark(mark))
         return None if mark is None else known[mark]
 
-    def _written(self, index: _Index) -> dict[str, int | None]:
+    def _written(self, index: Index) -> dict[str, int | None]:
         """Return the last version of each writer whose batches the log holds or has held."""
         if index.written is None:
             known: dict[str, int | None] = {}
@@ -440,24 +463,6 @@ class RedoLog:
         return f"{self.folder}/{number:012d}{merged}.json"
 
 
-def _mergeable(index: _Index, end: int) -> list[int]:
-    """Return the numbers of the oldest entries before `end` that can be merged; none if there are none."""
-    found: list[int] = []
-    level = 0
-    for number in index.entries:
-        if number >= end:
-            break
-        size = number - index.merged.get(number, number) + 1
-        now = 0 if size < MERGE_FAN_IN else 1 if size < MERGE_FAN_IN**2 else 2
-        if now != level:
-            found, level = [], now
-        if level < 2:
-            found.append(number)
-        if len(found) == MERGE_FAN_IN:
-            return found
-    return []
-
-
 def _stored(segment: Segment) -> dict[str, Any]:
     """Return a segment without what is known only when its entry is processed."""
     document = segment.as_dict()
@@ -466,22 +471,10 @@ def _stored(segment: Segment) -> dict[str, Any]:
     return document
 
 
-def _numbered(names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield the names of files of entries, with the number of the entry."""
-    for name in names:
-        if name[:NUMBER_DIGITS].isdigit():
-            yield name, int(name[:NUMBER_DIGITS])
-
-
-def _spans(names: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of the first and the last entry of each document."""
-    for name in names:
-        if found := _ENTRY.fullmatch(name):
-            yield int(found[2] or found[1]), int(found[1])
-
-
-def _is_entry(name: str) -> bool:
-    return _ENTRY.fullmatch(name) is not None
+def expired(files: Files, source: str) -> Expired:
+    """Return which entries of a source's log are no longer read. Only reads, like `last_received`."""
+    name = f"logs/{source}/{EXPIRED}"
+    return Expired(**files.read_json(name)) if files.exists(name) else Expired()
 
 
 def last_received(files: Files, source: str) -> int | None:
@@ -490,7 +483,7 @@ def last_received(files: Files, source: str) -> int | None:
     Only reads, so that it can be used beside an engine.
     """
     folder = f"logs/{source}"
-    entries = [name for name in files.names(folder) if _is_entry(name)]
+    entries = [name for name in files.names(folder) if is_entry(name)]
     if not entries:
         return None
     document = files.read_json(f"{folder}/{max(entries)}")

@@ -146,6 +146,14 @@ class ResetWatermark(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Retain(Statement):
+    """`ALTER STREAM name RETAIN '30 days'`, or `RETAIN ALL`; `interval` is None for all."""
+
+    name: str
+    interval: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Show(Statement):
     """`SHOW TABLES | STREAMS | VIEWS | SINKS`; `kind` is one of the values of `KINDS`."""
 

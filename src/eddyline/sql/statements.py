@@ -29,6 +29,7 @@ from eddyline.sql.forms import (
     Explain,
     Insert,
     ResetWatermark,
+    Retain,
     Select,
     Show,
     Statement,
@@ -44,7 +45,7 @@ KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
 
 WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
-    "type; a stream also DROP CONSTRAINT c, RESET WATERMARK; a view CREATE OR REPLACE VIEW; else DROP it and "
+    "type; a stream also DROP CONSTRAINT c, RESET WATERMARK, RETAIN; a view CREATE OR REPLACE VIEW; else DROP it and "
     "CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
@@ -310,7 +311,7 @@ def _drop(cursor: Cursor) -> Drop:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint:
+def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint | Retain:
     change = (cursor.word(), cursor.word(2), cursor.word(3))
     if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
         return _alter_column(cursor)
@@ -319,6 +320,12 @@ def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint:
         name = cursor.name("the name of the stream")
         cursor.expect("DROP", "CONSTRAINT")
         return DropConstraint(name, cursor.name("the name of the constraint"), line=cursor.line)
+    if change[:2] == ("STREAM", "RETAIN"):
+        cursor.at += 1
+        name = cursor.name("the name of the stream")
+        cursor.expect("RETAIN")
+        interval = None if cursor.accept("ALL") else cursor.string()
+        return Retain(name, interval, line=cursor.line)
     if change != ("STREAM", "RESET", "WATERMARK"):
         cursor.at -= 1
         cursor.refuse("ALTER", WAYS_OUT["ALTER"])

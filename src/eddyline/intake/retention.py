@@ -1,0 +1,126 @@
+"""How long an append-only stream keeps its rows, and which views have rows that are gone.
+
+A view that is there keeps its results: rows that leave a stream are not retracted. What reads all rows of a
+stream begins with those that are kept: queries, and views made later. So a view that has more can't be
+compared with offline SQL, nor computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from eddyline.catalog.entries import RETAIN, STREAM, VIEW, Catalog, Entry
+from eddyline.changes import Epoch, ViewId
+from eddyline.errors import DataError, StateError
+from eddyline.intake.sources import Sources
+from eddyline.spark.intervals import interval_micros
+from eddyline.state.manifest import Failure, Manifest
+
+
+def with_retention(stream: Entry, session: SparkSession) -> Entry:
+    """Return a new stream with its option `retain` in microseconds.
+
+    Raises:
+        DataError: BAD_RETENTION, the stream can't have that.
+    """
+    given = [name for name in stream.options if name.lower() == RETAIN]
+    for name in given:
+        text = stream.options[name]
+        options = {key: value for key, value in stream.options.items() if key not in given}
+        stream = retaining(replace(stream, options=options), text, session)
+    return stream
+
+
+def retaining(stream: Entry, interval: str | None, session: SparkSession) -> Entry:
+    """Return a stream that keeps its rows for a time.
+
+    Args:
+        interval: such as `30 days`; None: forever.
+
+    Raises:
+        DataError: BAD_RETENTION, the stream can't have that.
+    """
+    if stream.role:
+        raise _refused(stream, "it belongs to another stream", "give it to that one")
+    if stream.arranged:
+        raise _refused(
+            stream,
+            "its rows are those that its operations leave, and are stored apart from its log",
+            "delete rows in its source",
+        )
+    options = {name: value for name, value in stream.options.items() if name != RETAIN}
+    if interval is not None:
+        micros = interval_micros(interval, session)
+        if micros is None or micros <= 0:
+            raise _refused(stream, f"{interval!r} is no time", "write it like '30 days'")
+        options[RETAIN] = str(micros)
+    return replace(stream, options=options)
+
+
+def short_of_rows(view: Entry, catalog: Catalog, manifest: Manifest, sources: Sources) -> str:
+    """Return a stream that no longer has all rows of which a view was computed; empty if there is none."""
+    computed = max(view.since, manifest.rebuilt.get(ViewId(view.id), 0))
+    for read in map(catalog.find, view.upstream):
+        if read is not None and read.kind == STREAM and not read.arranged:
+            expired = sources.log(read).expired()
+            if expired.end and expired.epoch >= computed:
+                return read.name
+    return ""
+
+
+def cut_off(
+    views: Sequence[Entry], catalog: Catalog, manifest: Manifest, sources: Sources
+) -> dict[ViewId, Failure]:
+    """Return why views can't be computed again after an epoch: they, or views that they read, are short of rows.
+
+    Args:
+        views: upstream first.
+        manifest: of the epoch.
+    """
+    found: dict[str, Failure] = {}
+    since = Epoch(manifest.epoch + 1)
+    for view in views:
+        upstream = next((name for name in view.upstream if name in found), "")
+        stream = short_of_rows(view, catalog, manifest, sources)
+        if stream:
+            error = rows_expired(view.name, stream)
+            found[view.name] = Failure(view.name, since, f"{error.message}; {error.hint}")
+        elif upstream:
+            text = f"view {view.name} reads {upstream}, which can't be computed again"
+            found[view.name] = Failure(view.name, since, text, upstream)
+    return {ViewId(view.id): found[view.name] for view in views if view.name in found}
+
+
+def uncounted(catalog: Catalog, manifest: Manifest, sources: Sources) -> dict[str, str]:
+    """Return the views that hold rows which are gone, also through other views, each with the stream of these."""
+    found: dict[str, str] = {}
+    for view in catalog.entries:
+        if view.kind == VIEW:
+            own = short_of_rows(view, catalog, manifest, sources)
+            through = (found[name] for name in view.upstream if name in found)
+            if stream := own or next(through, ""):
+                found[view.name] = stream
+    return found
+
+
+def rows_expired(view: str, stream: str) -> StateError:
+    """Return the error for a view that can't be computed again, as rows of a stream are gone."""
+    return StateError(
+        f"view {view} can't be computed again: rows of stream {stream} are gone, which are older than it retains",
+        condition="ROWS_EXPIRED",
+        view=view,
+        stream=stream,
+        hint=f"CREATE OR REPLACE VIEW {view} begins anew, with the rows that {stream} still has",
+    )
+
+
+def _refused(stream: Entry, why: str, way_out: str) -> DataError:
+    return DataError(
+        f"stream {stream.name} can't have this retention: {why}",
+        condition="BAD_RETENTION",
+        stream=stream.name,
+        hint=way_out,
+    )

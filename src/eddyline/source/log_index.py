@@ -1,0 +1,96 @@
+"""Which entries a redo log has, in memory: a listing of its folder."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from eddyline.source.log_files import NUMBER_DIGITS
+
+MERGE_FAN_IN = 64
+"""The number of entries, and then of merged ones, that `RedoLog.merge` puts together."""
+
+_ENTRY = re.compile(r"([0-9]{12})(?:-from-([0-9]{12}))?\.json")
+
+
+@dataclass(slots=True)
+class Index:
+    """The entries and watermarks of a log, in memory.
+
+    Attributes:
+        start: number of the first retained entry.
+        entries: numbers of the entries, in order; of merged ones that of the last.
+        merged: the number of the first entry that was merged, by that of the last.
+        replaced: whether there are files of entries that have been merged.
+        marks: numbers of the watermark files, in order.
+        begun: numbers of unfinished entries, which may have files.
+        watermarks: the watermarks read so far, by the number of their file.
+        written: the last version of each writer of batches; None if that isn't read yet.
+    """
+
+    start: int
+    entries: array[int]
+    merged: dict[int, int]
+    replaced: bool
+    marks: array[int]
+    begun: set[int]
+    watermarks: dict[int, int | None] = field(default_factory=dict)
+    written: dict[str, int | None] | None = None
+
+    @property
+    def end(self) -> int:
+        """The number after that of the last entry."""
+        return self.entries[-1] + 1 if self.entries else self.start
+
+    def mark_of(self, entry: int) -> int | None:
+        """Return the number of the watermark file that holds for an entry."""
+        at = bisect_right(self.marks, entry)
+        return self.marks[at - 1] if at else None
+
+    def holder(self, entry: int) -> int | None:
+        """Return the number under which an entry is there, alone or merged; None if it isn't."""
+        at = bisect_left(self.entries, entry)
+        if at == len(self.entries):
+            return None
+        number = self.entries[at]
+        return number if self.merged.get(number, number) <= entry else None
+
+
+def mergeable(index: Index, end: int) -> list[int]:
+    """Return the numbers of the oldest entries before `end` that can be merged; none if there are none."""
+    found: list[int] = []
+    level = 0
+    for number in index.entries:
+        if number >= end:
+            break
+        size = number - index.merged.get(number, number) + 1
+        now = 0 if size < MERGE_FAN_IN else 1 if size < MERGE_FAN_IN**2 else 2
+        if now != level:
+            found, level = [], now
+        if level < 2:
+            found.append(number)
+        if len(found) == MERGE_FAN_IN:
+            return found
+    return []
+
+
+def numbered_files(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the names of files of entries, with the number of the entry."""
+    for name in names:
+        if name[:NUMBER_DIGITS].isdigit():
+            yield name, int(name[:NUMBER_DIGITS])
+
+
+def spans(names: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of the first and the last entry of each document."""
+    for name in names:
+        if found := _ENTRY.fullmatch(name):
+            yield int(found[2] or found[1]), int(found[1])
+
+
+def is_entry(name: str) -> bool:
+    """Return whether a file is the document of an entry, alone or merged."""
+    return _ENTRY.fullmatch(name) is not None
