@@ -298,6 +298,17 @@ WINDOWS = {
     "latest_of_key": "SELECT k, id, b FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY ts DESC, id, b)"
     " AS r FROM t) WHERE r = 1",
     "qualify": "SELECT k, id, b FROM t QUALIFY row_number() OVER (PARTITION BY k ORDER BY id DESC, b) = 1",
+    "first_with_its_number": "SELECT k, id, b, r, r + b AS s FROM (SELECT *, row_number() OVER"
+    " (PARTITION BY k ORDER BY id DESC, b) AS r FROM t) WHERE r = 1",
+    "first_ranks": "SELECT g, b, r, d FROM (SELECT g, b, rank() OVER w AS r, dense_rank() OVER w AS d FROM t"
+    " WINDOW w AS (PARTITION BY g ORDER BY b)) WHERE r = 1",
+    "first_rank_numbered": "SELECT g, b, r, n FROM (SELECT g, b, rank() OVER w AS r, row_number() OVER w AS n"
+    " FROM (SELECT DISTINCT g, b FROM t) WINDOW w AS (PARTITION BY g ORDER BY b)) WHERE r <= 1",
+    "first_and_sum": "SELECT k, id, n, s FROM (SELECT k, id, row_number() OVER w AS n, sum(b) OVER w AS s FROM t"
+    " WINDOW w AS (PARTITION BY k ORDER BY id, b)) WHERE n = 1",
+    "first_of_all": "SELECT id, b, r FROM (SELECT id, b, row_number() OVER (ORDER BY b, id) AS r FROM t) WHERE r < 2",
+    "join_of_firsts": "SELECT x.k, x.id, u.v FROM (SELECT k, id, row_number() OVER (PARTITION BY k ORDER BY id DESC, b)"
+    " AS r FROM t) x JOIN u ON x.k = u.k WHERE x.r = 1",
     "window_of_aggregate": "SELECT k, n, rank() OVER (ORDER BY n DESC) AS r FROM"
     " (SELECT k, count(*) AS n FROM t GROUP BY k)",
     "share_of_total": "SELECT k, sum(b) AS s, sum(sum(b)) OVER () AS total FROM t GROUP BY k",

@@ -106,9 +106,9 @@ class Builder:
 
     def negative(self, number: Expression) -> Expression:
         """Return `number < 0`, for a BIGINT."""
-        return self.expression("LessThan", number, self._constant("0L"))
+        return self.expression("LessThan", number, self.constant("0L"))
 
-    def _constant(self, sql: str) -> Expression:
+    def constant(self, sql: str) -> Expression:
         """Return an expression without columns and functions, or such a one with a name."""
         found: Expression = self._parser.parseExpression(sql)
         return found
@@ -135,7 +135,7 @@ class Builder:
 
     def with_one_hash(self, plan: Plan) -> Plan:
         """Return the plan with 0 in place of its first column, the hash of each row."""
-        columns = plan.output().updated(0, self._constant(f"0L AS {HASH}"))
+        columns = plan.output().updated(0, self.constant(f"0L AS {HASH}"))
         return self._node("Project", columns, plan)
 
     def repartitioned(self, plan: Plan, tasks: int) -> Plan:
@@ -146,7 +146,7 @@ class Builder:
     def bucket(self, plan: Plan, names: Sequence[str], buckets: int) -> Expression:
         """Return the number of the task into which a shuffle by some columns puts each row."""
         if not names or buckets == 1:
-            return self._constant("0")
+            return self.constant("0")
         columns = {column.name(): column for column in output_of(plan)}
         by = [columns[name] for name in names]
         hashed = self._scala.new(f"{PHYSICAL}.HashPartitioning", self.seq(by), buckets)

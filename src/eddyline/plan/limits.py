@@ -237,12 +237,17 @@ def _directions(orders: Sequence[Order]) -> tuple[tuple[bool, ...], tuple[bool, 
 _RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DENSE_RANK}
 
 
+def keeps_group_top(build: Build, node: Plan) -> bool:
+    """Return whether `group_top` drops what the filter above a node would; else that has to."""
+    sort_keys = [order.child() for order in items(node.orderSpec())]
+    return build.native and is_sortable(sort_keys, items(node.partitionSpec()))
+
+
 def group_top(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Keep the rows that a filter on row_number, rank or dense_rank can let through."""
     child = lower(child_of(node))
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
-    sort_keys = [order.child() for order in orders]
-    if not (build.native and is_sortable(sort_keys, partition)):
+    if not keeps_group_top(build, node):
         return child  # the filter drops the same rows
     columns = output_of(child_of(node))
     rows = partitioned(build, child, partition, orders, columns)

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from eddyline.operators.neighbours import PLACE, SHOWN, SLOT, STRETCH, Neighbours
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds
-from eddyline.plan.limits import is_sortable, partitioned
+from eddyline.plan.limits import is_sortable, keeps_group_top, partitioned
 from eddyline.plan.logical import Expression, Plan, child_of, find, items, kind, output_of, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
@@ -56,6 +56,8 @@ _DISTANCES: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Lower window functions; stacked nodes with the same partitioning at once."""
+    if _is_first(build, node):
+        return _numbered_one(build, node, lower(child_of(node)))
     partition = items(node.partitionSpec())
     stack, split = _stack(node), None
     reach = _reach(build, stack)
@@ -103,6 +105,41 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         endless=child.endless,
         bounds=attribute_bounds(partition, bounds),
     )
+
+
+def _is_first(build: Build, node: Plan) -> bool:
+    """Return whether functions number rows of which only the first ones of each partition are left.
+
+    Then the numbers are all 1: `row_number() ... = 1` keeps one row, and ties have the same rank.
+    """
+    below = child_of(node)
+    if kind(below) != "WindowGroupLimit" or below.limit() != 1 or not keeps_group_top(build, below):
+        return False
+    same = all(
+        canonical_texts(items(one)) == canonical_texts(items(other))
+        for one, other in (
+            (node.partitionSpec(), below.partitionSpec()),
+            (node.orderSpec(), below.orderSpec()),
+        )
+    )
+    ranks = {"Rank", "DenseRank"}
+    if kind(below.rankLikeFunction()) == "RowNumber":
+        ranks.add("RowNumber")  # of rows that tie only one has the number 1
+    values = [named.child() for named in items(node.windowExpressions())]
+    return same and all(
+        kind(over) == "WindowExpression" and kind(over.windowFunction()) in ranks for over in values
+    )
+
+
+def _numbered_one(build: Build, node: Plan, child: Delta) -> Delta:
+    """Return the rows with the number 1 for each function."""
+    catalyst = build.catalyst
+    ones = [
+        catalyst.alias(catalyst.constant("1"), named.name(), named)
+        for named in items(node.windowExpressions())
+    ]
+    plan = catalyst.project([*output_of(child_of(node)), *ones, child.weight], child.plan)
+    return child.through(plan, "Window", node_text(node))
 
 
 def _split(build: Build, node: Plan) -> Plan | None:
