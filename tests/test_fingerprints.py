@@ -247,6 +247,4 @@ def test_common_expressions_that_spark_numbers_do_not_change_a_plan(spark, tmp_p
     for _ in range(2):
         with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
             assert engine.advance() == epoch, "nothing has to be computed again"
-            workspace = engine._workspace
-            plan = workspace.plan(workspace.catalog.get("trimmed"))
-            assert "_common_expr_" in str(plan.compiled.frame._jdf.queryExecution().toString())
+            assert "_common_expr_" in engine.explain("trimmed", stage="physical")
