@@ -21,7 +21,8 @@ def run(lanes, cost, rows, epochs):
 
 
 def test_few_rows_begin_in_the_short_lane_and_many_in_the_wide_one():
-    lanes = Lanes(200_000)
+    assert Lanes(200_000, cores=2).choose("v", 200_000, 2) == SHORT
+    lanes = Lanes(200_000, cores=8)
     assert lanes.choose("v", 100, 2) == SHORT
     assert lanes.choose("v", 200_000, 2) == WIDE
     assert lanes.choose("v", 200_001, 2) == WIDE

@@ -139,7 +139,7 @@ class Workspace:
             self.sources.readers,
         )
         self.results = Results(self.files, self.sources, self.plan, options.scan_tasks)
-        self.lanes = Lanes(options.short_lane_rows)
+        self.lanes = Lanes(options.short_lane_rows, options.scan_tasks)
         self.reads = OpenReads(self.files, options.lease_seconds)
 
     @property

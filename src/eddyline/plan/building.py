@@ -165,8 +165,15 @@ class Builder:
 
     def placeholder(self, like: Plan) -> Plan:
         """Return a leaf without rows, with the columns of a plan."""
+        return self._leaf(like.output())
+
+    def leaf(self, columns: Sequence[Expression]) -> Plan:
+        """Return a leaf without rows, with some columns."""
+        return self._leaf(self.seq(columns))
+
+    def _leaf(self, columns: Seq[Expression]) -> Plan:
         scala = self._scala
-        leaf = self._node("LocalRelation", like.output(), scala.empty, False, scala.nothing)
+        leaf = self._node("LocalRelation", columns, scala.empty, False, scala.nothing)
         return self.resolved(leaf)
 
     def resolved(self, plan: Plan) -> Plan:

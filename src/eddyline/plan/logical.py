@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from pyspark.sql.types import DataType, _parse_datatype_json_string
+from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_json_string
 
 from eddyline.spark import trees
 
@@ -251,6 +251,11 @@ def child_of(node: N) -> N:
 def output_of(plan: Plan) -> list[Expression]:
     """Return the columns of a plan's rows."""
     return [*trees.known(plan, "output", lambda: items(plan.output()))]
+
+
+def columns_of(plan: Plan) -> StructType:
+    """Return the columns of a plan's output."""
+    return StructType([StructField(one.name(), type_of(one)) for one in output_of(plan)])
 
 
 def expressions_of(plan: Plan) -> list[Expression]:

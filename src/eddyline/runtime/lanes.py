@@ -19,8 +19,10 @@ MEMORY = 0.8
 ADVANTAGE = 0.75
 """A view changes lanes only for an epoch that is expected to take less than this share of the time."""
 
-_TYPICAL = {SHORT: (0.012, 2.5e-6), WIDE: (0.06, 1e-6)}
-"""Fixed seconds and seconds a row, by operator: measured on two cores, see ARCHITECTURE.md."""
+_TYPICAL = {SHORT: (0.01, 1.8e-6), WIDE: (0.06, 1.8e-6)}
+"""Fixed seconds of each operator, and seconds of each row: measured on two cores, see ARCHITECTURE.md."""
+
+_TYPICAL_CORES = 2
 
 _TYPICAL_ROWS = 100_000
 _ROWS_MAX = 1 << 40  # more is a guess where the rows of a file aren't known
@@ -89,10 +91,12 @@ class Lanes:
 
     Args:
         most: rows of input beyond which no epoch takes the short lane.
+        cores: over so many cores a job of the wide lane spreads its rows.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, cores: int = _TYPICAL_CORES) -> None:
         self.most = most
+        self._spread = {SHORT: 1.0, WIDE: _TYPICAL_CORES / cores}
         self._views: dict[str, _View] = {}
 
     def choose(self, view: str, rows: int, operators: int) -> str:
@@ -136,7 +140,7 @@ class Lanes:
         if known is None:
             parts = max(operators, 1)
             lines = {
-                lane: Line(fixed * parts, slope * parts)
+                lane: Line(fixed * parts, slope * self._spread[lane])
                 for lane, (fixed, slope) in _TYPICAL.items()
             }
             known = self._views[view] = _View(lines)

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from eddyline.changes import BUCKET
 from eddyline.operators.base import Timed
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.lanes import Piece, Step
-from eddyline.plan.logical import Plan, kind, subqueries_of, tree
+from eddyline.plan.logical import Plan, columns_of, kind, subqueries_of, tree
 from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.plan.passing import ROW, Constant, Split, split
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
@@ -63,6 +65,47 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class _Passing:
+    """A plan that passes columns on, and has Spark compute others; see `plan/passing.py`.
+
+    Attributes:
+        plan: computes them; None for none.
+        schema: the columns of the output.
+    """
+
+    split: Split
+    plan: DriverPlan | None
+    schema: pa.Schema
+
+    def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
+        """Return the plan's output over the rows of a table."""
+        split, computed = self.split, []
+        if self.plan is not None:
+            given = table.select(split.needed)
+            if split.numbered:
+                given = given.append_column(
+                    ROW, pa.array(np.arange(table.num_rows, dtype=np.int32))
+                )
+            found = self.plan(given, context)
+            computed = found.columns
+            if split.filtered:
+                rows = computed.pop()
+                if len(rows) < table.num_rows:
+                    table = table.take(rows)
+        others = iter(computed)
+        columns = []
+        for one, field in zip(split.passed, self.schema, strict=True):
+            if one is None:
+                columns.append(next(others))
+            elif isinstance(one, Constant):
+                value = pa.scalar(one.value, field.type)
+                columns.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
+            else:
+                columns.append(table.column(one))
+        return cast_to(pa.table(columns, names=self.schema.names), self.schema)
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
     """A stateless piece of a plan.
 
@@ -74,7 +117,7 @@ class _Piece:
     """
 
     source: int
-    plan: DriverPlan
+    plan: DriverPlan | _Passing
     of_none: bool
     shuffled: bool
     one_to_one: bool
@@ -193,18 +236,38 @@ class ShortPlan:
 
 
 def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
-    """Return the physical form of a piece; NotShortError if it can't run in the driver."""
-    logical = catalyst.over_leaf(piece.plan, driver.leaf(piece.placeholder))
+    """Return the form in which a piece runs; NotShortError if it can't run in the driver."""
+    plan: DriverPlan | _Passing
+    known = split(catalyst, piece)
+    if known is not None:
+        computed = None
+        if known.plan is not None:
+            schema = columns_of(known.plan)
+            computed, _ = _driver_plan(driver, catalyst, known.plan, known.leaf, schema)
+        plan = _Passing(known, computed, driver.schema(piece.schema))
+        kinds: list[str] = []
+        one_to_one = not known.filtered
+    else:
+        plan, kinds = _driver_plan(driver, catalyst, piece.plan, piece.placeholder, piece.schema)
+        one_to_one = _ONE_TO_ONE.issuperset(kinds)
+    of_none = not _AGGREGATES.isdisjoint(kinds)
+    return _Piece(piece.source, plan, of_none, BUCKET in piece.schema.names, one_to_one)
+
+
+def _driver_plan(
+    driver: Driver, catalyst: Catalyst, plan: Plan, leaf: Plan, schema: StructType
+) -> tuple[DriverPlan, list[str]]:
+    """Return the physical form of a plan over one leaf, and the kinds of its nodes.
+
+    Raises:
+        NotShortError: it can't run in the driver.
+    """
+    logical = catalyst.over_leaf(plan, driver.leaf(leaf))
     # all rows are in one partition already, and so need no shuffle
     physical: Plan = driver.narrow(catalyst.executable(catalyst.resolved(logical)))
     nodes = list(tree(physical))
-    wide = [name for name in map(kind, nodes) if name not in _NARROW]
+    kinds = [kind(node) for node in nodes]
+    wide = [name for name in kinds if name not in _NARROW]
     if wide or any(map(subqueries_of, nodes)):
         raise NotShortError(f"it has {wide[0] if wide else 'a subquery'}")
-    return _Piece(
-        piece.source,
-        DriverPlan(driver, physical, piece.schema),
-        any(kind(node) in _AGGREGATES for node in nodes),
-        BUCKET in piece.schema.names,
-        _ONE_TO_ONE.issuperset(map(kind, nodes)),
-    )
+    return DriverPlan(driver, physical, schema), kinds

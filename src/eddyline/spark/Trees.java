@@ -25,11 +25,15 @@ public final class Trees {
         this.gateway = gateway;
     }
 
-    /** The elements of a Seq, a line for each. */
+    /** The elements of a Seq, a line for each; expressions with all below them. */
     public String elements(Seq values) {
         StringBuilder told = new StringBuilder();
         for (Iterator i = values.iterator(); i.hasNext();) {
             Object one = i.next();
+            if (one instanceof Expression) {
+                tellBelow((Expression) one, told);
+                continue;
+            }
             tell(gateway.putNewObject(one), one, told);
             told.append('\n');
         }

@@ -26,8 +26,14 @@ def known(one: Any, what: str, ask: Callable[[], T]) -> T:
 
 
 def elements(seq: Any) -> list[Any]:
-    """Return the objects in a Scala Seq."""
-    return [_told(seq, line.split(" ")) for line in _trees().elements(seq).splitlines()]
+    """Return the objects in a Scala Seq, expressions with all below them."""
+    lines = (line.split(" ") for line in _trees().elements(seq).splitlines())
+    found = []
+    for line in lines:
+        found.append(_told(seq, line))
+        if line[4] != "-1":  # an expression
+            _tell_below(found[-1], line, lines)
+    return found
 
 
 def children(node: Any) -> list[Any]:

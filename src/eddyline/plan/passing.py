@@ -1,0 +1,147 @@
+"""Splits a stateless piece of a plan into what Spark computes, and columns that it only passes on.
+
+In the short lane Arrow holds the rows, and Spark computes on rows of its own. So a column that is nowhere
+computed with stays in Arrow; Spark gets the others, and tells which rows a filter keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.types import BooleanType, IntegerType, LongType
+
+from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.lanes import Piece
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    child_of,
+    children_of,
+    expressions_of,
+    id_of,
+    kind,
+    output_of,
+    subqueries_of,
+    type_of,
+)
+
+Places = dict[int, "int | Constant | None"]
+"""What the columns of a plan are, by their ids: see `Split.passed`."""
+
+ROW = "eddyline_row"
+"""The column that numbers the rows of a piece with a filter."""
+
+_PASSES = ("Project", "Filter")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The value of a column that is the same in all rows."""
+
+    value: bool | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece that only projects and filters.
+
+    Attributes:
+        plan: what Spark computes: the other columns of the output, then `ROW` if rows can be missing; None for
+            nothing.
+        leaf: what `plan` reads: the columns of `needed`, then `ROW` if `numbered`.
+        needed: the places of these columns in the input.
+        passed: for each column of the output its place in the input, or its value; None if Spark computes it.
+        numbered: whether the leaf has `ROW`: to tell which rows are left, or how many there are.
+        filtered: whether rows can be missing.
+    """
+
+    plan: Plan | None
+    leaf: Plan
+    needed: tuple[int, ...]
+    passed: tuple[int | Constant | None, ...]
+    numbered: bool
+    filtered: bool
+
+
+def split(catalyst: Catalyst, piece: Piece) -> Split | None:
+    """Return how a piece is split; None if it does more than to project and filter."""
+    nodes = list(_down(piece.plan))
+    leaf = nodes.pop()
+    if any(kind(node) not in _PASSES or subqueries_of(node) for node in nodes):
+        return None
+    place: Places = {id_of(one): at for at, one in enumerate(output_of(leaf))}
+    for node in reversed(nodes):
+        if kind(node) == "Project":
+            place = {id_of(one): _passed(one, place) for one in expressions_of(node)}
+    outputs = [id_of(one) for one in output_of(piece.plan)]
+    needed = computed = {one for one in outputs if place[one] is None}
+    for node in nodes:
+        needed = _needed(node, needed)
+    given = [(at, one) for at, one in enumerate(output_of(leaf)) if id_of(one) in needed]
+    filtered = any(kind(node) == "Filter" for node in nodes)
+    numbered = filtered or not given
+    row = [catalyst.alias(catalyst.constant("0"), ROW).toAttribute()] if numbered else []
+    reduced, plan = catalyst.leaf([*(one for _, one in given), *row]), None
+    if computed or filtered:
+        plan = _rebuilt(catalyst, nodes, reduced, computed, row if filtered else [])
+    places = tuple(at for at, _ in given)
+    return Split(plan, reduced, places, tuple(place[one] for one in outputs), numbered, filtered)
+
+
+def _down(plan: Plan) -> Iterator[Plan]:
+    """Yield the nodes of a plan with one leaf, from the top on."""
+    while children_of(plan):
+        yield plan
+        plan = child_of(plan)
+    yield plan
+
+
+def _passed(column: Expression, place: Places) -> int | Constant | None:
+    """Return what a column of a projection passes on; None if it is computed."""
+    value = child_of(column) if kind(column) == "Alias" else column
+    if kind(value) == "AttributeReference":
+        return place[id_of(value)]
+    cast = kind(value) == "Cast"
+    literal = child_of(value) if cast else value
+    if kind(literal) != "Literal":
+        return None
+    given = literal.value()
+    if given is None:
+        return Constant(None)
+    simple = isinstance(type_of(literal), BooleanType | IntegerType | LongType)
+    return Constant(given) if simple and not cast else None
+
+
+def _needed(node: Plan, above: set[int]) -> set[int]:
+    """Return the attributes that a node needs to compute others."""
+    if kind(node) == "Filter":
+        return above | set(_attributes(expressions_of(node)))
+    return set(_attributes(one for one in expressions_of(node) if id_of(one) in above))
+
+
+def _attributes(expressions: Iterable[Expression]) -> Iterator[int]:
+    for one in expressions:
+        if kind(one) == "AttributeReference":
+            yield id_of(one)
+        yield from _attributes(children_of(one))
+
+
+def _rebuilt(
+    catalyst: Catalyst, nodes: list[Plan], leaf: Plan, computed: set[int], row: list[Expression]
+) -> Plan:
+    """Return the nodes over another leaf, with the columns that are needed and the numbers of the rows."""
+    wanted = [computed]
+    for node in nodes[:-1]:
+        wanted.append(_needed(node, wanted[-1]))
+    plan = leaf
+    for node, above in zip(reversed(nodes), reversed(wanted), strict=True):
+        if kind(node) == "Project":
+            kept = [one for one in expressions_of(node) if id_of(one) in above]
+            plan = catalyst.project([*kept, *row], plan)
+        else:
+            plan = catalyst.with_child(node, plan)
+    if kind(nodes[0]) == "Filter":  # it gives more columns than are wanted
+        kept = [one for one in output_of(nodes[0]) if id_of(one) in computed]
+        plan = catalyst.project([*kept, *row], plan)
+    return plan
