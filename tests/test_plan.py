@@ -16,7 +16,7 @@ import functions
 from eddyline.errors import StateGrowthWarning
 from eddyline.plan import refusals
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import all_nodes, find, items, kind, type_of
+from eddyline.plan.logical import all_nodes, children_of, find, items, kind, type_of
 from eddyline.plan.rules import RULES, Call, rule_of
 
 # What the optimiser makes of each aggregate function that needs no recomputing.
@@ -258,3 +258,16 @@ def test_distinct_calls_with_conditions_share_the_distinct_rows(engine: el.Engin
         f"SELECT k, {counts}, count(DISTINCT id), count(DISTINCT x) FROM t GROUP BY k"
     )
     assert len(re.findall(r"\bDistinct\b", shown)) == 2
+
+
+@pytest.mark.spark
+def test_deep_expressions_are_live(engine: el.Engine) -> None:
+    engine.table("deeply", "v BIGINT").insert([(1,), (2,)])
+    engine.view("deep", f"SELECT {' + '.join(['v'] * 400)} AS s FROM deeply")
+    engine.advance()
+    assert sorted(engine.snapshot("deep").collect()) == [(400,), (800,)]
+    catalyst = Catalyst(engine.spark)
+    node, depth = catalyst.constant(" + ".join(["1"] * 700)), 0
+    while below := children_of(node):
+        node, depth = below[0], depth + 1
+    assert depth == 699

@@ -102,18 +102,29 @@ def _told(like: Any, line: Sequence[str]) -> Any:
 
 
 def _tell_below(node: Any, line: Sequence[str], lines: Iterator[list[str]]) -> None:
-    """Let a node know all nodes below it, from the lines that follow its own."""
-    found = _known(node)
-    found["children"] = [_told_tree(node, lines) for _ in range(int(line[2]))]
-    if len(line) > 5:
-        found["subqueries"] = [_told_tree(node, lines) for _ in range(int(line[5]))]
+    """Let a node know all nodes below it, from the lines that follow its own.
 
+    Without recursion, so that queries may nest as deeply as whoever walks through them can follow.
+    """
+    waiting: list[tuple[list[Any], int]] = []  # what is below a node, and how many it will be
 
-def _told_tree(like: Any, lines: Iterator[list[str]]) -> Any:
-    line = next(lines)
-    made = _told(like, line)
-    _tell_below(made, line, lines)
-    return made
+    def expect(what: str, of: Any, size: str) -> None:
+        below: list[Any] = []
+        _known(of)[what] = below
+        waiting.append((below, int(size)))
+
+    told = node
+    while True:
+        if len(line) > 5:
+            expect("subqueries", told, line[5])
+        expect("children", told, line[2])  # they come first
+        while waiting and len(waiting[-1][0]) == waiting[-1][1]:
+            waiting.pop()
+        if not waiting:
+            return
+        line = next(lines)
+        told = _told(node, line)
+        waiting[-1][0].append(told)
 
 
 def _trees() -> Any:
