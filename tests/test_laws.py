@@ -121,9 +121,11 @@ def test_groups_are_the_rows_that_are_equal(data: st.DataObject, kinds: list[str
     given_rows = table({**columns, "n": (pa.int64(), range(len(rows)))})
     cut = data.draw(st.integers(0, len(rows)))
     chunked = pa.concat_tables([given_rows.slice(0, cut), given_rows.slice(cut)])
+    behind = pa.concat_tables([given_rows.slice(0, 1), given_rows]).combine_chunks()
+    sliced = behind.slice(min(1, len(rows)))  # its arrays have offsets
     first: dict[str, int] = {}
     of = [first.setdefault(identity(row), len(first)) for row in rows]
-    for one in (given_rows, chunked):
+    for one in (given_rows, chunked, sliced):
         groups = group_rows(one, list(columns))
         assert groups.of.tolist() == of
         assert groups.first.tolist() == [of.index(number) for number in range(len(first))]

@@ -212,7 +212,10 @@ def _comparable(array: pa.Array) -> pa.Array:
 def _list_over(array: pa.Array, values: pa.Array) -> pa.Array:
     large = pa.types.is_large_list(array.type)
     make = pa.LargeListArray if large else pa.ListArray
-    return make.from_arrays(array.offsets, values, mask=pc.is_null(array))
+    offsets = pa.array(
+        array.offsets.to_numpy()
+    )  # those of a slice, as Arrow takes none with a mask
+    return make.from_arrays(offsets, values, mask=pc.is_null(array))
 
 
 def _numbered(array: pa.Array) -> tuple[np.ndarray, int]:
