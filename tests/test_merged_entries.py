@@ -256,6 +256,12 @@ def test_damaged_entries_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     path.write_bytes(whole[:-1] + b"?")
     log.merge(9, Epoch(1), Epoch(1))
     assert damaged in caplog.text
+    entry = Path(files.path("logs/s/000000000000.json"))
+    text = entry.read_bytes()
+    entry.write_bytes(b"?")
+    assert log.expire(100, 8, Epoch(1), Epoch(1), remove=True) is None
+    assert "not let go" in caplog.text
+    entry.write_bytes(text)
     with pytest.raises(StateError, match="DAMAGED_FILE"):
         content(log, 0, 9)
     path.write_bytes(whole)
@@ -263,6 +269,56 @@ def test_damaged_entries_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
         log.merge(9, Epoch(epoch), Epoch(epoch))
     assert content(log, 0, 9) == wanted
     assert not path.exists()
+
+
+def test_a_reader_meets_a_merge_or_the_end_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files(str(tmp_path))
+    log, wanted = filled(files, 9)
+    read, reads = RedoLog._read, 0
+
+    def meanwhile(self: RedoLog, *args: Any) -> list[Segment]:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            monkeypatch.setattr(RedoLog, "_read", read)
+            self.merge(9, Epoch(1), Epoch(1))
+            self.expire(100, 8, Epoch(2), Epoch(2), remove=True)
+            monkeypatch.setattr(RedoLog, "_read", meanwhile)
+        return read(self, *args)
+
+    monkeypatch.setattr(RedoLog, "_read", meanwhile)
+    assert content(log, 0, 9) == wanted
+    assert log.expired().end == 8
+
+
+def test_what_is_left_of_a_merged_entry_is_merged_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("eddyline.source.log_files._SMALL_BYTES", 1)  # each file stays as it is
+    files = Files(str(tmp_path))
+    log, wanted = filled(files, 10)
+    log.merge(3, Epoch(1), Epoch(1))
+    log.merge(3, Epoch(3), Epoch(2))
+    log.expire(100, 1, Epoch(4), Epoch(4), remove=True)
+    log.expire(100, 1, Epoch(6), Epoch(5), remove=True)
+    assert log.start() == 1
+    log.merge(9, Epoch(7), Epoch(7))
+    assert log._known().merged == {8: 0}
+    assert content(log, 1, 10) == [one for one in wanted if one[1] >> 32 >= 1]
+    assert not caplog.records
+
+
+def test_rows_without_a_known_time_go_with_those_after_them(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    times = iter([None, 5, None, None, 9, 9])
+    log = RedoLog(files, "s", lambda: next(times))  # type: ignore[arg-type,return-value]
+    for _ in range(6):
+        log.append(log.end(), [Segment(NDJSON, "/elsewhere", 1)])
+    assert log.expire(7, 6, Epoch(1), Epoch(1), remove=False) == 2
+    assert log.expire(7, 6, Epoch(3), Epoch(3), remove=False) is None
+    assert log.expire(10, 6, Epoch(3), Epoch(3), remove=False) == 5
 
 
 def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,7 +297,7 @@ class FileFormat:
         if not stream.id or self.kind == NDJSON:
             return
         log, fault = context.log_of(stream), self._fault(stream)
-        files = dict.fromkeys(one.file for one in log.segments(log.start(), log.end()))
+        files = dict.fromkeys(one.file for one in log.segments(log.begin(), log.end()))
         if bad := next(((file, why) for file in files if (why := fault(file))), None):
             raise DataError(
                 f"stream {stream.name} has read {bad[0]}: {bad[1]}",

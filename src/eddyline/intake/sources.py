@@ -333,7 +333,7 @@ class Sources:
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
         """Return the segments of all rows that a stream still has, up to the committed position."""
         end = manifest.positions.get(entry.source, 0)
-        return self.segments(entry, manifest, min(self.log(entry).expired().end, end), end)
+        return self.segments(entry, manifest, min(self.log(entry).begin(), end), end)
 
     def segments(self, entry: Entry, manifest: Manifest, first: int, end: int) -> list[Segment]:
         """Return the segments of the entries of a log from `first` up to but not including `end`.

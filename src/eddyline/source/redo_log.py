@@ -89,6 +89,10 @@ class RedoLog:
         """Return which entries are no longer read; see `expire`."""
         return expired(self.files, self.source)
 
+    def begin(self) -> int:
+        """Return the number of the first entry that is read."""
+        return max(self.start(), self.expired().end)
+
     def has(self, number: int) -> bool:
         """Return whether an entry of that number exists, or did before it was forgotten."""
         index = self._known()
@@ -190,14 +194,20 @@ class RedoLog:
                 file=self.folder,
                 hint="restore the manifest of a later epoch from a copy",
             )
-        found = []
-        for number in index.entries[bisect_left(index.entries, first) :]:
-            if index.merged.get(number, number) >= end:
+        return list(self._within(index, first, end))
+
+    def _within(self, index: Index, first: int, end: int) -> Iterator[Segment]:
+        """Yield the segments of the entries from `first` up to but not including `end`, as they are read."""
+        with self._lock:  # entries may be merged or let go meanwhile: their files stay for a while
+            entries = index.entries[bisect_left(index.entries, first) :]
+            merged = dict(index.merged)
+        for number in entries:
+            if merged.get(number, number) >= end:
                 break
-            found += self._read(index, number)
-        if index.merged:  # the bounds may lie within one
-            found = [one for one in found if first <= one.sequence >> SEQUENCE_SHIFT < end]
-        return found
+            for segment in self._read(index, number, merged.get(number)):
+                # the bounds may lie within a merged one
+                if first <= segment.sequence >> SEQUENCE_SHIFT < end:
+                    yield segment
 
     def mark(self, first: int, watermark: int | None) -> None:
         """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
@@ -230,19 +240,27 @@ class RedoLog:
         with self._lock:
             if self._known().replaced:
                 self._remove_merged(oldest)
-            for _ in range(_MERGES_MAX):
-                numbers = mergeable(self._known(), end)
-                if not numbers:
-                    return
-                try:
+            with self._leaving_damaged("merged"):
+                for _ in range(_MERGES_MAX):
+                    numbers = mergeable(self._known(), end)
+                    if not numbers:
+                        return
                     with self._changing() as index:
                         self._merge(index, numbers, epoch)
-                except StateError as error:
-                    if error.condition != "DAMAGED_FILE":
-                        raise
-                    # it stays as it is, for whoever needs its rows to be told
-                    _LOG.error("old entries are not merged: %s", error)
-                    return
+
+    @contextmanager
+    def _leaving_damaged(self, what: str) -> Iterator[None]:
+        """Leave entries alone that turn out to be damaged, for whoever needs their rows to be told.
+
+        Args:
+            what: is done to the others, for the log.
+        """
+        try:
+            yield
+        except StateError as error:
+            if error.condition != "DAMAGED_FILE":
+                raise
+            _LOG.error("old entries are not %s: %s", what, error)
 
     def expire(
         self, before: int, end: int, epoch: Epoch, oldest: Epoch, *, remove: bool
@@ -270,27 +288,32 @@ class RedoLog:
                 self.forget(gone.end)
             index = self._known()
             first = max(index.start, gone.end)
-            found = self._received_since(index, before, first, min(end, index.end - 1))
-            if found <= first:
-                return None
-            self.files.write_json(f"{self.folder}/{EXPIRED}", asdict(Expired(found, epoch, before)))
-            return found
+            with self._leaving_damaged("let go"):
+                found = self._received_since(index, before, first, min(end, index.end - 1))
+                if found > first:
+                    now = asdict(Expired(found, epoch, before))
+                    self.files.write_json(f"{self.folder}/{EXPIRED}", now)
+                    return found
+            return None
 
     def _received_since(self, index: Index, moment: int, first: int, end: int) -> int:
         """Return the number of the first entry from `first` on that was received at a time or later; else `end`."""
-        for number in index.entries[bisect_left(index.entries, first) :]:
-            if index.merged.get(number, number) >= end:
-                break
-            for segment in self._read(index, number):
-                entry = segment.sequence >> SEQUENCE_SHIFT
-                if entry >= first and (segment.received_at or 0) >= moment:
-                    return min(entry, end)
-        return end
+        unknown = None  # the first of those before it whose time isn't known: versions before didn't store it
+        for segment in self._within(index, first, end):
+            entry = segment.sequence >> SEQUENCE_SHIFT
+            if segment.received_at is None:
+                unknown = entry if unknown is None else unknown
+            elif segment.received_at >= moment:
+                return entry if unknown is None else unknown
+            else:
+                unknown = None
+        return end if unknown is None else unknown
 
     def _merge(self, index: Index, numbers: list[int], epoch: Epoch) -> None:
         """Merge entries, which follow each other, under the last one's number."""
         first, last = index.merged.get(numbers[0], numbers[0]), numbers[-1]
-        segments = [segment for number in numbers for segment in self._read(index, number)]
+        # what was forgotten of a merged entry has lost its files
+        segments = list(self._within(index, max(first, index.start), last + 1))
         files = self.files.flushing()  # the merged entries may have been flushed before
         segments = in_fewer_files(files, lambda: new_file(self.folder, last), segments)
         stored = [{**_stored(one), "watermark": one.watermark} for one in segments]
@@ -341,10 +364,14 @@ class RedoLog:
             index.marks.remove(mark)
             index.watermarks.pop(mark, None)
 
-    def _read(self, index: Index, number: int) -> list[Segment]:
-        """Return the segments of an entry, with their watermarks."""
-        document = self.files.read_json(self._entry(number, index.merged.get(number)))
-        if number in index.merged:
+    def _read(self, index: Index, number: int, merged: int | None) -> list[Segment]:
+        """Return the segments of an entry, with their watermarks.
+
+        Args:
+            merged: the first of the entries that were merged into this one; None if it is alone.
+        """
+        document = self.files.read_json(self._entry(number, merged))
+        if merged is not None:
             return [Segment(**segment) for segment in document["segments"]]
         watermark = self._watermark(index, number)
         for segment in document:
