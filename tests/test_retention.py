@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -32,12 +34,14 @@ class Days:
         format: Spark reads csv, so that rows are copied; those of json stay in their files.
     """
 
-    def __init__(self, root: Path, spark: SparkSession, format: str) -> None:
+    def __init__(
+        self, root: Path, spark: SparkSession, format: str, columns: str = "k INT, v INT"
+    ) -> None:
         self.root, self.spark, self.format, self.day = root, spark, format, 0
         (root / "in").mkdir()
         self.open()
         self.engine.execute(
-            f"CREATE STREAM s (k INT, v INT) USING {format} OPTIONS (path '{root / 'in'}', retain '3 days')"
+            f"CREATE STREAM s ({columns}) USING {format} OPTIONS (path '{root / 'in'}', retain '3 days')"
         )
 
     def open(self) -> None:
@@ -171,6 +175,92 @@ def test_a_view_whose_state_another_version_has_written_is_set_aside(
         assert sum(n for _, n in days.rows("early")) < sum(n for _, n in before)
         assert days.rows("above") == [(sum(n for _, n in days.rows("early")),)]
         assert engine.verify().equal
+
+
+def test_a_view_that_stands_still_begins_anew(tmp_path: Path, spark: SparkSession) -> None:
+    days = Days(tmp_path, spark, "csv")
+    days.engine.view("paused", COUNTS)
+    days.engine.view("framed", days.engine.relation("s").groupBy("k").count())
+    days.engine.view("live", COUNTS)
+    days.engine.pause("paused")
+    days.engine.pause("framed")
+    days.next_days(12)
+    days.engine.execute("ALTER STREAM s RETAIN ALL")  # what is left stays from now on
+    days.engine.execute(f"CREATE OR REPLACE VIEW paused AS {COUNTS}")
+    days.engine.view("framed", days.engine.relation("s").groupBy("k").count(), replace=True)
+    days.engine.execute(f"CREATE OR REPLACE VIEW live AS {COUNTS}")
+    days.next_days(1)
+    assert set(days.engine.verify().failing) == {"live"}
+    assert days.engine.verify()
+    assert days.rows("paused") == days.rows("framed") != days.rows("live")
+    assert sum(n for _, n in days.rows("live")) == 26
+    days.engine.stop()
+
+
+def test_a_view_that_fails_says_when_it_can_no_longer_go_on(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    days = Days(tmp_path, spark, "csv")
+    days.engine.table("t", "k INT").insert([(0,)])
+    days.engine.view("early", f"SELECT c.k, n FROM ({COUNTS}) c JOIN t ON 1 / (t.k - 1) < c.k + n")
+    days.next_days(3)
+    days.engine.execute("INSERT INTO t VALUES (1)")
+    days.next_days(9)
+    days.engine.execute("DELETE FROM t WHERE k = 1")
+    days.engine.advance()
+    epoch = days.engine.status()["epoch"]
+    for _ in range(3):
+        days.engine._epochs.retry()
+    assert days.engine.status()["epoch"] == epoch
+    (view,) = days.engine.status()["views"]
+    assert "rows of stream s are gone" in view["error"]
+    days.engine.stop()
+
+
+def test_a_constraint_stays_where_views_could_not_be_computed_without_it(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    rule = "CONSTRAINT positive EXPECT (v > 0) ON VIOLATION DROP ROW"
+    days = Days(tmp_path, spark, "csv", f"k INT, v INT, {rule}")
+    days.engine.view("early", COUNTS)
+    days.next_days(12)
+    with pytest.raises(el.StateError, match="ROWS_EXPIRED"):
+        days.engine.execute("ALTER STREAM s DROP CONSTRAINT positive")
+    days.next_days(1)
+    assert sum(n for _, n in days.rows("early")) == 26
+    days.engine.drop("view", "early")
+    days.engine.execute("ALTER STREAM s DROP CONSTRAINT positive")
+    days.engine.stop()
+
+
+def test_files_that_grow_are_compared_by_what_is_left_of_them(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    days = Days(tmp_path, spark, "json")
+    grown = tmp_path / "in" / "000.json"
+    grown.write_text('{"k": 7, "v": 0}\n')
+    days.next_days(9)
+    with grown.open("a") as file:
+        file.write('{"k": 7, "v": 9}\n')
+    days.next_days(1)
+    days.engine.view("late", COUNTS)
+    assert (7, 1) in days.rows("late")
+    assert days.engine.verify("late").equal
+    days.engine.stop()
+
+
+def test_columns_change_after_old_files_are_gone(tmp_path: Path, spark: SparkSession) -> None:
+    days = Days(tmp_path, spark, "parquet")
+    for day in range(12):
+        days.day = day
+        rows = pa.table({"k": pa.array([1], pa.int32()), "v": pa.array([day], pa.int32())})
+        pq.write_table(rows, tmp_path / "in" / f"{day:03}.parquet")
+        days.engine.advance()
+    (tmp_path / "in" / "000.parquet").unlink()
+    days.engine.execute("ALTER STREAM s ADD COLUMN more STRING")
+    days.engine.view("late", "SELECT count(more) AS m, count(*) AS n FROM s")
+    assert days.rows("late")[0][0] == 0
+    days.engine.stop()
 
 
 def test_retention_is_changed(tmp_path: Path, spark: SparkSession) -> None:

@@ -112,10 +112,9 @@ def _times_of(segment: Segment, entry: Entry) -> tuple[str, int | None, int | No
 
 
 def _unchanged(segments: Sequence[Segment]) -> bool:
-    """Whether files have the size of their segments; StateError if one is shorter, or gone."""
+    """Whether the segments are whole files, as they are now; StateError if one is shorter, or gone."""
     logged: dict[str, int] = {}
     for segment in segments:
         check_size(segment)
-        end = segment.start + segment.bytes
-        logged[segment.file] = max(end, logged.get(segment.file, 0))
+        logged[segment.file] = logged.get(segment.file, 0) + segment.bytes
     return all(os.path.getsize(path) == size for path, size in logged.items())

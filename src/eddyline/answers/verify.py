@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +18,7 @@ from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
 from eddyline.intake.event_time import rows_below
-from eddyline.intake.retention import uncounted
+from eddyline.intake.retention import cut_off
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.clock import at_moment
@@ -134,8 +134,7 @@ def verify_views(
         if entry.id in manifest.failing
     }
     failing |= {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
-    gone = uncounted(catalog, manifest, results.sources)
-    failing |= {e.name: GONE.format(gone[e.name]) for e in wanted if e.name in gone}
+    failing |= _gone(results, catalog, manifest, wanted)
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained and entry.name not in failing:
@@ -149,9 +148,22 @@ def verify_views(
             live = results.content(entry, manifest, session)
             sides = (_convertible(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
+    gone = _gone(results, catalog, manifest, [e for e in wanted if e.name in found])
+    for name, why in gone.items():  # perhaps before they were read
+        failing[name] = why
+        del found[name]
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
     paused = {e.name: e.paused for e in wanted if e.paused and e.name not in failing}
     return Report(manifest.epoch, views, paused, failing)
+
+
+def _gone(
+    results: Results, catalog: Catalog, manifest: Manifest, wanted: Iterable[Entry]
+) -> dict[str, str]:
+    """Return the views that have counted rows which a stream no longer retains, and say so."""
+    views = (entry for entry in catalog.entries if entry.kind == VIEW)
+    gone = cut_off(views, catalog, manifest, results.sources)
+    return {e.name: GONE.format(gone[e.name][0]) for e in wanted if e.name in gone}
 
 
 def _load_offline(

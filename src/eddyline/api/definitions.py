@@ -36,7 +36,6 @@ from eddyline.catalog.entries import (
 )
 from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
-from eddyline.intake.retention import short_of_rows
 from eddyline.plan.logical import Plan
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sql.dialect import extract_versions, remove_emit_final
@@ -133,13 +132,14 @@ class Definitions:
 
     def _is_same(self, present: Entry, draft: Entry, plan: Plan | None, *, replace: bool) -> bool:
         """Return whether a view is defined as it was; if so, it has its DataFrame from now on."""
+        if replace and self._begins_anew(present):
+            return False
         if plan is None or not present.of_frame:
             keys = ("kind", "format", "query", "final")
             same = all(getattr(present, key) == getattr(draft, key) for key in keys)
             for key in (EXPECTATIONS, COMPANION):
                 same = same and present.options.get(key) == draft.options.get(key)
-            # it keeps columns of altered tables, or has been cut off from rows of a stream
-            return same and not (replace and (present.options or self._cut_off(present)))
+            return same and not (replace and present.options)  # it keeps columns of altered tables
         if not connected(self._workspace, present, draft, plan):
             return False
         if present.id in self._workspace.manifest.failing:
@@ -147,12 +147,10 @@ class Definitions:
         self._epochs.sinks.wake()  # those that wait for its DataFrame
         return True
 
-    def _cut_off(self, view: Entry) -> bool:
-        """Return whether a view is set aside because rows of a stream are gone, so that only a new one goes on."""
-        workspace = self._workspace
-        aside = ViewId(view.id) in workspace.manifest.failing
-        known = workspace.catalog, workspace.manifest, workspace.sources
-        return aside and bool(short_of_rows(view, *known))
+    def _begins_anew(self, view: Entry) -> bool:
+        """Return whether a view stands still and can't go on, as rows of a stream are gone: only a new one can."""
+        aside = view.paused or ViewId(view.id) in self._workspace.manifest.failing
+        return bool(aside and self._workspace.short_of_rows(view))
 
     def _compiled(
         self,
@@ -202,7 +200,7 @@ class Definitions:
         catalog, again = catalog.add(entry).in_order(), []
         if present is not None:
             again = compiled_readers(workspace, catalog, present, catalog.get(name), compiled)
-            self._epochs.check_rows(reader for reader, _ in again)
+            workspace.check_rows(reader for reader, _ in again)
             for reader, made in again:
                 self._epochs.sinks.check_replaced(reader, made)
             catalog = catalog.with_entries(reader for reader, _ in again)
@@ -264,7 +262,7 @@ class Definitions:
             pairs = zip(workspace.catalog.entries, after.entries, strict=True)
             resumed = [entry for entry, then in pairs if entry.paused and not then.paused]
             if resumed:
-                self._epochs.check_rows(resumed)
+                workspace.check_rows(resumed)
                 self._epochs.rebuild(resumed)
                 catalog = workspace.catalog
                 if any(catalog.get(entry.name).paused for entry in resumed):
@@ -286,7 +284,7 @@ class Definitions:
             stream = workspace.catalog.get(name, STREAM)
             clock = reset_clock(workspace, stream, to)
             readers = self._epochs.live_readers(stream)
-            self._epochs.check_rows(readers)
+            workspace.check_rows(readers)
             self._epochs.rebuild(readers, clocks={**workspace.manifest.clocks, stream.id: clock})
             for entry in readers:
                 self._warn_if_failing(entry, stacklevel=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
-from eddyline.intake.retention import cut_off, rows_expired, short_of_rows
+from eddyline.intake.retention import cut_off, rows_expired
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.execution import Execution
-from eddyline.runtime.failures import VIEW_FAILING, not_compiled
+from eddyline.runtime.failures import VIEW_FAILING, not_compiled, set_aside
 from eddyline.runtime.faults import Piece
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.runtime.reports import EpochState
@@ -235,18 +235,23 @@ class Epochs:
         else:
             self.committed({"ingest": 0.0, **seconds})
 
-    def check_rows(self, entries: Iterable[Entry]) -> None:
-        """Raise StateError ROWS_EXPIRED if views can't be computed again."""
-        workspace = self._workspace
-        for entry in entries:
-            stream = short_of_rows(entry, workspace.catalog, workspace.manifest, workspace.sources)
-            if stream:
-                raise rows_expired(entry.name, stream)
-
     def _cut_off(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
-        """Return why views can't be computed again; see `cut_off`."""
+        """Return why views can't be computed again: rows of streams are gone, or those of views that they read.
+
+        Args:
+            entries: upstream first.
+        """
         workspace = self._workspace
-        return cut_off(entries, workspace.catalog, workspace.manifest, workspace.sources)
+        cut = cut_off(entries, workspace.catalog, workspace.manifest, workspace.sources)
+        since = Epoch(workspace.manifest.epoch + 1)
+        found = {}
+        for entry in entries:
+            if entry.name in cut:
+                stream, through = cut[entry.name]
+                error = rows_expired(entry.name, stream)
+                why = f"{error.message}; {error.hint}"
+                found[ViewId(entry.id)] = set_aside(entry.name, since, why, through)
+        return found
 
     def live_readers(self, stream: Entry) -> list[Entry]:
         """Return the live views that read a stream, also through other views."""
@@ -256,13 +261,15 @@ class Epochs:
         """Compute the failing views again, each from all rows of its inputs, in a separate epoch.
 
         Views that fail again stay as they are; if all do, no epoch is committed. Queries are compiled
-        again, with the functions that the session has by now.
+        again, with the functions that the session has by now. Those that have rows which are gone are no
+        longer tried, once they say so.
         """
         workspace = self._workspace
         failing = workspace.manifest.failing
         entries = [e for e in workspace.catalog.entries if e.id in failing and not e.paused]
         cut = self._cut_off(entries)
-        entries = [entry for entry in entries if entry.id not in cut]
+        told = {view for view, why in cut.items() if failing[view].message == why.message}
+        entries = [entry for entry in entries if entry.id not in told]
         if not entries:
             return
         started = time.monotonic()
@@ -284,10 +291,10 @@ class Epochs:
             return False
         return time.monotonic() >= self._next_retry
 
-    def committed(self, seconds: dict[str, float]) -> None:
-        """Report an epoch after its commit, and remove what is no longer retained."""
+    def committed(self, seconds: dict[str, float], *, retire: bool = True) -> None:
+        """Report an epoch after its commit, and remove what is no longer retained, unless that has to wait."""
         self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, seconds)
-        if self._workspace.manifest.epoch % RETIRE_EVERY == 0:
+        if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:
             retire_old(self._workspace)
         self.sinks.wake()
         self.reporting.call_back()

@@ -37,7 +37,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
         if buckets == workspace.buckets:
             return
         epochs.finish_replacement()
-        epochs.check_rows(entry for entry in workspace.catalog.entries if entry.kind == VIEW)
+        workspace.check_rows(entry for entry in workspace.catalog.entries if entry.kind == VIEW)
         started = time.perf_counter()
         _check_plans(workspace)
         folder = attempt_folder(Epoch(workspace.manifest.epoch + 1))
@@ -56,7 +56,8 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
             raise
         finally:
             epochs.use_session()
-        epochs.committed({"ingest": 0.0, "run": time.perf_counter() - started})
+        seconds = {"ingest": 0.0, "run": time.perf_counter() - started}
+        epochs.committed(seconds, retire=False)  # rows that views need to be computed again stay
         _LOG.info("the storage has %d buckets; its views are computed again", buckets)
         epochs.rebuild_changed()
 

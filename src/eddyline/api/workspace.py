@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
 from eddyline.intake.event_time import with_default_limit
+from eddyline.intake.retention import rows_expired, short_of_rows
 from eddyline.intake.sources import Sources
 from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
@@ -207,6 +208,16 @@ class Workspace:
             yield now, partial(self.reads.keep, kept)
         finally:
             self.reads.end(kept)
+
+    def check_rows(self, views: Iterable[Entry]) -> None:
+        """Raise StateError ROWS_EXPIRED if views can't be computed again, because rows of streams are gone."""
+        for view in views:
+            if stream := self.short_of_rows(view):
+                raise rows_expired(view.name, stream)
+
+    def short_of_rows(self, view: Entry) -> str:
+        """Return a stream that no longer has all rows of which a view was computed; empty if there is none."""
+        return short_of_rows(view, self.catalog, self.manifest, self.sources)
 
     def session(self) -> SparkSession:
         """Return a clone of the user's session, with time zone and settings of the storage."""

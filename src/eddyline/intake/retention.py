@@ -7,17 +7,17 @@ compared with offline SQL, nor computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from eddyline.catalog.entries import RETAIN, STREAM, VIEW, Catalog, Entry
-from eddyline.changes import Epoch, ViewId
+from eddyline.catalog.entries import RETAIN, STREAM, Catalog, Entry
+from eddyline.changes import ViewId
 from eddyline.errors import DataError, StateError
 from eddyline.intake.sources import Sources
 from eddyline.spark.intervals import interval_micros
-from eddyline.state.manifest import Failure, Manifest
+from eddyline.state.manifest import Manifest
 
 
 def with_retention(stream: Entry, session: SparkSession) -> Entry:
@@ -72,37 +72,23 @@ def short_of_rows(view: Entry, catalog: Catalog, manifest: Manifest, sources: So
 
 
 def cut_off(
-    views: Sequence[Entry], catalog: Catalog, manifest: Manifest, sources: Sources
-) -> dict[ViewId, Failure]:
-    """Return why views can't be computed again after an epoch: they, or views that they read, are short of rows.
+    views: Iterable[Entry], catalog: Catalog, manifest: Manifest, sources: Sources
+) -> dict[str, tuple[str, str]]:
+    """Return which of some views have rows that are gone, by name: the stream of these, and through which view.
 
     Args:
-        views: upstream first.
-        manifest: of the epoch.
+        views: upstream first. Only through these: the rows of others are stored.
+
+    Returns:
+        The view is empty where a view reads the stream itself.
     """
-    found: dict[str, Failure] = {}
-    since = Epoch(manifest.epoch + 1)
+    found: dict[str, tuple[str, str]] = {}
     for view in views:
-        upstream = next((name for name in view.upstream if name in found), "")
-        stream = short_of_rows(view, catalog, manifest, sources)
-        if stream:
-            error = rows_expired(view.name, stream)
-            found[view.name] = Failure(view.name, since, f"{error.message}; {error.hint}")
-        elif upstream:
-            text = f"view {view.name} reads {upstream}, which can't be computed again"
-            found[view.name] = Failure(view.name, since, text, upstream)
-    return {ViewId(view.id): found[view.name] for view in views if view.name in found}
-
-
-def uncounted(catalog: Catalog, manifest: Manifest, sources: Sources) -> dict[str, str]:
-    """Return the views that hold rows which are gone, also through other views, each with the stream of these."""
-    found: dict[str, str] = {}
-    for view in catalog.entries:
-        if view.kind == VIEW:
-            own = short_of_rows(view, catalog, manifest, sources)
-            through = (found[name] for name in view.upstream if name in found)
-            if stream := own or next(through, ""):
-                found[view.name] = stream
+        through = next((name for name in view.upstream if name in found), "")
+        if stream := short_of_rows(view, catalog, manifest, sources):
+            found[view.name] = stream, ""
+        elif through:
+            found[view.name] = found[through][0], through
     return found
 
 
@@ -113,7 +99,8 @@ def rows_expired(view: str, stream: str) -> StateError:
         condition="ROWS_EXPIRED",
         view=view,
         stream=stream,
-        hint=f"CREATE OR REPLACE VIEW {view} begins anew, with the rows that {stream} still has",
+        hint=f"CREATE OR REPLACE VIEW {view} while it is paused or set aside, or drop it and create it: it begins "
+        f"anew, with the rows that {stream} still has",
     )
 
 

@@ -92,12 +92,14 @@ def not_compiled(view: str, since: Epoch, error: QueryError, upstream: str) -> F
         since: the first epoch without it.
         upstream: another view that can't be compiled, which it reads; empty if it fails itself.
     """
-    why = f"can't be compiled: {error.message}; {error.hint}"
+    why = f"view {view} can't be compiled: {error.message}; {error.hint}"
+    return set_aside(view, since, why, upstream)
+
+
+def set_aside(view: str, since: Epoch, why: str, upstream: str) -> Failure:
+    """Return why a view is set aside without being run: its own reason, or that of a view which it reads."""
     return Failure(
-        view,
-        since,
-        f"view {view} " + (f"reads {upstream}, which fails" if upstream else why),
-        upstream,
+        view, since, reads_failing(view, upstream).message if upstream else why, upstream
     )
 
 
