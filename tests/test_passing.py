@@ -46,7 +46,9 @@ class Pieces:
         self.driver, self.catalyst = Driver(session), Catalyst(session)
         self.session = session
         schema = StructType.fromDDL(COLUMNS)
-        self.leaf = self.catalyst.placeholder(self.catalyst.plan(self.catalyst.relation(schema)))
+        self.leaf = self.catalyst.placeholder(
+            self.catalyst.plan(self.catalyst.relation(schema)).output()
+        )
         chance = random.Random(5)
         self.rows = pa.Table.from_pylist(
             [_row(chance) for _ in range(40)], self.driver.schema(schema)

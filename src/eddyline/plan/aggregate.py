@@ -277,7 +277,7 @@ def _united(
         frame.selectExpr(*names, *_accumulator_columns(frame.columns, calls, types), "w")
         for frame in frames
     ]
-    return build.lanes.union(complete)
+    return build.steps.union(complete)
 
 
 def _accumulator_columns(
@@ -341,7 +341,7 @@ def _preaggregated(
         frame = build.hashed(build.normalised(frame, keys), keys, columns)
         return build.shuffled(frame, single=not keys)
     if single and keys:  # one task already: Spark would leave the shuffle out
-        frame = build.lanes.spread(frame, build.buckets)
+        frame = build.steps.spread(frame, build.buckets)
     sums = []
     for i, measure in enumerate(measures):
         name, kept = f"m{i}", column_type(frame, f"m{i}")

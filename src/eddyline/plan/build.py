@@ -12,7 +12,7 @@ from eddyline.errors import QueryError
 from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
-from eddyline.plan.lanes import Lanes, Placed
+from eddyline.plan.lanes import Placed, Steps
 from eddyline.plan.logical import (
     Expression,
     Plan,
@@ -137,7 +137,7 @@ class Build:
 
     Attributes:
         relations: for the RDD id of each leaf the relation that it represents.
-        lanes: record leaves and stateful operators, and the plans between them.
+        steps: records leaves and stateful operators, and the plans between them.
         buckets: hash partitions of each stateful operator.
         hash_bits: how many bits of the key hash are used.
         native: use the fast rules; otherwise recompute wherever that is possible.
@@ -148,7 +148,7 @@ class Build:
     catalyst: Catalyst
     view: str
     relations: dict[int, Relation]
-    lanes: Lanes
+    steps: Steps
     buckets: int
     scan_tasks: int
     hash_bits: int
@@ -247,7 +247,7 @@ class Build:
         buckets = 1 if single else self.buckets
         part = StatefulPart(f"op{len(self.parts)}", operator, buckets, tuple(expiry))
         self.parts.append(part)
-        return self.lanes.operator(rows, part, StructType(list(out)).add("w", LongType()))
+        return self.steps.operator(rows, part, StructType(list(out)).add("w", LongType()))
 
     def grows(self, what: str, way_out: str) -> None:
         """Record that an operator's state grows as long as a stream goes on."""
@@ -273,7 +273,7 @@ class Build:
         """Add a leaf; return a frame of the changes that it reads in each epoch."""
         leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
         self.leaves.append(leaf)
-        return self.lanes.leaf(leaf, schema)
+        return self.steps.leaf(leaf, schema)
 
     def constant(self, rows: DataFrame) -> DataFrame:
         """Return a frame that has the rows (columns `c0..` and `w`) in the view's first epoch only."""

@@ -163,15 +163,8 @@ class Builder:
         columns = types.toAttributes(call.dataType())
         return self._node("MapInArrow", call, columns, plan, False, self._scala.nothing)
 
-    def placeholder(self, like: Plan) -> Plan:
-        """Return a leaf without rows, with the columns of a plan."""
-        return self._leaf(like.output())
-
-    def leaf(self, columns: Sequence[Expression]) -> Plan:
+    def placeholder(self, columns: Seq[Expression]) -> Plan:
         """Return a leaf without rows, with some columns."""
-        return self._leaf(self.seq(columns))
-
-    def _leaf(self, columns: Seq[Expression]) -> Plan:
         scala = self._scala
         leaf = self._node("LocalRelation", columns, scala.empty, False, scala.nothing)
         return self.resolved(leaf)

@@ -320,7 +320,7 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
             branches.append(replace(flagged, plan=plan))
     columns = [*left.columns, *right.columns]
     padded = [_padded(build, branch, columns) for branch in branches]
-    plan, others = build.rebound(build.lanes.union(padded), columns)
+    plan, others = build.rebound(build.steps.union(padded), columns)
     shown = Node(
         "Union", "stateless", "pairs, rows without a pair", children=tuple(b.node for b in branches)
     )
@@ -406,7 +406,7 @@ def _operator(
         rest = [f"{number} as side", f"{matchable} as matchable", *kept_keys, *columns]
         where = present if inner else ""
         sides.append(build.named_and_hashed(side.delta, inputs, keys, rest, where))
-    united = build.lanes.union(sides)
+    united = build.steps.union(sides)
     rows = build.shuffled(united, single=not keys)
     out = [rows.schema[name] for name in names[0]]
     if how is JoinKind.EXISTS:

@@ -92,13 +92,13 @@ class _Cut:
 
 
 @dataclass
-class Lanes:
+class Steps:
     """Records the steps of a plan, and the wide plan of each.
 
     Attributes:
         scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
         share: makes the two that write shared rows into files, and read them.
-        steps: in an order in which they can run.
+        recorded: the steps, in an order in which they can run.
         jobs: plans that run as Spark jobs of their own before the view's last one, in this order.
     """
 
@@ -107,7 +107,7 @@ class Lanes:
     scan: Callable[[Leaf, StructType], ArrowFunction]
     task: Callable[[StatefulPart, StructType], ArrowFunction]
     share: Callable[[str, StructType], tuple[ArrowFunction, ArrowFunction]]
-    steps: list[Step] = field(default_factory=list)
+    recorded: list[Step] = field(default_factory=list)
     jobs: list[Plan] = field(default_factory=list)
     _cuts: dict[int, _Cut] = field(default_factory=dict)
 
@@ -124,9 +124,10 @@ class Lanes:
         """Return the rows of all frames, whose columns are the same."""
         if len(frames) == 1:
             return frames[0]
-        number = len(self.steps)
-        united = self._output(number, self.catalyst.union([self.wide(frame) for frame in frames]))
-        self.steps.append(Step(tuple(map(self._piece, frames)), united.schema))
+        pieces = tuple(map(self._piece, frames))
+        wide = self.catalyst.union([self.wide(frame) for frame in frames])
+        united = self._output(len(self.recorded), wide)
+        self.recorded.append(Step(pieces, united.schema))
         return united
 
     def operator(self, placed: Placed, part: StatefulPart, schema: StructType) -> DataFrame:
@@ -144,10 +145,10 @@ class Lanes:
 
     def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
         """Return what makes frames of the same rows, in no order; an epoch computes them once."""
-        schema, number = rows.schema, len(self.steps)
+        schema, number = rows.schema, len(self.recorded)
         write, read = self.share(str(len(self.jobs)), schema)
         self.jobs.append(self.catalyst.map_in_arrow(self.wide(rows), write, schema))
-        self.steps.append(Step((self._piece(rows),), schema))
+        self.recorded.append(Step((self._piece(rows),), schema))
         return lambda: self._output(number, self._read(read, schema))
 
     def wide(self, frame: DataFrame) -> Plan:
@@ -157,7 +158,7 @@ class Lanes:
 
     def release(self) -> None:
         """Let Spark's plans go, once a view is compiled: what is known of it is kept, and this with it."""
-        self.steps.clear()
+        self.recorded.clear()
         self.jobs.clear()
         self._cuts.clear()
 
@@ -192,11 +193,11 @@ class Lanes:
         return self.catalyst.plan(session.range(0, self.scan_tasks, 1, self.scan_tasks))
 
     def _add(self, step: Step, wide: Plan) -> DataFrame:
-        self.steps.append(step)
-        return self._output(len(self.steps) - 1, wide)
+        self.recorded.append(step)
+        return self._output(len(self.recorded) - 1, wide)
 
     def _output(self, number: int, wide: Plan) -> DataFrame:
         """Return a frame over a placeholder for the rows of a step."""
-        placeholder = self.catalyst.placeholder(wide)
+        placeholder = self.catalyst.placeholder(wide.output())
         self._cuts[self.catalyst.placeholder_of(placeholder)] = _Cut(number, placeholder, wide)
         return self.catalyst.frame(placeholder)

@@ -189,7 +189,7 @@ def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[s
 
 def _plans(build: Build, result: DataFrame) -> list[Plan]:
     """Return the plans of the wide lane."""
-    plans = [*build.lanes.jobs, build.lanes.wide(result)]
+    plans = [*build.steps.jobs, build.steps.wide(result)]
     # such a subquery would see the changes, not the rows
     if any(build.catalyst.contains(plan, "PLAN_EXPRESSION") for plan in plans):
         raise build.refused(MISPLACED_SUBQUERY)
@@ -406,7 +406,7 @@ def _union(build: Build, node: Plan) -> Delta:
         frames.append(build.named(delta, columns))
         deltas.append(delta)
     output = output_of(node)
-    plan, others = build.rebound(build.lanes.union(frames), output)
+    plan, others = build.rebound(build.steps.union(frames), output)
     shown = Node("Union", "stateless", children=tuple(delta.node for delta in deltas))
     inputs = [output_of(child) for child in children_of(node)]
     return Delta(

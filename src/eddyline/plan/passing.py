@@ -6,8 +6,8 @@ computed with stays in Arrow; Spark gets the others, and tells which rows a filt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql.types import BooleanType, IntegerType, LongType
 
@@ -49,10 +49,9 @@ class Split:
     Attributes:
         plan: what Spark computes: the other columns of the output, then `ROW` if rows can be missing; None for
             nothing.
-        leaf: what `plan` reads: the columns of `needed`, then `ROW` if `numbered`.
+        leaf: what `plan` reads, if there is one: the columns of `needed`, then `ROW` if `numbered`.
         needed: the places of these columns in the input.
         passed: for each column of the output its place in the input, or its value; None if Spark computes it.
-        numbered: whether the leaf has `ROW`: to tell which rows are left, or how many there are.
         filtered: whether rows can be missing.
     """
 
@@ -60,8 +59,12 @@ class Split:
     leaf: Plan
     needed: tuple[int, ...]
     passed: tuple[int | Constant | None, ...]
-    numbered: bool
     filtered: bool
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the leaf has `ROW`: to tell which rows are left, or how many there are."""
+        return self.filtered or not self.needed
 
 
 def split(catalyst: Catalyst, piece: Piece) -> Split | None:
@@ -75,18 +78,19 @@ def split(catalyst: Catalyst, piece: Piece) -> Split | None:
         if kind(node) == "Project":
             place = {id_of(one): _passed(one, place) for one in expressions_of(node)}
     outputs = [id_of(one) for one in output_of(piece.plan)]
-    needed = computed = {one for one in outputs if place[one] is None}
+    wanted = [{one for one in outputs if place[one] is None}]  # of each node, from the top on
     for node in nodes:
-        needed = _needed(node, needed)
-    given = [(at, one) for at, one in enumerate(output_of(leaf)) if id_of(one) in needed]
+        wanted.append(_needed(node, wanted[-1]))
+    needed = tuple(at for at, one in enumerate(output_of(leaf)) if id_of(one) in wanted[-1])
     filtered = any(kind(node) == "Filter" for node in nodes)
-    numbered = filtered or not given
-    row = [catalyst.alias(catalyst.constant("0"), ROW).toAttribute()] if numbered else []
-    reduced, plan = catalyst.leaf([*(one for _, one in given), *row]), None
-    if computed or filtered:
-        plan = _rebuilt(catalyst, nodes, reduced, computed, row if filtered else [])
-    places = tuple(at for at, _ in given)
-    return Split(plan, reduced, places, tuple(place[one] for one in outputs), numbered, filtered)
+    found = Split(None, leaf, needed, tuple(place[one] for one in outputs), filtered)
+    if not (wanted[0] or filtered):
+        return found
+    row = [catalyst.alias(catalyst.constant("0"), ROW).toAttribute()] if found.numbered else []
+    given = [output_of(leaf)[at] for at in needed]
+    reduced = catalyst.placeholder(catalyst.seq([*given, *row]))
+    plan = _rebuilt(catalyst, nodes, reduced, wanted, row if filtered else [])
+    return replace(found, plan=plan, leaf=reduced)
 
 
 def _down(plan: Plan) -> Iterator[Plan]:
@@ -128,20 +132,21 @@ def _attributes(expressions: Iterable[Expression]) -> Iterator[int]:
 
 
 def _rebuilt(
-    catalyst: Catalyst, nodes: list[Plan], leaf: Plan, computed: set[int], row: list[Expression]
+    catalyst: Catalyst,
+    nodes: list[Plan],
+    leaf: Plan,
+    wanted: Sequence[set[int]],
+    row: list[Expression],
 ) -> Plan:
-    """Return the nodes over another leaf, with the columns that are needed and the numbers of the rows."""
-    wanted = [computed]
-    for node in nodes[:-1]:
-        wanted.append(_needed(node, wanted[-1]))
+    """Return the nodes over another leaf, with the columns that are wanted of each and the numbers of the rows."""
     plan = leaf
-    for node, above in zip(reversed(nodes), reversed(wanted), strict=True):
+    for node, above in reversed(list(zip(nodes, wanted, strict=False))):
         if kind(node) == "Project":
             kept = [one for one in expressions_of(node) if id_of(one) in above]
             plan = catalyst.project([*kept, *row], plan)
         else:
             plan = catalyst.with_child(node, plan)
     if kind(nodes[0]) == "Filter":  # it gives more columns than are wanted
-        kept = [one for one in output_of(nodes[0]) if id_of(one) in computed]
+        kept = [one for one in output_of(nodes[0]) if id_of(one) in wanted[0]]
         plan = catalyst.project([*kept, *row], plan)
     return plan

@@ -71,7 +71,7 @@ def versions(
         real = f"c{len(columns)}"
         once = first_row(build, frame).selectExpr("*", f"false as {real}")
         frame = frame.selectExpr("*", f"true as {real}")
-        frame = build.lanes.union([frame, once.select(*frame.columns)])
+        frame = build.steps.union([frame, once.select(*frame.columns)])
     hashed = build.hashed(build.normalised(frame, key_names), key_names, names)
     moved = child.keys != canonical_texts(keys)
     rows = build.shuffled(hashed, single=not keys) if moved else Placed(hashed)

@@ -75,7 +75,7 @@ def lowered_once(
         present = set(map(id_of, output_of(lowered.plan)))
         sub_plan.columns = [i for i, one in enumerate(output) if id_of(one) in present]
         named = [(output[place], f"c{i}") for i, place in enumerate(sub_plan.columns)]
-        sub_plan.read = build.lanes.shared(build.named(lowered, named))
+        sub_plan.read = build.steps.shared(build.named(lowered, named))
         shown = Node(
             "Shared", "stateless", f"read {sub_plan.places} times", children=(lowered.node,)
         )

@@ -27,7 +27,17 @@ from eddyline.operators.neighbours import PLACE, SHOWN, SLOT, STRETCH, Neighbour
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds
 from eddyline.plan.limits import is_sortable, keeps_group_top, partitioned
-from eddyline.plan.logical import Expression, Plan, child_of, find, items, kind, output_of, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    Seq,
+    child_of,
+    find,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.recompute import Versions, versions
@@ -115,20 +125,22 @@ def _is_first(build: Build, node: Plan) -> bool:
     below = child_of(node)
     if kind(below) != "WindowGroupLimit" or below.limit() != 1 or not keeps_group_top(build, below):
         return False
-    same = all(
-        canonical_texts(items(one)) == canonical_texts(items(other))
-        for one, other in (
-            (node.partitionSpec(), below.partitionSpec()),
-            (node.orderSpec(), below.orderSpec()),
-        )
-    )
+    if not (
+        _same(node.partitionSpec(), below.partitionSpec())
+        and _same(node.orderSpec(), below.orderSpec())
+    ):
+        return False
     ranks = {"Rank", "DenseRank"}
     if kind(below.rankLikeFunction()) == "RowNumber":
         ranks.add("RowNumber")  # of rows that tie only one has the number 1
     values = [named.child() for named in items(node.windowExpressions())]
-    return same and all(
+    return all(
         kind(over) == "WindowExpression" and kind(over.windowFunction()) in ranks for over in values
     )
+
+
+def _same(some: Seq[Expression], others: Seq[Expression]) -> bool:
+    return canonical_texts(items(some)) == canonical_texts(items(others))
 
 
 def _numbered_one(build: Build, node: Plan, child: Delta) -> Delta:

@@ -25,7 +25,7 @@ from eddyline.plan.admission import kept_out, with_rejected
 from eddyline.plan.build import Build, Relation
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
-from eddyline.plan.lanes import Lanes
+from eddyline.plan.lanes import Steps
 from eddyline.plan.limits import Order
 from eddyline.plan.logical import Plan
 from eddyline.plan.lower import (
@@ -216,7 +216,7 @@ class Compiler:
         try:
             catalyst = Catalyst(session)
             with active(session), catalyst.keeping_operators():
-                return ShortPlan(Driver(session), catalyst, build.lanes.steps)
+                return ShortPlan(Driver(session), catalyst, build.steps.recorded)
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", build.view, error)
             return None
@@ -251,6 +251,7 @@ class Compiler:
             fingerprint((part,), build.leaves, HASH_BITS),
             key=key or None,
         )
+        build.steps.release()
         return CompiledPlan(plan, compiled, columns)
 
     def kept_out(self, entry: Entry, stream: Entry) -> CompiledPlan:
@@ -285,7 +286,7 @@ class Compiler:
             catalyst,
             entry.name,
             {},
-            Lanes(
+            Steps(
                 catalyst,
                 self.options.scan_tasks,
                 partial(self._scan, entry.id, known),
@@ -390,7 +391,7 @@ class Compiler:
             tuple(before),
             keeps_rows_short(shown),
         )
-        build.lanes.release()
+        build.steps.release()
         stored = StructType(list(compiled.schema.fields))
         operator = build.parts[-1].operator
         if isinstance(operator, Materialize):
