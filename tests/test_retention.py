@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+import eddyline.answers.verify
 import eddyline.api.epochs
+from eddyline.answers.difference import Difference
 
 pytestmark = pytest.mark.spark
 
@@ -215,6 +218,42 @@ def test_a_view_that_fails_says_when_it_can_no_longer_go_on(
     (view,) = days.engine.status()["views"]
     assert "rows of stream s are gone" in view["error"]
     days.engine.stop()
+
+
+@pytest.fixture
+def due(tmp_path: Path, spark: SparkSession) -> Iterator[Days]:
+    """A stream all of whose rows are there, most of which go with the next epoch."""
+    days = Days(tmp_path, spark, "csv")
+    days.engine.execute("ALTER STREAM s RETAIN ALL")
+    days.engine.view("early", COUNTS)
+    days.next_days(9)
+    days.engine.execute("ALTER STREAM s RETAIN '3 days'")
+    yield days
+    days.engine.stop()
+
+
+def test_rows_stay_until_rebucket_has_computed_the_views(due: Days) -> None:
+    due.engine.rebucket(5)
+    assert due.days_in("SELECT DISTINCT v FROM s")[0] > 1
+    due.next_days(1)
+    assert sum(n for _, n in due.rows("early")) == 20
+
+
+def test_rows_that_go_while_views_are_compared_are_no_difference(
+    due: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = eddyline.answers.verify.difference
+
+    def late(*tables: pa.Table) -> Difference:
+        workspace = due.engine._workspace
+        manifest = workspace.manifest
+        workspace.sources.expire(workspace.catalog, manifest, manifest.epoch)
+        return compare(*tables)
+
+    monkeypatch.setattr(eddyline.answers.verify, "difference", late)
+    report = due.engine.verify()
+    assert set(report.failing) == {"early"}
+    assert not report.views
 
 
 def test_a_constraint_stays_where_views_could_not_be_computed_without_it(

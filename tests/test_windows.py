@@ -50,6 +50,26 @@ def test_each_window_function_has_the_rule_that_reads_least(
             assert f"rule: {rule}" in engine.explain(f"v{number}"), function
 
 
+FIRSTS = {
+    "row_number() OVER w AS n": ("n = 1", False),
+    "row_number() OVER w AS n, rank() OVER w AS r": ("n = 1", False),
+    "rank() OVER w AS n, dense_rank() OVER w AS d": ("n = 1", False),
+    "rank() OVER w AS n, row_number() OVER w AS r": ("n = 1", True),  # ties are numbered
+    "row_number() OVER w AS n, sum(v) OVER w AS s": ("n = 1", True),
+    "row_number() OVER w AS r": ("r <= 2", True),
+}
+
+
+def test_ranks_of_first_rows_need_no_operator(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        engine.table("t", "id BIGINT, k STRING, v INT")
+        for number, (functions, (condition, computed)) in enumerate(FIRSTS.items()):
+            ranked = f"SELECT *, {functions} FROM t WINDOW w AS (PARTITION BY k ORDER BY v, id)"
+            engine.view(f"v{number}", f"SELECT * FROM ({ranked}) WHERE {condition}")
+            shown = engine.explain(f"v{number}")
+            assert ("Window [class 1, stateless" not in shown) == computed, shown
+
+
 @pytest.mark.parametrize(
     ("function", "changed"),
     [
