@@ -79,7 +79,7 @@ AGGREGATES = {
     " count(*) AS n, sum(x) AS sx FROM t GROUP BY g",
     "distinct_filter": "SELECT k, count(DISTINCT g) FILTER (WHERE f) AS n,"
     " count(DISTINCT g) FILTER (WHERE NOT f) AS m, count(DISTINCT g) AS a FROM t GROUP BY k",
-    "distinct_filters": "SELECT g, count(DISTINCT x) FILTER (WHERE f) AS a, sum(DISTINCT x) FILTER (WHERE k > 1) AS b,"
+    "distinct_filters": "SELECT g, count(DISTINCT x) FILTER (WHERE f) AS a, sum(DISTINCT x) FILTER (WHERE b > 1) AS b,"
     " avg(DISTINCT x) FILTER (WHERE f) AS c, count(DISTINCT k, b) FILTER (WHERE f) AS d,"
     " count(DISTINCT k, b) AS e FROM t GROUP BY g",
     "distinct_filters_global": "SELECT count(DISTINCT k) FILTER (WHERE f) AS a, count(DISTINCT k) FILTER (WHERE NOT f) AS b"

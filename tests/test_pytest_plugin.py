@@ -28,6 +28,11 @@ def test_inferred_columns_and_a_dataframe(live, eddyline_spark):
     live.view("w", "SELECT month(day) AS month, sum(n) AS n FROM days GROUP BY 1")
     live.assert_live("w", eddyline_spark.sql("SELECT 1 AS month, 3L AS n"))
 
+def test_a_null_struct_whose_fields_have_no_nulls(live):
+    live.table("t", [("a",), ("b",)], "k STRING")
+    live.view("first", "SELECT k, (SELECT max(struct(1L AS one)) FROM t AS o WHERE o.k < t.k) AS o FROM t")
+    live.assert_live("first", [("a", None), ("b", (1,))])
+
 def test_wrong(live):
     live.table("t", [("a",)], "k STRING")
     live.view("n", "SELECT k, count(*) AS n FROM t GROUP BY k")
@@ -41,7 +46,7 @@ def test_users_write_few_lines(pytester: pytest.Pytester) -> None:
     shown = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     pytester.makepyfile(USERS_TESTS, test_page="\n".join(shown))
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=4, failed=1)
+    result.assert_outcomes(passed=5, failed=1)
     result.stdout.fnmatch_lines(
         [
             "*view n has 1 rows, expected are 1",

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import eddyline as el
 from eddyline.answers.difference import Difference, difference
 from eddyline.source.rows import Rows, as_arrow
-from eddyline.spark.schema import arrow_schema
+from eddyline.spark.schema import arrow_schema, loosened
 from eddyline.testing import FaultyFiles
 
 Expected: TypeAlias = Sequence[Sequence[Any]] | Sequence[dict[str, Any]] | pa.Table | DataFrame
@@ -100,7 +100,7 @@ class Live:
             entry = self.engine.catalog.get(view)
             schema = arrow_schema(entry.columns, self._zone)
             wanted = as_arrow(expected, schema, relation=view, zone=self._zone)
-            found = difference(self.engine.snapshot(view).toArrow(), wanted)
+            found = difference(loosened(self.engine.snapshot(view)).toArrow(), wanted)
             if not found.equal:
                 raise AssertionError(_message(view, found, "expected"))
         if self.engine.catalog.get(view).kind != "view":
