@@ -31,6 +31,14 @@ INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT = (
     "STRUCT<a: BIGINT, b: STRING>",
 )
 INEXACT, LIST = "inexact", "list"  # types of results, never of table columns
+OPTIONS = [
+    "",
+    "",
+    "hash_bits=1",
+    "buckets=1",
+    "native_rules=0",
+    "task_bytes=1024, short_lane_rows=0",
+]
 TYPES = (INT, TEXT, DOUBLE, DECIMAL, DATE, BOOL, TIME, ARRAY, STRUCT)
 SORTED = TYPES[:-2]  # types by which queries order
 
@@ -115,7 +123,7 @@ def cases(draw: Draw, depth: int = 3) -> Case:
         known.append(Relation("w", relation.columns))
     relation = grammar.relation(draw(st.integers(1, depth)))
     views["result"] = with_ + relation.text[1:-1]
-    options = draw(st.sampled_from(["", "", "hash_bits=1", "buckets=1", "native_rules=0"]))
+    options = draw(st.sampled_from(OPTIONS))
     # rows are generated from a drawn seed: Hypothesis then shrinks the query, not each value
     seed = draw(st.integers(0, 999))
     return Case(tables, views, _epochs(random.Random(seed), base), f"el.Options({options})")

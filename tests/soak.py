@@ -36,7 +36,7 @@ from processes import Child
 CHILD = Path(__file__).with_name("soak_child.py")
 KILL = "kill the process"
 DISK_BYTES = 1 << 30
-OPTIONS = {"native_rules": [1, 1, 0], "hash_bits": [64, 64, 6], "short_lane_rows": [20_000, 20_000, 100, 0], "compaction_fan_in": [8, 2], "retain_epochs": [16, 3]}  # fmt: skip
+OPTIONS = {"native_rules": [1, 1, 0], "hash_bits": [64, 64, 6], "short_lane_rows": [20_000, 20_000, 100, 0], "compaction_fan_in": [8, 2], "task_bytes": [1 << 30, 4096], "retain_epochs": [16, 3]}  # fmt: skip
 
 
 @dataclass(slots=True)

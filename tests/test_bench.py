@@ -21,6 +21,7 @@ from eddyline_bench import (
     sinks,
     small,
     sources,
+    state,
     tpcds,
     two_level,
 )
@@ -117,6 +118,19 @@ def test_growth():
     assert [sample.epoch for sample in result.samples] == list(range(1, 13))
     assert min(result.ratio(name) for name in ("milliseconds", "files", "heap", "python")) > 0
     assert "opening" in result.text()
+
+
+@pytest.mark.spark
+def test_state():
+    result = state.run(rows=1000, repeat=1)
+    assert result.equal
+    assert [stage.rows for stage in result.stages] == [1000, 1000, 100_000]
+    assert all(min(_memory(stage)) > 0 for stage in result.stages)
+    assert "worker" in result.text()
+
+
+def _memory(stage: state.Stage) -> tuple[int, int]:
+    return stage.memory.python, stage.memory.jvm
 
 
 def test_relay_parts():

@@ -12,7 +12,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import chain, product
+from itertools import chain, pairwise, product
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ from eddyline.answers.changelog import retract_form
 from eddyline.answers.difference import difference
 from eddyline.answers.reader import SnapshotBucket, SnapshotReader
 from eddyline.changes import APPEND, DELETE, REJECTED, REPLACED, Epoch
-from eddyline.errors import DataError, StateError
+from eddyline.errors import DataError, StateError, StorageError
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.hold import Hold
 from eddyline.operators.join import Join, JoinKind
@@ -36,7 +37,7 @@ from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
 from eddyline.state import front
-from eddyline.state.arrangement import Arrangement, Layout, compaction_start
+from eddyline.state.arrangement import Arrangement, Layout, RunWriter, compaction_start
 from eddyline.state.doubles import (
     HIGHEST,
     LOWEST,
@@ -59,6 +60,7 @@ from eddyline.state.kernels import (
     repeat,
 )
 from eddyline.state.runs import Run
+from eddyline.state.slices import SLICE_BYTES, in_slices, sliced
 from eddyline.storage.files import Files
 from laws import (
     KINDS,
@@ -281,14 +283,28 @@ def test_repeat_gives_each_row_as_often_as_its_weight(rows: list[tuple[int | Non
 # -- arrangements ---------------------------------------------------------------------------------
 
 
+def extended(
+    held: Arrangement, name: str, rows: pa.Table, fan_in: int, most: int = SLICE_BYTES
+) -> tuple[Run, ...]:
+    """Write rows as a run in parts, and return the runs with it."""
+    writer = RunWriter(held.files, name, held.layout, most)
+    pieces = [*in_slices([held.layout.sorted(rows)], most)] if most < SLICE_BYTES else [[rows]]
+    for (piece,) in pieces:
+        writer.add(piece)
+    added = writer.finish()
+    assert sum(part.rows for part in added) == rows.num_rows
+    return held.extend(f"{name}.merged", added, fan_in, most=most)
+
+
 @laws
 @given(
     deltas=st.lists(st.lists(st.tuples(st.integers(0, 5), small, st.integers(-2, 2))), max_size=9),
     fan_in=st.integers(2, 4),
     wanted=st.sets(st.integers(0, 6)),
+    most=st.sampled_from([1, 100, SLICE_BYTES]),
 )
-def test_an_arrangement_is_a_z_set_however_it_is_compacted(
-    deltas: list[list[tuple[int, int | None, int]]], fan_in: int, wanted: set[int]
+def test_an_arrangement_is_a_z_set_however_it_is_compacted_and_cut(
+    deltas: list[list[tuple[int, int | None, int]]], fan_in: int, wanted: set[int], most: int
 ) -> None:
     layout = Layout(("c0",))
     with tempfile.TemporaryDirectory() as folder:
@@ -305,16 +321,58 @@ def test_an_arrangement_is_a_z_set_however_it_is_compacted(
             model += [((h, v), w) for h, v, w in delta]
             refusable = min(z_set(model).values(), default=0) < 0
             try:
-                runs, added = held.extend(f"run{number}", rows, fan_in)
+                runs = extended(held, f"run{number}", rows, fan_in, most)
             except StateError:  # a merge of all runs refuses negative weights
                 assert refusable
                 return
-            assert (added is None) == (not delta)
             held = Arrangement(Files(folder), layout, runs)
         assert z_set(weighted(held.scan(), ["h", "c0"])) == z_set(model)
         found = held.lookup(np.array(sorted(wanted), np.int64))
         chosen = [(row, weight) for row, weight in model if row[0] in wanted]
         assert z_set(weighted(found, ["h", "c0"])) == z_set(chosen)
+
+
+@laws
+@given(
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), max_size=6),
+    st.integers(1, 200),
+)
+def test_slices_have_all_rows_each_hash_in_one_and_in_order(
+    batches: list[list[int]], most: int
+) -> None:
+    given_rows = [
+        pa.record_batch({"h": pa.array(one, pa.int64()), "c0": [f"{h} {n}" for h in one]})
+        for n, one in enumerate(batches)
+    ]
+    found = [table.to_pydict() for table in sliced(given_rows, most)]
+    flat = [row for one in found for row in zip(one["h"], one["c0"], strict=True)]
+    wanted = [row for b in given_rows for row in zip(*b.to_pydict().values(), strict=True)]
+    assert sorted(flat) == sorted(wanted)
+    spans = [(min(one["h"]), max(one["h"])) for one in found]
+    assert all(one[1] < other[0] for one, other in pairwise(spans))
+
+
+def test_slices_are_no_larger_than_asked_and_leave_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    hashes = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 100_000)
+    batches = pa.table({"h": hashes}).to_batches(1000)
+    sizes = []
+    for rows in sliced(batches, 200_000):
+        sizes.append(rows.nbytes)
+        assert not [*tmp_path.iterdir()]  # they have no name
+    assert sum(sizes) == 800_000
+    assert 4 <= len(sizes) <= 5
+    assert max(sizes) <= 200_000
+
+
+def test_slices_that_find_no_room_on_the_disk_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/dev/null/folder")
+    batches = pa.table({"h": [1, 2, 3]}).to_batches(1)
+    with pytest.raises(StorageError, match="/dev/null/folder") as refused:
+        [*sliced(batches, 1)]
+    assert refused.value.condition == "WRITE_FAILED"
 
 
 @laws
@@ -907,7 +965,7 @@ def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_co
         for number, (value, weight) in enumerate([(5, 2), (6, 1), (5, -3)]):
             rows = rows_delta([((value,), weight)], 1, ("int",))
             bucket = Arrangement(files, layout, runs)
-            runs, _ = bucket.extend(f"run{number}", rows, 9)
+            runs = extended(bucket, f"run{number}", rows, 9)
         reader = SnapshotReader((SnapshotBucket(files, "v", runs, 1, Epoch(1)),), schema)
         with pytest.raises(StateError) as refused:
             [*reader([pa.record_batch({"number": [0]})])]
@@ -915,9 +973,9 @@ def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_co
         assert refused.value.context["view"] == "v"
         assert refused.value.context["row"] == {"c0": 5, "w": -1}
         with pytest.raises(StateError, match="an arrangement holds a row less than zero times"):
-            Arrangement(files, layout, runs).extend("last", rows.slice(0, 1), 2)
+            extended(Arrangement(files, layout, runs), "last", rows.slice(0, 1), 2)
         made_good = rows_delta([((5,), 1)], 1, ("int",))
-        runs, _ = Arrangement(files, layout, runs).extend("good", made_good, 2)
+        runs = extended(Arrangement(files, layout, runs), "good", made_good, 2)
         assert sum(run.rows for run in runs) == 1
 
 
@@ -933,7 +991,7 @@ def test_a_group_without_rows_leaves_the_state_although_its_sum_was_rounded() ->
                 step = operator.step(double_delta([(("a", value), weight)]), state)
                 assert len([*step.output]) == 1
                 for slot, rows in step.appends.items():
-                    runs[slot], _ = state[slot].extend(f"{slot}{number}{place}", rows, 2)
+                    runs[slot] = extended(state[slot], f"{slot}{number}{place}", rows, 2)
     assert runs == {"groups": (), "digits": ()}
 
 

@@ -220,7 +220,7 @@ def test_older_versions_do_not_read_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(arrangement, "SLICE_ROWS", 10)
+    monkeypatch.setattr(arrangement, "SLICE_BYTES", 500)
     return
 
 

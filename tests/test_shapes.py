@@ -201,13 +201,20 @@ def whole(request, tmp_path_factory, spark):
 
 
 @pytest.fixture(
-    scope="module", params=["generic rule", "colliding hashes", "one bucket, two-way merges"]
+    scope="module",
+    params=[
+        "generic rule",
+        "colliding hashes",
+        "one bucket, two-way merges",
+        "slices of a few rows",
+    ],
 )
 def otherwise(request, tmp_path_factory, spark):
     options = {
         "generic rule": el.Options(native_rules=0),
         "colliding hashes": el.Options(hash_bits=1),
         "one bucket, two-way merges": el.Options(buckets=1, compaction_fan_in=2),
+        "slices of a few rows": el.Options(task_bytes=1024, short_lane_rows=0),
     }[request.param]
     yield from twins(request, tmp_path_factory, spark, every(12, 1), options)
 

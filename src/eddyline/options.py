@@ -12,6 +12,8 @@ from eddyline.errors import EngineError
 
 ENVIRONMENT_PREFIX = "EDDYLINE_"
 BUCKETS_MAX = 4096
+SLICES_IN_MEMORY = 16
+"""What a slice of rows, its place in the state, and their groups and results take together, in slices."""
 
 
 def check_buckets(buckets: int) -> None:
@@ -73,6 +75,13 @@ class Options:
     compaction_fan_in: int = _setting(
         8, "number of runs of one size tier that are merged into one", 2, 64
     )
+    task_bytes: int = _setting(
+        1 << 30,
+        "bytes of memory that a task of a stateful operator may need for rows, roughly; larger inputs and merges "
+        "go through it in slices, and wait in temporary files",
+        1 << 10,
+        1 << 50,
+    )
     dead_letter_rows: int = _setting(
         1_000_000,
         "number of dead letters of one pipeline or stream that are kept; the oldest are dropped",
@@ -126,6 +135,11 @@ class Options:
                 check_choice(f"option {item.name}", value, limits["choices"])
                 continue
             check_number(f"option {item.name}", value, limits["least"], limits["most"])
+
+    @property
+    def slice_bytes(self) -> int:
+        """The bytes of rows that a task processes at once."""
+        return max(self.task_bytes // SLICES_IN_MEMORY, 1)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:

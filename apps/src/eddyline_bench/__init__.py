@@ -22,6 +22,7 @@ from eddyline_bench import (
     sinks,
     small,
     sources,
+    state,
     tpcds,
     two_level,
 )
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "sinks": sinks.run,
     "small": small.run,
     "sources": sources.run,
+    "state": state.run,
     "tpcds": tpcds.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
@@ -79,12 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay); "
+        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state); "
         "orders changed in an epoch (small), rows of an epoch (growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
-        "--repeat", type=int, help="timed repetitions; epochs (growth, nexmark, small, tpcds)"
+        "--repeat",
+        type=int,
+        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds)",
     )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -73,6 +74,50 @@ def tree_rss() -> tuple[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     sizes = {process: int(fields[21]) * page for process, fields in _tree().items()}
     return sum(sizes.values()), sizes[os.getpid()]
+
+
+class PeakMemory:
+    """The most memory that processes have had for themselves, in a `with` block; read ten times a second.
+
+    Mapped files don't count: the system takes their memory back when others need it. Without /proc all is 0.
+
+    Attributes:
+        python: bytes of this process.
+        jvm: bytes of the JVM.
+        worker: bytes of the largest of the other descendants, which are Python workers.
+    """
+
+    def __init__(self) -> None:
+        self.python = self.jvm = self.worker = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self._read()
+            if self._ended.wait(0.1):
+                return
+
+    def _read(self) -> None:
+        for process in _tree() if Path("/proc/self/stat").exists() else ():
+            with contextlib.suppress(OSError):  # it may have ended
+                status = Path(f"/proc/{process}/status").read_text()
+                fields = dict(line.split(":", 1) for line in status.splitlines())
+                size = int(fields.get("RssAnon", "0 kB").split()[0]) << 10
+                if process == os.getpid():
+                    self.python = max(self.python, size)
+                elif fields["Name"].strip() == "java":
+                    self.jvm = max(self.jvm, size)
+                else:
+                    self.worker = max(self.worker, size)
 
 
 def _tree() -> dict[int, list[str]]:

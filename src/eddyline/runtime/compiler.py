@@ -326,6 +326,7 @@ class Compiler:
             leaf.late,
             relation is not None and relation.reasons,
             self.readers,
+            self.options.slice_bytes,
         )
 
     def whole_scan(self, entry: Entry) -> LeafScan:
@@ -356,6 +357,7 @@ class Compiler:
             part.operator,
             arrow_schema(schema, self.zone),
             self.options.compaction_fan_in,
+            self.options.slice_bytes,
             tuple(ExpiryColumn(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
         )
 

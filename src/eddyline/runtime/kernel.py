@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,12 @@ from eddyline.changes import BUCKET, HASH, BucketId, Epoch
 from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import batches_of, prepare_worker
-from eddyline.state.arrangement import Arrangement
+from eddyline.state.arrangement import Arrangement, RunWriter
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import Manifest, manifest_name, read_arrangements, read_manifest
 from eddyline.state.run_lists import common_start
 from eddyline.state.runs import keep_open
+from eddyline.state.slices import sliced
 from eddyline.storage.files import Files
 
 Limits = Sequence[tuple[ExpiryColumn, int]]
@@ -67,6 +70,7 @@ class Kernel:
     twice writes runs of other names, and its report, which says the same, replaces the first one.
 
     Attributes:
+        slice_bytes: how many bytes of rows are processed at once.
         expiry: the columns of the state to compare with the context's limits, in the same order.
     """
 
@@ -76,6 +80,7 @@ class Kernel:
     operator: Operator
     schema: pa.Schema
     fan_in: int
+    slice_bytes: int
     expiry: tuple[ExpiryColumn, ...] = ()
 
     @property
@@ -87,22 +92,24 @@ class Kernel:
         """Yield the operator's output delta."""
         prepare_worker()
         context = EpochContext.current()
-        received = [batch for batch in batches if batch.num_rows]
-        bucket, delta = None, None
-        if received:
-            delta = pa.Table.from_batches(received)
-            bucket = delta[BUCKET][0].as_py()
-            delta = delta.drop_columns([BUCKET])
+        most = sys.maxsize if isinstance(self.operator, Timed) else self.slice_bytes
+        deltas = sliced(batches, most)
+        first = next(deltas, None)
         task = TaskContext.get()
         assert task is not None
-        if bucket is None and isinstance(self.operator, Timed):
+        bucket = None
+        if first is not None:
+            bucket = first[BUCKET][0].as_py()
+        elif isinstance(self.operator, Timed):
             bucket = BucketId(
                 task.partitionId()
             )  # no shuffle comes after the one that made the buckets
         name = f"{task.stageId()}-{task.partitionId()}"
         file = f"{self.prefix(context)}{name}{REPORT}"
         report = partial(self.files.write_json, file, durable=False)
-        for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, delta, report):
+        given = () if first is None else chain([first], deltas)
+        rows = (delta.drop_columns([BUCKET]) for delta in given)
+        for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, rows, report):
             yield from batches_of(table, self.schema)
 
     def in_driver(self) -> Kernel:
@@ -118,7 +125,7 @@ class Kernel:
         context: EpochContext,
         task: str,
         bucket: BucketId | None,
-        delta: pa.Table | None,
+        deltas: Iterable[pa.Table],
         report: Callable[[dict[str, Any]], object],
     ) -> Iterator[pa.Table]:
         """Yield the output of one bucket, then write its runs and report them.
@@ -126,26 +133,33 @@ class Kernel:
         Args:
             task: the task's name, a part of the names of its files.
             bucket: number of the bucket; None if the task got no rows, from which it is read.
-            delta: the input rows; None if there are none.
+            deltas: the input rows in slices, lowest hashes first; all in one for a `Timed` operator.
             report: receives the task's report, once the runs that it names are written.
         """
-        prefix = self.prefix(context)
         operator, limits = self._limited(context)
-        delta = delta if delta is not None and delta.num_rows else None
-        counts = {"in": 0 if delta is None else delta.num_rows, "out": 0, "touched": 0, "us": 0}
+        counts = {"in": 0, "out": 0, "touched": 0, "us": 0}
         slots: dict[str, dict[str, Any]] = {}
-        if bucket is not None and (delta is not None or isinstance(operator, Timed)):
+        if bucket is not None:
             started, before = time.perf_counter(), 0.0
             state = self._state(context, operator, bucket)
-            step = operator.step(delta, state)
-            for table in step.output:
-                counts["out"] += table.num_rows
-                before += time.perf_counter() - started
-                yield table.drop_columns([HASH]) if HASH in table.column_names else table
-                started = time.perf_counter()  # what becomes of the output isn't this operator's
-            for slot, rows in step.appends.items():
-                name = f"{prefix}{slot}.{task}"
-                slots[slot] = self._write_slot(name, state[slot], rows, limits.get(slot, ()))
+            written: dict[str, RunWriter] = {}
+            given: Iterable[pa.Table | None] = (delta for delta in deltas if delta.num_rows)
+            if isinstance(operator, Timed):
+                given = list(given) or [None]
+            for delta in given:
+                counts["in"] += 0 if delta is None else delta.num_rows
+                step = operator.step(delta, state)
+                for table in step.output:
+                    counts["out"] += table.num_rows
+                    before += time.perf_counter() - started
+                    yield table.drop_columns([HASH]) if HASH in table.column_names else table
+                    started = time.perf_counter()  # what becomes of it isn't this operator's
+                for slot, rows in step.appends.items():
+                    if slot not in written:
+                        written[slot] = self._writer(context, slot, task, state[slot])
+                    written[slot].add(rows)
+            for slot, writer in written.items():
+                slots[slot] = self._extended(writer, state[slot], limits.get(slot, ()))
             counts["touched"] = sum(arrangement.touched for arrangement in state.values())
             counts["us"] = round((before + time.perf_counter() - started) * 1e6)
         report({"bucket": bucket, "counts": counts, "slots": slots})
@@ -177,7 +191,7 @@ class Kernel:
         output, numbers = [], []
         for bucket in map(BucketId, range(buckets)):
             rows = delta.filter(pa.array(of == bucket))
-            for table in self.run(context, f"driver-{bucket}-0", bucket, rows, report):
+            for table in self.run(context, f"driver-{bucket}-0", bucket, [rows], report):
                 output.append(table)
                 numbers.append(np.full(table.num_rows, bucket))
         return output, np.concatenate(numbers) if numbers else np.empty(0, np.int64)
@@ -209,10 +223,10 @@ class Kernel:
             of = owners.of(rows[HASH].to_numpy())
             for bucket in buckets:
                 own = rows if len(buckets) == 1 else rows.filter(pa.array(of == bucket))
-                name = f"{self.prefix(context)}{slot}.driver-{bucket}-0"
                 held = states[bucket][slot]
-                written = self._write_slot(name, held, own, limits.get(slot, ()))
-                reports[bucket]["slots"][slot] = written
+                writer = self._writer(context, slot, f"driver-{bucket}-0", held)
+                writer.add(own)
+                reports[bucket]["slots"][slot] = self._extended(writer, held, limits.get(slot, ()))
         reports[buckets[0]]["counts"] = {
             "in": delta.num_rows,
             "out": sum(table.num_rows for table in output),
@@ -257,16 +271,20 @@ class Kernel:
             for slot, layout in operator.layouts.items()
         }
 
-    def _write_slot(
-        self, name: str, arrangement: Arrangement, rows: pa.Table, limits: Limits
-    ) -> dict[str, Any]:
-        """Write the rows that a step adds to an arrangement; return its entry for the report."""
-        runs, added = arrangement.extend(name, rows, self.fan_in, limits)
-        kept = common_start(arrangement.runs, runs)
+    def _writer(self, context: EpochContext, slot: str, task: str, held: Arrangement) -> RunWriter:
+        """Return what writes the rows that an epoch adds to an arrangement."""
+        name = f"{self.prefix(context)}{slot}.{task}"
+        return RunWriter(self.files, name, held.layout, self.slice_bytes)
+
+    def _extended(self, writer: RunWriter, held: Arrangement, limits: Limits) -> dict[str, Any]:
+        """Finish the run that is added to an arrangement; return its entry for the report."""
+        added = writer.finish()
+        runs = held.extend(f"{writer.name}.merged", added, self.fan_in, limits, self.slice_bytes)
+        kept = common_start(held.runs, runs)
         return {
             "kept": kept,
             "runs": [run.as_list() for run in runs[kept:]],
-            "delta": added.as_list() if added else None,
+            "delta": [run.as_list() for run in added],
         }
 
 

@@ -149,8 +149,7 @@ def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochS
     assert len(kept) == written["kept"]  # the task has read the state of the same epoch
     added = [Run(*run) for run in written["runs"]]
     state.arrangements[name] = {**held, bucket: (*kept, *added)}
-    if written["delta"]:
-        delta = Run(*written["delta"])
-        state.deltas.setdefault(name, {})[bucket] = (delta,)
-        return [*added, delta]
-    return added
+    delta = tuple(Run(*run) for run in written["delta"])
+    if delta:
+        state.deltas.setdefault(name, {})[bucket] = delta
+    return [*added, *delta]

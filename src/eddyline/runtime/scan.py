@@ -30,6 +30,7 @@ from eddyline.source.segments import (
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import merged_if_repetitive
 from eddyline.state.runs import Run
+from eddyline.state.slices import SLICE_BYTES, in_slices
 from eddyline.storage.files import Files
 
 
@@ -55,6 +56,7 @@ class LeafScan:
         late: return the rejected rows instead of the accepted ones.
         reasons: the relation's last column says why a row is rejected.
         readers: readers for the kinds of segments that only registered formats use.
+        slice_bytes: how many bytes of a bucket's runs are merged at once.
     """
 
     files: Files
@@ -67,6 +69,7 @@ class LeafScan:
     late: bool = False
     reasons: bool = False
     readers: Mapping[str, Reader] = field(default_factory=dict)
+    slice_bytes: int = SLICE_BYTES
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the task's segments, then write a report with their number.
@@ -138,7 +141,8 @@ class LeafScan:
     def _tables(
         self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema
     ) -> Iterator[pa.Table]:
-        readers = {BUCKET_RUNS: read_bucket, **self.readers}
+        bucket = partial(read_bucket, most=self.slice_bytes)
+        readers: dict[str, Reader] = {BUCKET_RUNS: bucket, **self.readers}
         return read_segment(self.files, segment, self.names, columns, schema, readers)
 
     def first_rows(self, segment: Segment, most: int) -> list[dict[str, Any]]:
@@ -158,17 +162,19 @@ def bucket_segment(runs: Sequence[Run]) -> Segment:
     return Segment(BUCKET_RUNS, json.dumps([[run.name, run.rows] for run in runs]), 0)
 
 
-def read_bucket(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tuple[pa.Table, int]]:
+def read_bucket(
+    files: Files, segment: Segment, wanted: Wanted, most: int = SLICE_BYTES
+) -> Iterator[tuple[pa.Table, int]]:
     """Read the runs of a bucket as a `Reader`; a row that was deleted again doesn't appear.
 
     Expressions may fail on such a row, while they don't on what is left.
     """
     parts = [Segment(RUN, name, rows) for name, rows in json.loads(segment.file)]
-    stored = pa.concat_tables(
-        [read_arrow(files, part) for part in parts], promote_options="default"
-    )
-    layout = Layout(tuple(n for n in stored.column_names if n not in (HASH, WEIGHT)))
-    table = layout.consolidate(stored).select([*(f"c{place}" for place in wanted.places), WEIGHT])
-    for start in range(0, table.num_rows, ROWS_MAX):
-        part = table.slice(start, ROWS_MAX)
-        yield part, part.num_rows
+    for pieces in in_slices([read_arrow(files, part) for part in parts], most):
+        stored = pa.concat_tables(pieces, promote_options="default")
+        layout = Layout(tuple(n for n in stored.column_names if n not in (HASH, WEIGHT)))
+        rows = layout.consolidate(stored)
+        table = rows.select([*(f"c{place}" for place in wanted.places), WEIGHT])
+        for start in range(0, table.num_rows, ROWS_MAX):
+            part = table.slice(start, ROWS_MAX)
+            yield part, part.num_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.grouping import SortKey
-from eddyline.state.kernels import Measure, consolidate, indices_of, sorted_rows
+from eddyline.state.kernels import Measure, consolidate, indices_of, sorted_rows, with_weights
 from eddyline.state.runs import Run, read_run, write_run
+from eddyline.state.slices import SLICE_BYTES, in_slices
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
-SLICE_ROWS = 4_000_000
-"""About how many rows of two versions of a result are compared at once."""
-
+_NEXT_PART = "+"
 Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
 
@@ -111,41 +110,105 @@ class Arrangement:
     def extend(
         self,
         name: str,
-        delta: pa.Table,
+        added: Sequence[Run],
         fan_in: int,
         expired: Sequence[tuple[ExpiryColumn, int]] = (),
-    ) -> tuple[tuple[Run, ...], Run | None]:
-        """Write the delta of an epoch as a run, and compact runs if a size tier is full.
+        most: int = SLICE_BYTES,
+    ) -> tuple[Run, ...]:
+        """Add the run of an epoch, in its parts, and compact runs if a size tier is full.
 
         Args:
-            name: file name without extension. The delta is written to `<name>.arrow`, a merged run
-                to `<name>.merged.arrow`.
-            delta: changed rows, with the columns of the layout.
+            name: file name without extension of a merged run.
+            added: the parts; none if nothing has changed.
             fan_in: number of runs of one tier (sizes within a factor `fan_in`) to merge into one.
             expired: limits below which rows may be dropped; compaction drops them.
+            most: about how many bytes are merged at once.
 
         Returns:
-            The runs that now make up the bucket, and the run of the delta (None if it is empty).
+            The runs that now make up the bucket.
         """
-        if delta.num_rows == 0:
-            return self.runs, None
-        added = write_run(self.files, f"{name}.arrow", self.layout.sorted(delta))
-        runs = [*self.runs, added]
-        first = compaction_start([run.rows for run in runs], fan_in)
-        if first is not None:
-            tables = [read_run(self.files, run) for run in runs[first:]]
-            merged = self.layout.consolidate(pa.concat_tables(tables))
-            if first == 0 and WEIGHT in merged.column_names:  # then these are all rows
-                check_held("an arrangement", merged, file=name)
-                gone = pc.equal(merged[WEIGHT], 0)
-                if pc.any(gone).as_py():  # groups without rows, whose sums were rounded
-                    merged = merged.filter(pc.invert(gone))
-            merged = without_expired(merged, expired, whole=first == 0)
-            runs = runs[:first]
-            if merged.num_rows:
-                merged = self.layout.sorted(merged)
-                runs.append(write_run(self.files, f"{name}.merged.arrow", merged))
-        return tuple(runs), added
+        if not added:
+            return self.runs
+        runs = runs_with_parts((*self.runs, *added))
+        first = compaction_start([sum(part.rows for part in run) for run in runs], fan_in)
+        if first is None:
+            return (*self.runs, *added)
+        merged = RunWriter(self.files, name, self.layout, most)
+        tables = [read_run(self.files, part) for run in runs[first:] for part in run]
+        for pieces in in_slices(tables, most):
+            merged.add(self._merged(name, pieces, expired, whole=first == 0))
+        return (*(part for run in runs[:first] for part in run), *merged.finish())
+
+    def _merged(
+        self,
+        name: str,
+        pieces: Sequence[pa.Table],
+        expired: Sequence[tuple[ExpiryColumn, int]],
+        *,
+        whole: bool,
+    ) -> pa.Table:
+        """Return the rows that stay of some runs; `whole` if these are all the rows of their hashes."""
+        rows = self.layout.consolidate(pa.concat_tables(pieces))
+        if whole and WEIGHT in rows.column_names:
+            check_held("an arrangement", rows, file=name)
+            gone = pc.equal(rows[WEIGHT], 0)
+            if pc.any(gone).as_py():  # groups without rows, whose sums were rounded
+                rows = rows.filter(pc.invert(gone))
+        return without_expired(rows, expired, whole=whole)
+
+
+class RunWriter:
+    """Writes rows that come in ranges of the hash, lowest first, as a run.
+
+    A large run is cut into parts at some hashes, each a file of its own: `<name>.arrow`, `<name>+1.arrow`
+    and so on. Only one of them is in memory at a time.
+
+    Args:
+        files: the files of the storage.
+        name: file name without extension.
+        layout: the columns of the rows, and their order.
+        most: about how many bytes a part has.
+    """
+
+    def __init__(self, files: Files, name: str, layout: Layout, most: int = SLICE_BYTES) -> None:
+        self._files = files
+        self.name = name
+        self._layout = layout
+        self._most = most
+        self._rows: list[pa.Table] = []
+        self._bytes = 0
+        self._parts: list[Run] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, whose hashes are above those of all rows before."""
+        if rows.num_rows:
+            self._rows.append(self._layout.sorted(rows))
+            self._bytes += rows.nbytes
+            if self._bytes >= self._most:
+                self._write()
+
+    def finish(self) -> tuple[Run, ...]:
+        """Write what is left, and return the parts; none if there were no rows."""
+        if self._rows:
+            self._write()
+        return tuple(self._parts)
+
+    def _write(self) -> None:
+        rows = self._rows[0] if len(self._rows) == 1 else pa.concat_tables(self._rows)
+        part = f"{_NEXT_PART}{len(self._parts)}" if self._parts else ""
+        self._parts.append(write_run(self._files, f"{self.name}{part}.arrow", rows))
+        self._rows, self._bytes = [], 0
+
+
+def runs_with_parts(files: Iterable[Run]) -> list[list[Run]]:
+    """Return the files of a bucket by run, of which a large one has several parts."""
+    runs: list[list[Run]] = []
+    for file in files:
+        if runs and _NEXT_PART in file.name:
+            runs[-1].append(file)
+        else:
+            runs.append([file])
+    return runs
 
 
 def difference_runs(
@@ -168,28 +231,25 @@ def difference_runs(
             one slice.
     """
     tables = [read_run(files, run) for run in (*new, *old)]
-    hashes = [table[HASH].to_numpy() for table in tables]
-    slices = min(1, len(tables)) if columns else -(-sum(map(len, hashes)) // SLICE_ROWS)
-    # hashes are spread evenly
-    bounds = np.linspace(-(2**63), 2**63, slices + 1)[1:-1].astype(np.int64)
-    cuts = [[0, *np.searchsorted(own, bounds), len(own)] for own in hashes]
+    if columns is not None:
+        tables = [_without_hash(table, columns) for table in tables]
     found = []
-    for number in range(slices):
-        rows = []
-        for place, (table, cut) in enumerate(zip(tables, cuts, strict=True)):
-            part = table.slice(cut[number], cut[number + 1] - cut[number])
-            if columns is not None:
-                part = part.select([*columns, WEIGHT])
-                part = part.add_column(0, HASH, pa.array(np.zeros(len(part), np.int64)))
-            if place >= len(new):
-                at = part.column_names.index(WEIGHT)
-                part = part.set_column(at, WEIGHT, pc.negate(part[WEIGHT]))
-            rows.append(part)
+    for number, pieces in enumerate(in_slices(tables, SLICE_BYTES)):
+        rows = [
+            piece if place < len(new) else with_weights(piece, -piece[WEIGHT].to_numpy())
+            for place, piece in enumerate(pieces)
+        ]
         layout = Layout(tuple(n for n in rows[0].column_names if n not in (HASH, WEIGHT)))
         net = layout.consolidate(pa.concat_tables(rows, promote_options="default"))
         if net.num_rows:
             found.append(write_run(files, f"{prefix}-{number}.arrow", layout.sorted(net)))
     return tuple(found)
+
+
+def _without_hash(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return some columns and the weights of rows, with a hash of 0 for all."""
+    rows = table.select([*columns, WEIGHT])
+    return rows.add_column(0, HASH, pa.array(np.zeros(len(rows), np.int64)))
 
 
 def compaction_start(rows: Sequence[int], fan_in: int) -> int | None:

@@ -1,0 +1,132 @@
+"""Rows cut into ranges of the key hash, so that a task needs memory for a slice of its rows, not for all.
+
+All rows of a key have the same hash: what an operator does to a slice depends on no other slice.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from eddyline.changes import HASH
+from eddyline.storage.failures import storage_errors
+
+SLICE_BYTES = 64 << 20
+"""The bytes of rows in a slice where no option says otherwise."""
+RANGES = 64
+_SHIFT = 64 - RANGES.bit_length() + 1
+
+
+def in_slices(tables: Sequence[pa.Table], most: int) -> Iterator[list[pa.Table]]:
+    """Cut tables, each sorted by hash, at the same hashes; yield the pieces of each slice, lowest hashes first.
+
+    Args:
+        most: about how many bytes a slice has; more if a single hash has more.
+    """
+    slices = -(-sum(table.nbytes for table in tables) // most)
+    if slices <= 1:
+        if tables:
+            yield list(tables)
+        return
+    hashes = [table[HASH].to_numpy() for table in tables]
+    longest = max(hashes, key=len)
+    bounds = np.unique(longest[np.arange(1, slices) * len(longest) // slices])
+    places = [[0, *np.searchsorted(own, bounds), len(own)] for own in hashes]
+    for number in range(len(bounds) + 1):
+        yield [
+            table.slice(own[number], own[number + 1] - own[number])
+            for table, own in zip(tables, places, strict=True)
+        ]
+
+
+def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
+    """Yield rows in slices, lowest hashes first; what doesn't fit into one slice waits on the disk.
+
+    Args:
+        batches: rows with the column `h`, in any order.
+        most: about how many bytes a slice has; more if a single hash has more, or if there are more than
+            64 times as many bytes.
+
+    Raises:
+        StorageError: the disk for temporary files is full, or fails.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    with ExitStack() as stack:
+        spilled: _Spilled | None = None
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            held.append(batch)
+            size += batch.nbytes
+            if size > most:
+                spilled = spilled or _Spilled(batch.schema, stack)
+                spilled.add(held)
+                held, size = [], 0
+        if spilled is None:
+            if held:
+                yield pa.Table.from_batches(held)
+            return
+        spilled.add(held)
+        del held
+        yield from spilled.slices(most)
+
+
+class _Spilled:
+    """Rows in temporary files, one for each range of the hash; gone with the process, however it ends."""
+
+    def __init__(self, schema: pa.Schema, stack: ExitStack) -> None:
+        self._schema = schema
+        self._stack = stack  # closes the files
+        self._files: dict[int, IO[bytes]] = {}
+        self._writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self._bytes = [0] * RANGES
+        self._folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Write rows into the files of their hashes."""
+        if not batches:
+            return
+        table = pa.Table.from_batches(batches).combine_chunks()
+        ranges = (table[HASH].to_numpy() >> _SHIFT).astype(np.int8)  # from -32 to 31
+        places = np.argsort(ranges, kind="stable")
+        table, ranges = table.take(pa.array(places)), ranges[places]
+        starts = np.flatnonzero(np.diff(ranges, prepend=ranges[0] - 1))
+        with storage_errors(self._folder or tempfile.gettempdir()):
+            for start, end in zip(starts, [*starts[1:], len(ranges)], strict=True):
+                self._append(int(ranges[start]) + RANGES // 2, table.slice(start, end - start))
+
+    def _append(self, number: int, rows: pa.Table) -> None:
+        if number not in self._writers:
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # the stack closes it
+            self._files[number] = self._stack.enter_context(file)
+            self._writers[number] = pa.ipc.new_stream(file, self._schema)
+        self._writers[number].write_table(rows)
+        self._bytes[number] += rows.nbytes
+
+    def slices(self, most: int) -> Iterator[pa.Table]:
+        """Yield all rows, in slices."""
+        with storage_errors(self._folder or tempfile.gettempdir()):
+            for writer in self._writers.values():
+                writer.close()
+        found: list[int] = []
+        for number in sorted(self._files):
+            if found and sum(self._bytes[one] for one in (*found, number)) > most:
+                yield self._read(found)
+                found = []
+            found.append(number)
+        yield self._read(found)
+
+    def _read(self, numbers: Sequence[int]) -> pa.Table:
+        tables = []
+        for number in numbers:
+            with self._files.pop(number) as file:
+                file.seek(0)
+                tables.append(pa.ipc.open_stream(file).read_all())
+        return pa.concat_tables(tables)

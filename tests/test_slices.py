@@ -1,0 +1,63 @@
+"""Inputs and merges that are larger than a task's memory go through it in slices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+from eddyline.state.arrangement import runs_with_parts
+from eddyline.state.manifest import last_committed
+
+pytestmark = pytest.mark.spark
+
+VIEWS = {
+    "counts": "SELECT k, count(*) AS n, sum(v) AS total, max(name) AS last FROM t GROUP BY k",
+    "sizes": "SELECT n, count(*) AS groups FROM counts GROUP BY n",
+    "pairs": "SELECT a.id, b.id AS other FROM t AS a JOIN t AS b ON a.k = b.k AND a.v < b.v",
+    "first": "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY v, id) AS r FROM t)"
+    " WHERE r <= 2",
+    "before": "SELECT id, lag(v) OVER (PARTITION BY k ORDER BY id) AS v FROM t",
+}
+
+
+def rows(start: int, count: int) -> list[tuple[int, int, int, str]]:
+    return [(i, i * 7919 % 700, i % 13, f"name {i % 101}") for i in range(start, start + count)]
+
+
+def parts(engine: el.Engine) -> int:
+    """How many parts the run with most of them has."""
+    held = last_committed(engine.files).arrangements.values()
+    runs = [run for own in held for files in own.values() for run in runs_with_parts(files)]
+    return max(map(len, runs))
+
+
+def test_slices_and_parts_change_no_result(tmp_path: Path, spark: SparkSession) -> None:
+    options = el.Options(buckets=2, task_bytes=32 << 10, short_lane_rows=0, compaction_fan_in=2)
+    with el.Engine(tmp_path, spark, options) as engine:
+        table = engine.table("t", "id INT, k INT, v INT, name STRING", ["id"])
+        table.insert(rows(0, 2000))
+        for name, query in VIEWS.items():
+            engine.view(name, query)
+        engine.advance()
+        assert parts(engine) > 4
+        for start in (2000, 2600):
+            table.insert(rows(start, 600))
+            table.delete(rows(start - 1900, 300))
+            engine.advance()
+            assert engine.verify().equal
+        assert parts(engine) > 4
+        engine.rebucket(3)
+        table.insert(rows(4000, 10))
+        engine.advance()
+        assert engine.verify().equal
+        late = engine.view("late", "SELECT k % 10 AS k, sum(n) AS n FROM counts GROUP BY 1")
+        assert late.snapshot().count() == 10
+        assert engine.verify().equal
+    plain = el.Options(short_lane_rows=0, compaction_fan_in=2)
+    with el.Engine(tmp_path, spark, plain) as engine:  # merges the parts
+        engine.execute("DELETE FROM t WHERE id % 2 = 0")
+        engine.advance()
+        assert engine.verify().equal
