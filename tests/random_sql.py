@@ -467,7 +467,9 @@ class Grammar:
             ways += [
                 (f"CAST({call} {over} AS BIGINT)", INT) for call in ("row_number()", "ntile(2)")
             ]
-            ways += [(f"{call}({name}) {over}", kind) for call in ("lag", "lead", "first_value")]
+            calls = ("lag", "lead", "first_value", "last_value")
+            ways += [(f"{call}({name}) {over}", kind) for call in calls]
+            ways += [(f"{call}({name}) IGNORE NULLS {over}", kind) for call in calls]
         return _select([*self.some(source.columns), self.pick(ways)], f"FROM {source.text} q")
 
     def ranked(self, depth: int) -> Relation:

@@ -54,7 +54,16 @@ CALLS = (
     Call(Function.COUNT, peers=True),
     *(
         Call(function, 1, peers)
-        for function in (Function.COUNT, Function.SUM, Function.MIN, Function.MAX, Function.FIRST)
+        for function in (
+            Function.COUNT,
+            Function.SUM,
+            Function.MIN,
+            Function.MAX,
+            Function.FIRST,
+            Function.LAST,
+            Function.FIRST_PRESENT,
+            Function.LAST_PRESENT,
+        )
         for peers in (False, True)
     ),
 )
@@ -110,6 +119,12 @@ def result(call: Call, rows: list[Row], at: int) -> Any:
                 return sum(there[1:], there[0] + 0) if there else None
         case Function.FIRST:
             return values[0]
+        case Function.LAST:
+            return values[-1]
+        case Function.FIRST_PRESENT:
+            return next(iter(there), None)
+        case Function.LAST_PRESENT:
+            return next(reversed(there), None)
     return extreme(values, 1 if call.function is Function.MAX else -1)
 
 

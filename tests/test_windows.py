@@ -27,6 +27,10 @@ RULES = {
     "avg(x) OVER (PARTITION BY k ORDER BY id ROWS UNBOUNDED PRECEDING)": AHEAD,
     "rank() OVER (ORDER BY id)": AHEAD,
     "first_value(v) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)": AHEAD,
+    "first_value(v) IGNORE NULLS OVER (PARTITION BY k ORDER BY id)": AHEAD,
+    "last_value(v) OVER (ORDER BY id)": AHEAD,
+    "last_value(v) IGNORE NULLS OVER (PARTITION BY k ORDER BY id)": AHEAD,
+    "last(v, true) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING)": AHEAD,
     "last_value(v) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)": WHOLE,
     "sum(CAST(v AS DECIMAL(28, 2))) OVER (ORDER BY id)": AHEAD,
     "sum(CAST(v AS DECIMAL(29, 2))) OVER (ORDER BY id)": WHOLE,
@@ -111,6 +115,28 @@ def test_a_mix_of_nearby_rows_and_running_functions_is_split(
             table.insert([(number * 7 % 11, number), (number * 5 % 11, -number)])
             engine.advance()
             assert engine.verify()
+
+
+def test_gaps_are_filled_with_the_last_value_before(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "id BIGINT, k STRING, v DOUBLE", primary_key=("id",))
+        engine.view(
+            "filled",
+            "SELECT id, last_value(v) IGNORE NULLS OVER w AS last, first_value(v) IGNORE NULLS OVER w AS first,"
+            " last_value(v) OVER w AS own, last(v, true) OVER (PARTITION BY k ORDER BY id ROWS UNBOUNDED PRECEDING) AS same"
+            " FROM t WINDOW w AS (PARTITION BY k ORDER BY id)",
+        )
+        chance = random.Random(5)
+        for _ in range(8):
+            ids = chance.sample(range(40), 8)
+            table.upsert([(i, "ab"[i % 2], chance.choice([None, None, i / 4])) for i in ids])
+            table.delete([(i, None, None) for i in chance.sample(range(40), 2)])
+            engine.advance()
+            assert engine.verify()
+        table.insert([(41, "b", None)])
+        engine.advance()
+        _, spent = profile(engine.files, engine.catalog, 1)
+        assert sum(one.touched for one in spent if one.view == "filled") < 20
 
 
 def test_visits_by_gaps_between_hits(tmp_path: Path, spark: SparkSession) -> None:

@@ -44,6 +44,9 @@ class Function(StrEnum):
     MIN = "min"
     MAX = "max"
     FIRST = "first"
+    LAST = "last"
+    FIRST_PRESENT = "first that isn't null"
+    LAST_PRESENT = "last that isn't null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class Running:
     Input: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row. Output:
     `h, c0.., place, a0.., w` with a result `a` for each call; places are from 1, and equal rows have one each. Where
     the sort keys leave rows equal, the values of the rows decide. A COUNT is of the values that aren't null; a SUM
-    (a DOUBLE_SUM of any numbers), MIN and MAX are null where there is none; FIRST is the value of the first row, null or not.
+    (a DOUBLE_SUM of any numbers), MIN and MAX, FIRST_PRESENT and LAST_PRESENT are null where there is none; FIRST and LAST are
+    the values of the first and the last row, null or not.
 
     Attributes:
         calls: the functions.
@@ -178,12 +182,16 @@ class Running:
                 return self._sums(line, name, values)
             case Function.DOUBLE_SUM:
                 return self._sums(line, name, values.cast(pa.float64(), safe=False))
+            case Function.LAST:
+                return values
+        entries = line.entries(name, values)
+        match call.function:
             case Function.FIRST:
-                entries = line.entries(name, values)
                 # before the first row of a group there is none
                 at = np.where(line.of < 0, line.start + 1, line.start)
                 return entries.take(pa.array(np.repeat(at, line.length)))
-        entries = line.entries(name, values)
+            case Function.FIRST_PRESENT | Function.LAST_PRESENT:
+                return entries.take(pa.array(_present(call.function, line, entries)))
         order = ranked(entries, descending=call.function is Function.MIN)
         ranks = np.unique(order, return_inverse=True)[1] + 1
         ranks[entries.is_null().to_numpy(False)] = 0
@@ -222,6 +230,19 @@ def _peers_begin(rows: pa.Table, first: np.ndarray, order: Sequence[SortKey]) ->
         ranks = ranked(rows[key.column])
         begins[1:] |= ranks[1:] != ranks[:-1]
     return begins
+
+
+def _present(function: Function, line: _Line, entries: pa.Array) -> np.ndarray:
+    """Return for each row the place of the first or last entry up to it that isn't null, or one that is."""
+    begins = np.repeat(line.start, line.length + 1)
+    places = np.where(entries.is_valid().to_numpy(False), np.arange(len(entries)), begins)
+    if function is Function.LAST_PRESENT:
+        found: np.ndarray = np.maximum.accumulate(places)[line.at]
+        return found
+    valid = np.flatnonzero(entries.is_valid().to_numpy(False))
+    first = np.append(valid, len(entries))[np.searchsorted(valid, line.start)]
+    first = np.repeat(first, line.length)
+    return np.where(first <= line.at, first, np.repeat(line.start, line.length))
 
 
 def _check_range(beyond: np.ndarray) -> None:

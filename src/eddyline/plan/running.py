@@ -31,6 +31,13 @@ from eddyline.plan.types import sql_type
 
 _RANKS = {"Rank": Function.RANK, "DenseRank": Function.DENSE_RANK}
 _EXTREMES = {"Min": Function.MIN, "Max": Function.MAX}
+_ENDS = {
+    ("First", False): Function.FIRST,
+    ("First", True): Function.FIRST_PRESENT,
+    ("Last", False): Function.LAST,
+    ("Last", True): Function.LAST_PRESENT,
+}
+"""By the name of an aggregate function, and whether it ignores nulls."""
 _DIGITS_MAX = 38
 _OVER = "WindowExpression"
 
@@ -189,9 +196,9 @@ def _called(call: Expression) -> _Kept | None:
         of_all = argument.foldable() and argument.eval(None) is not None
         counted = None if of_all else argument
         return _Kept(((Function.COUNT, counted),), ((buffers[0], "{0}"),), result)
-    if name == "First" and rules.is_ordered(given) and not function.ignoreNulls():
+    if name in ("First", "Last") and rules.is_ordered(given):
         parts = tuple(zip(buffers, ("{0}", "true"), strict=True))
-        return _Kept(((Function.FIRST, argument),), parts, result)
+        return _Kept(((_ENDS[name, function.ignoreNulls()], argument),), parts, result)
     if name in _EXTREMES and rules.is_ordered(given):
         return _Kept(((_EXTREMES[name], argument),), ((buffers[0], "{0}"),), result)
     is_number = given.argument in INTEGERS or given.argument in FLOATS or _is_short(given)
