@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import lit, udf
 
 import eddyline as el
+from eddyline.api import writing
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.source import bulk
 from eddyline.testing import FaultyFiles
@@ -101,6 +103,59 @@ def test_statements_move_rows_without_the_driver(
     assert held(engine, "t") == wanted
     assert [v for v, _ in held(engine, "plain")] == sorted(v for _, v in wanted)
     assert engine.verify().equal
+
+
+STATEMENTS = (
+    "INSERT INTO odd SELECT v, x, m, n FROM odd WHERE v = 5",
+    "DELETE FROM t WHERE id = 3",
+    "DELETE FROM odd WHERE v = 7 OR x IS NULL",
+    "UPDATE t SET v = -1 WHERE id IN (3, 4, 5)",
+    "INSERT INTO t (id, v) SELECT id - 2, v FROM t WHERE v = -1",
+    "UPDATE odd SET x = -x WHERE x = 0 OR isnan(x)",
+    "DELETE FROM odd WHERE v = 5 AND m['a'] = 5",
+    "UPDATE t SET id = id + 1 WHERE id < 6",
+)
+
+
+def test_statements_collect_only_what_waiting_operations_touch(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see the operations before them, which no epoch has processed."""
+    collected: list[int] = []
+    to_arrow = DataFrame.toArrow
+
+    def counted(frame: DataFrame) -> pa.Table:
+        rows = to_arrow(frame)
+        collected.append(rows.num_rows)
+        return rows
+
+    results = {}
+    for small in (100_000, -1):
+        monkeypatch.setattr(writing, "SMALL_ROWS", small)
+        with el.Engine(str(tmp_path / f"{small}"), spark) as engine:
+            engine.table("t", "id BIGINT, v INT", primary_key=("id",))
+            engine.table(
+                "odd", "v INT, x DOUBLE, m MAP<STRING, INT>, n STRUCT<a: INT, b: ARRAY<STRING>>"
+            )
+            engine.execute("INSERT INTO t SELECT id, id * 2 FROM range(2000)")
+            engine.execute(
+                "INSERT INTO odd SELECT id % 50, CASE WHEN id % 50 > 3 THEN id % 50 ELSE"
+                " element_at(array(0.0D, -0.0D, double('NaN'), NULL), int(id % 4 + 1)) END,"
+                " map('a', id % 10), IF(id % 3 = 0, NULL, struct(id % 2, array('x', NULL))) FROM range(2000)"
+            )
+            engine.advance()
+            monkeypatch.setattr(DataFrame, "toArrow", counted)
+            for statement in STATEMENTS:
+                collected.clear()
+                engine.execute(statement)
+                if small < 0:
+                    assert sum(collected) < 500, statement
+            monkeypatch.setattr(DataFrame, "toArrow", to_arrow)
+            engine.advance()
+            results[small] = [sorted(map(repr, engine.snapshot(t).collect())) for t in ("t", "odd")]
+            assert engine.verify()
+    assert results[-1] == results[100_000]
+    assert len(results[-1][0]) == 1999
 
 
 @pytest.mark.parametrize(

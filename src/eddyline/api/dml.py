@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from pyspark.sql.types import StructField
+from pyspark.sql.types import DataType, StructField, StructType
 
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import Entry
@@ -18,13 +20,14 @@ from eddyline.errors import DataError
 from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
+from eddyline.plan.types import contains_type
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.names import quoted
-from eddyline.state.kernels import cast_to, repeat
+from eddyline.state.kernels import cast_to, distinct, repeat
 from eddyline.state.manifest import ROWS
 from eddyline.storage.files import Files
 
@@ -41,14 +44,17 @@ class Dml:
     session: SparkSession
     files: Files
 
-    def register(self, entry: Entry, content: DataFrame, waiting: Sequence[Segment]) -> None:
+    def register(
+        self, entry: Entry, content: DataFrame, waiting: Sequence[Segment], *, small: bool
+    ) -> None:
         """Register the rows of a relation for queries.
 
         Args:
             waiting: operations on them that no epoch has processed yet.
+            small: whether the driver may take all rows; otherwise it takes those that the operations may change.
         """
         if waiting:
-            content = self._with_waiting(entry, content, waiting)
+            content = self._with_waiting(entry, content, waiting, small=small)
         content.createOrReplaceTempView(quoted(entry.name))
 
     def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> DataFrame:
@@ -104,7 +110,7 @@ class Dml:
             return self.session.sql(query)
 
     def _with_waiting(
-        self, entry: Entry, content: DataFrame, segments: Sequence[Segment]
+        self, entry: Entry, content: DataFrame, segments: Sequence[Segment], *, small: bool
     ) -> DataFrame:
         """Apply the unprocessed operations of a table's redo log to its rows."""
         columns = entry.columns
@@ -118,7 +124,8 @@ class Dml:
             for table in read_segment(self.files, segment, (), places, wire)
         ]
         operations = _hashless(cast_to(pa.concat_tables(tables), wire))
-        stored = cast_to(loosened(content).toArrow(), plain)
+        touched, others = (content, None) if small else self._divided(entry, content, operations)
+        stored = cast_to(loosened(touched).toArrow(), plain)
         ones = pa.array(np.ones(stored.num_rows, np.int64))
         rows = _hashless(stored.append_column(WEIGHT, ones))
         key = tuple(columns.names.index(name) for name in entry.key)
@@ -129,7 +136,42 @@ class Dml:
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
         # PySpark can't convert a null struct with fields that can't be null
         kinds = loose_schema(columns)
-        return frame(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
+        found = frame(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
+        return found if others is None else loosened(others).union(found)
+
+    def _divided(
+        self, entry: Entry, content: DataFrame, operations: pa.Table
+    ) -> tuple[DataFrame, DataFrame | None]:
+        """Return the rows of a table that operations may change, and the others, which stay with the executors.
+
+        Spark's `<=>` finds no fewer rows equal than the table does (0.0 and -0.0, say): more rows are then taken
+        for touched, which no operation changes.
+        """
+        by = [
+            (place, field)
+            for place, field in enumerate(entry.columns)
+            if (field.name in entry.key if entry.key else _is_comparable(field.dataType))
+        ]
+        if not by:
+            return content, None
+        keys = distinct(operations, [f"c{place}" for place, _ in by])
+        kinds = loose_schema(
+            StructType([StructField(f"k{n}", f.dataType) for n, (_, f) in enumerate(by)])
+        )
+        wanted = frame(
+            self.session, cast_to(keys, arrow_schema(kinds, zone_of(self.session))), kinds
+        )
+        same = [
+            content[quoted(field.name)].eqNullSafe(wanted[f"k{number}"])
+            for number, (_, field) in enumerate(by)
+        ]
+        met = functools.reduce(and_, same)
+        return content.join(wanted, met, "left_semi"), content.join(wanted, met, "left_anti")
+
+
+def _is_comparable(kind: DataType) -> bool:
+    """Return whether Spark compares values of a type."""
+    return not contains_type(kind, ("map", "variant"))
 
 
 def _where(condition: str | None) -> str:

@@ -168,11 +168,10 @@ class Writing:
         dml, read = Dml(session, workspace.files), 0
         for name in workspace.compiler.mentioned(text, workspace.catalog):
             entry = workspace.catalog.get(name)
-            operations = waiting(entry)
-            dml.register(entry, workspace.results.content(entry, manifest, session), operations)
-            read += sum(segment.rows for segment in operations)
-            if entry.kind == STREAM and not entry.arranged:
-                read += SMALL_ROWS + 1  # a log may only name data
-            else:
-                read += state_size(manifest, entry)[0]
+            operations, held = waiting(entry), SMALL_ROWS + 1
+            if entry.kind != STREAM or entry.arranged:  # a log may only name data
+                held = state_size(manifest, entry)[0]
+            content = workspace.results.content(entry, manifest, session)
+            dml.register(entry, content, operations, small=held <= SMALL_ROWS)
+            read += sum(segment.rows for segment in operations) + held
         return dml, read
