@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx registry clean
+.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx goaccess registry clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -59,7 +59,7 @@ console-pictures: setup ## run the console's browser tests, and copy their scree
 	for name in overview graph view-dark narrow; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
-setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus nginx
+setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus nginx goaccess
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:
@@ -87,6 +87,16 @@ nginx:
 	@rm -rf .nginx && mkdir .nginx
 	@cd .nginx && apt-get download -qq nginx && dpkg-deb -x nginx_*.deb . && rm nginx_*.deb \
 	    || echo "nginx can't be fetched from apt: its test skips."
+
+# Another counter of access logs, with which a test compares the web statistics; unpacked, for the same reason.
+goaccess:
+	@command -v goaccess >/dev/null || $(MAKE) --no-print-directory .goaccess/usr/bin/goaccess
+
+.goaccess/usr/bin/goaccess:
+	@rm -rf .goaccess && mkdir .goaccess
+	@cd .goaccess && apt-get download -qq goaccess libmaxminddb0 \
+	    && for package in *.deb; do dpkg-deb -x $$package . || exit 1; done && rm *.deb \
+	    || echo "GoAccess can't be fetched from apt: its test skips."
 
 # A broker for the tests of queues on Kafka, which skip without one.
 kafka: .kafka/.fetched
