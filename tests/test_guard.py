@@ -27,11 +27,11 @@ EVIL_AGENT = "Mozilla/5.0 (<img src=x onerror=window.pwned=1>)"
 PICTURES = Path(__file__).parents[1] / "build" / "guard"
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 RULES = [
-    # rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s
-    ("flood", "address", "requests", 10, 0.2, None, None, 40.0, 1e15, 1, 30),
-    ("network flood", "network", "requests", 10, 0.3, None, None, 50.0, 1e15, 10, 30),
-    ("scraper", "visitor", "pages", 300, None, 5.0, 0.9, 20.0, 1e15, 1, 30),
-    ("guessing", "address", "logins", 60, None, None, None, 8.0, 1e15, 1, 30),
+    # rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s, baseline
+    ("flood", "address", "requests", 10, 0.2, None, None, 40.0, 1e15, 1, 30, False),
+    ("network flood", "network", "requests", 10, 0.3, None, None, 50.0, 1e15, 10, 30, False),
+    ("scraper", "visitor", "pages", 300, None, 5.0, 0.9, 20.0, 1e15, 1, 30, False),
+    ("guessing", "address", "logins", 60, None, None, None, 8.0, 1e15, 1, 30, False),
 ]
 
 

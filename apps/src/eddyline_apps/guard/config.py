@@ -6,6 +6,7 @@ import csv
 import importlib
 import re
 import signal
+import zoneinfo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -21,11 +22,15 @@ WINDOWS_S = (1, 10, 60, 300)
 SUBJECTS = ("address", "visitor", "network")
 METRICS = ("requests", "pages", "logins", "errors")
 QUANTILES = (0.5, 0.9, 0.99)
+BASELINE_QUANTILES = (*QUANTILES, 1)
 LEAST = 5
 """No limit may be below this: `guard.sql` doesn't look at windows of fewer requests."""
 
 PLACES = {4: (8, 24), 6: (16, 48)}
 """The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
+
+LEARN_S = 1200
+"""How long lines are kept at least if there is something to learn: `baselines.sql` learns a slot 900 s after its beginning."""
 
 NO_LIMIT = 1e15
 SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
@@ -33,6 +38,7 @@ FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
 """The kinds of notification that write a file; the others are sinks of the engine."""
 
 DAY_S = 86_400
+HISTORY_DAYS_MAX = 365
 _UNITS = {"s": 1, "min": 60, "h": 3600, "day": DAY_S}
 
 
@@ -51,13 +57,14 @@ class Rule:
     at_most: float
     addresses: int
     block_s: int
+    baseline: bool = False
 
     @property
     def row(self) -> tuple[object, ...]:
         """The values in the order of the table's columns."""
         return (
             self.name, self.subject, self.metric, self.window_s, self.share, self.times,
-            self.quantile, self.at_least, self.at_most, self.addresses, self.block_s,
+            self.quantile, self.at_least, self.at_most, self.addresses, self.block_s, self.baseline,
         )  # fmt: skip
 
 
@@ -82,6 +89,8 @@ class Config:
         capacity: requests a second that the server can answer; None: as measured.
         sql: a file of views in the place of `guard.sql`.
         places: where networks are: a network, its region and its carrier each.
+        zone: time zone in which hours of the day are counted.
+        history_s: how long what baselines are learnt from is kept.
     """
 
     rules: tuple[Rule, ...]
@@ -92,11 +101,19 @@ class Config:
     dry_run: bool = False
     sql: Path | None = None
     places: tuple[tuple[Network, str, str], ...] = ()
+    zone: str = "UTC"
+    history_s: int = 28 * DAY_S
+
+    @property
+    def baselines(self) -> bool:
+        """Whether a rule has a baseline."""
+        return any(rule.baseline for rule in self.rules)
 
     @property
     def keep_s(self) -> int:
-        """How long lines are kept: as long as a block can depend on them, and a minute."""
-        return max(rule.window_s + rule.block_s for rule in self.rules) + 60
+        """How long lines are kept: as long as a block, or what is learnt, can depend on them, and a minute."""
+        longest = max(rule.window_s + rule.block_s for rule in self.rules)
+        return max(longest, LEARN_S if self.baselines or self.places else 0) + 60
 
 
 def load_config(path: Path) -> Config:
@@ -116,6 +133,7 @@ def load_config(path: Path) -> Config:
     top = _Section(path, "", document)
     top.known(
         "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql", "places",
+        "zone", "history",
     )  # fmt: skip
     sql, places = top.text("sql"), top.text("places")
     return Config(
@@ -127,7 +145,20 @@ def load_config(path: Path) -> Config:
         dry_run=top.flag("dry_run"),
         sql=None if sql is None else path.parent / sql,
         places=() if places is None else _places(path.parent / places),
+        zone=_zone(top),
+        history_s=top.seconds("history", most=HISTORY_DAYS_MAX * DAY_S)
+        if "history" in top.values
+        else 28 * DAY_S,
     )
+
+
+def _zone(top: _Section) -> str:
+    zone = top.text("zone") or "UTC"
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise top.wrong("zone", f"there is no time zone {zone!r}", "write it like Europe/Berlin") from None  # fmt: skip
+    return zone
 
 
 def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
@@ -168,7 +199,7 @@ def _rules(section: _Section, *, any_window: bool) -> tuple[Rule, ...]:
 def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
     section.known(
         "by", "metric", "window", "share", "times", "quantile", "at_least", "at_most", "addresses",
-        "block",
+        "block", "baseline",
     )  # fmt: skip
     subject, metric = section.choice("by", SUBJECTS), section.choice("metric", METRICS)
     window_s = section.seconds("window")
@@ -179,10 +210,14 @@ def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
     quantile = section.number("quantile", least=0)
     if share is not None and times is not None:
         raise section.wrong("times", "it has a share as well", "give one of share and times")
-    if quantile is not None and (times is None or quantile not in QUANTILES):
-        raise section.wrong("quantile", "it can't be used so", f"give one of {QUANTILES} together with times")  # fmt: skip
-    if times is not None and (subject == "network" or metric not in METRICS[:2]):
-        raise section.wrong("times", f"there are no quantiles of {metric} by {subject}", "use it with requests or pages by address or visitor, or give a share")  # fmt: skip
+    baseline = section.flag("baseline")
+    if baseline and (times is None or section.values.get("at_most") is None):
+        raise section.wrong("baseline", "it has no times or no at_most", "give times, and at_most, which is the limit until an hour is known")  # fmt: skip
+    quantiles = BASELINE_QUANTILES if baseline else QUANTILES
+    if quantile is not None and (times is None or quantile not in quantiles):
+        raise section.wrong("quantile", "it can't be used so", f"give one of {quantiles} together with times")  # fmt: skip
+    if times is not None and not baseline and (subject == "network" or metric not in METRICS[:2]):
+        raise section.wrong("times", f"there are no quantiles of {metric} by {subject}", "use it with requests or pages by address or visitor, with a baseline, or give a share")  # fmt: skip
     at_least = section.number("at_least", least=LEAST)
     if at_least is None:
         raise section.wrong("at_least", "it is missing", "give the least that is ever blocked")
@@ -191,7 +226,7 @@ def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
     return Rule(
         name, subject, metric, window_s, share, times,
         None if times is None else quantile or 0.99,
-        at_least, at_most, int(addresses), section.seconds("block"),
+        at_least, at_most, int(addresses), section.seconds("block"), baseline,
     )  # fmt: skip
 
 
@@ -301,11 +336,11 @@ class _Section:
             )
         return float(value)
 
-    def seconds(self, name: str) -> int:
+    def seconds(self, name: str, *, most: int = 7 * DAY_S) -> int:
         text = str(self.values.get(name))
-        found = seconds_of(text, most=7 * DAY_S)
+        found = seconds_of(text, most=most)
         if found is None:
-            raise self.wrong(name, f"{text!r} isn't a time", "write it like 10 s, 5 min, 2 h or 1 day; 7 days at most")  # fmt: skip
+            raise self.wrong(name, f"{text!r} isn't a time", f"write it like 10 s, 5 min, 2 h or 1 day; {most // DAY_S} days at most")  # fmt: skip
         return found
 
 

@@ -10,7 +10,10 @@
 --   clock(id, now)       one row, the time as of this epoch. No view asks another clock, so that verify
 --            and a replay see the same time
 --   settings(name, value)  capacity: requests a second, where the configuration gives it
---   rules(rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s)
+--   rules(rule, subject, metric, window_s, share, times, quantile, at_least, at_most, addresses, block_s, baseline)
+--   zone(id, name)       one row, the time zone in which hours and days are counted
+--   history(slot_start, subject, metric, window_s, targets, p50, p90, p99, top, attack_share)  what was done in 5 minutes,
+--            as baselines.sql has found it: only if a rule has a baseline. Old rows are deleted
 --   allowed(network, first_key, last_key)  the allow-list; keys as in offenders
 --   admissions(target, rule, evidence, since)  whom the guard has put on the block list, and why
 --   decisions(id, at, who, action, target, first_key, last_key, until, reason)  what people have decided: to block
@@ -215,21 +218,82 @@ FROM (
 )
 GROUP BY window_s, metric;
 
--- The limit of each rule: a share of the capacity, or a multiple of a quantile of all addresses once there
--- are 50 rates of them; in any case between at_least and at_most. The capacity is that of the configuration, or
--- measured: the most requests a second that the server has answered over 10 s. An attack that is answered
--- counts as well: an address is over a share only if it takes more than that of all. Two digits of a limit
--- are kept, rounded up, so that it is steady.
-CREATE VIEW limits AS
+-- What is normal at each hour of the day, on weekdays, weekends and any day: a slot of 5 minutes has a value for half, nine of
+-- ten, 99 of 100 and all (`top`) of those who did anything. A day has the highest of the hour's slots, and the baseline is the median of
+-- the days: what happens on less than half of them doesn't move it. The hour of a day is left out as a whole if more than a tenth of
+-- the answers of one of its slots went to attackers. An hour of less than three days has no baseline.
+CREATE VIEW baselines AS
 SELECT
-  rule, block_s, capacity,
+  subject, metric, window_s, days, hour, count(*) AS learnt_days,
+  median(p50) AS p50, median(p90) AS p90, median(p99) AS p99, median(top) AS top
+FROM (
+  SELECT *, explode(array(CASE WHEN weekday(day) >= 5 THEN 'weekend' ELSE 'weekday' END, 'any')) AS days
+  FROM (
+    SELECT subject, metric, window_s, day, hour, max(p50) AS p50, max(p90) AS p90, max(p99) AS p99, max(top) AS top
+    FROM (
+      SELECT *, CAST(local AS DATE) AS day, hour(local) AS hour
+      FROM (
+        SELECT h.*, convert_timezone('UTC', z.name,
+          timestampadd(MICROSECOND, unix_micros(h.slot_start), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS local
+        FROM history h
+        CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
+      )
+    )
+    GROUP BY subject, metric, window_s, day, hour
+    HAVING max(attack_share) <= 0.1
+  )
+)
+GROUP BY subject, metric, window_s, days, hour
+HAVING count(*) >= 3;
+
+-- The limits of rules with a baseline, at each hour: a multiple of what is normal then on weekdays or weekends; until that is
+-- known, on any day; until that is known, at_most.
+CREATE VIEW hour_limits AS
+SELECT
+  rule, days, hour, learnt_days, normal,
   CASE WHEN exact < 100 THEN ceil(exact)
     ELSE ceil(exact / power(10, floor(log10(exact)) - 1)) * power(10, floor(log10(exact)) - 1)
   END AS bound
 FROM (
+  SELECT *, greatest(at_least, least(at_most, coalesce(times * normal, at_most))) AS exact
+  FROM (
+    SELECT
+      r.rule, r.days, r.hour, r.times, r.at_least, r.at_most,
+      coalesce(own.learnt_days, every_day.learnt_days, 0) AS learnt_days,
+      CASE r.quantile
+        WHEN 0.5 THEN coalesce(own.p50, every_day.p50)
+        WHEN 0.9 THEN coalesce(own.p90, every_day.p90)
+        WHEN 0.99 THEN coalesce(own.p99, every_day.p99)
+        ELSE coalesce(own.top, every_day.top)
+      END AS normal
+    FROM (
+      SELECT *, explode(sequence(0, 23)) AS hour
+      FROM (SELECT *, explode(array('weekday', 'weekend')) AS days FROM rules WHERE baseline)
+    ) r
+    LEFT JOIN baselines own ON own.subject = r.subject AND own.metric = r.metric AND own.window_s = r.window_s
+      AND own.days = r.days AND own.hour = r.hour
+    LEFT JOIN baselines every_day ON every_day.subject = r.subject AND every_day.metric = r.metric
+      AND every_day.window_s = r.window_s AND every_day.days = 'any' AND every_day.hour = r.hour
+  )
+);
+
+-- The limit of each rule: a share of the capacity, or a multiple of a quantile of all addresses once there
+-- are 50 rates of them; in any case between at_least and at_most. The capacity is that of the configuration, or
+-- measured: the most requests a second that the server has answered over 10 s. An attack that is answered
+-- counts as well: an address is over a share only if it takes more than that of all. Two digits of a limit
+-- are kept, rounded up, so that it is steady. Of a rule with a baseline it is that of the hour that it is by the clock.
+CREATE VIEW limits AS
+SELECT
+  rule, block_s, capacity,
+  CASE WHEN of_hour IS NOT NULL THEN of_hour
+    WHEN exact < 100 THEN ceil(exact)
+    ELSE ceil(exact / power(10, floor(log10(exact)) - 1)) * power(10, floor(log10(exact)) - 1)
+  END AS bound
+FROM (
   SELECT
-    r.rule, r.block_s, c.capacity,
+    r.rule, r.block_s, c.capacity, h.bound AS of_hour,
     greatest(r.at_least, least(r.at_most, coalesce(
+      CASE WHEN r.baseline THEN r.at_most END,
       r.share * c.capacity * r.window_s,
       r.times * CASE r.quantile WHEN 0.5 THEN q.p50 WHEN 0.9 THEN q.p90 ELSE q.p99 END,
       r.at_least
@@ -244,6 +308,19 @@ FROM (
     )
   ) c
   LEFT JOIN quantiles q ON q.window_s = r.window_s AND q.metric = r.metric AND q.addresses >= 50
+  LEFT JOIN (
+    SELECT h.rule, h.bound
+    FROM hour_limits h
+    JOIN (
+      SELECT hour(local) AS hour, CASE WHEN weekday(local) >= 5 THEN 'weekend' ELSE 'weekday' END AS days
+      FROM (
+        SELECT convert_timezone('UTC', z.name,
+          timestampadd(MICROSECOND, unix_micros(c.now), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS local
+        FROM clock c
+        CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
+      )
+    ) n ON n.hour = h.hour AND n.days = h.days
+  ) h ON h.rule = r.rule
 );
 
 -- Decisions by hand that count now: the last one for each target, until its time is over.
@@ -315,14 +392,27 @@ WHERE b.rank <= 10;
 
 -- The evidence: windows in which a target was over the limit of a rule. The inner query finds who is as busy
 -- as a rule's at_least, whatever the limit is at the moment: only these few are compared again when
--- a limit moves.
+-- a limit moves. A window is compared with the limit of its own hour, so that what was normal then stays so.
 CREATE VIEW offences AS
-SELECT
-  c.target, c.network, c.rule, c.metric, c.window_s, c.window_start, c.value, l.bound, c.addresses, c.last_at,
-  timestamp_seconds(unix_seconds(c.last_at) + l.block_s) AS until
-FROM (SELECT * FROM compared WHERE value >= at_least) c
-JOIN limits l ON l.rule = c.rule
-WHERE c.value >= l.bound;
+SELECT target, network, rule, metric, window_s, window_start, value, bound, addresses, last_at, until
+FROM (
+  SELECT
+    c.target, c.network, c.rule, c.metric, c.window_s, c.window_start, c.value, coalesce(h.bound, l.bound) AS bound,
+    c.addresses, c.last_at, timestamp_seconds(unix_seconds(c.last_at) + l.block_s) AS until
+  FROM (
+    SELECT *, hour(local) AS hour, CASE WHEN weekday(local) >= 5 THEN 'weekend' ELSE 'weekday' END AS days
+    FROM (
+      SELECT o.*, convert_timezone('UTC', z.name,
+        timestampadd(MICROSECOND, unix_micros(o.window_start), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS local
+      FROM compared o
+      CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
+      WHERE o.value >= o.at_least
+    )
+  ) c
+  JOIN limits l ON l.rule = c.rule
+  LEFT JOIN hour_limits h ON h.rule = c.rule AND h.days = c.days AND h.hour = c.hour
+)
+WHERE value >= bound;
 
 -- One row for each target over a limit, with its gravest offence (severity: percent of the limit), unless
 -- something of it is on the allow-list or allowed by hand. The keys are the first and the last address of the target as 32

@@ -1,6 +1,7 @@
 -- The views of `eddyline guard` about regions and carriers, if the configuration names a file of `places`.
 --
--- Table that the command writes:
+-- Tables that the command writes:
+--   place_history(slot_start, region, carrier, requests)  requests in 5 minutes; old rows are deleted
 --   places(network, bits, bucket, first_key, last_key, region, carrier)  the file; keys as in offenders, bucket: the
 --            first octet of IPv4, the first group of IPv6
 
@@ -41,25 +42,71 @@ FROM (
   GROUP BY r.window_s, r.window_start, p.region, p.carrier
 );
 
--- Who reaches the site: the newest window of 5 minutes that is at least half over, beside the mean of all earlier ones that
--- are kept. Quiet: less than a tenth of at least 20 requests that are usual; change it to your needs.
+-- What is to be added to the history: each slot of 5 minutes once, when it has been over for 5.
+CREATE VIEW learnable_places AS
+SELECT r.window_start AS slot_start, r.region, r.carrier, r.requests
+FROM place_rates r
+CROSS JOIN clock c
+LEFT ANTI JOIN place_history h ON h.slot_start = r.window_start AND h.region = r.region AND h.carrier = r.carrier
+WHERE r.window_s = 300 AND unix_seconds(r.window_start) % 300 = 0 AND unix_seconds(c.now) >= unix_seconds(r.window_start) + 600;
+
+-- The history, with the day and the hour of each slot in the zone of the configuration.
+CREATE VIEW place_hours AS
+SELECT slot_start, region, carrier, requests, CAST(local AS DATE) AS day, hour(local) AS hour
+FROM (
+  SELECT h.*, convert_timezone('UTC', z.name,
+    timestampadd(MICROSECOND, unix_micros(h.slot_start), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS local
+  FROM place_history h
+  CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
+);
+
+-- Requests in 5 minutes that are usual at an hour of the day: the median of at least three days on which the place was seen then.
+CREATE VIEW place_baselines AS
+SELECT region, carrier, hour, count(*) AS learnt_days, round(median(requests), 1) AS usual
+FROM (
+  SELECT p.region, p.carrier, p.hour, p.requests / s.slots AS requests
+  FROM (SELECT region, carrier, day, hour, sum(requests) AS requests FROM place_hours GROUP BY region, carrier, day, hour) p
+  JOIN (SELECT day, hour, count(DISTINCT slot_start) AS slots FROM place_hours GROUP BY day, hour) s
+    ON s.day = p.day AND s.hour = p.hour
+)
+GROUP BY region, carrier, hour
+HAVING count(*) >= 3;
+
+-- Who reaches the site: the newest window of 5 minutes that is at least half over, beside what is usual at this hour of the
+-- day; until that is known, beside the mean of all earlier windows that are kept. Quiet: less than a tenth of at least 20 requests that are
+-- usual; change it to your needs.
 CREATE VIEW reach AS
 SELECT *, coalesce(usual >= 20 AND requests < 0.1 * usual, false) AS quiet
 FROM (
   SELECT
-    r.region, r.carrier,
-    coalesce(sum(CASE WHEN r.window_start = n.window_start THEN r.requests END), 0) AS requests,
-    max(CASE WHEN r.window_start = n.window_start THEN r.error_share END) AS error_share,
-    max(CASE WHEN r.window_start = n.window_start THEN r.mean_request_s END) AS mean_request_s,
-    round(coalesce(sum(CASE WHEN r.window_start < n.window_start THEN r.requests END), 0) / max(n.earlier), 1) AS usual,
-    max(r.window_start) AS last_window
-  FROM place_rates r
-  CROSS JOIN (
+    coalesce(r.region, b.region) AS region, coalesce(r.carrier, b.carrier) AS carrier, coalesce(r.requests, 0) AS requests,
+    r.error_share, r.mean_request_s, coalesce(b.usual, r.usual) AS usual, r.last_window
+  FROM (
     SELECT
-      timestamp_seconds(unix_seconds(max(window_start)) - 150) AS window_start,
-      CAST(nullif(count(*) - 2, 0) AS BIGINT) AS earlier
-    FROM server_rates WHERE window_s = 300
-  ) n
-  WHERE r.window_s = 300 AND r.window_start <= n.window_start
-  GROUP BY r.region, r.carrier
+      r.region, r.carrier,
+      sum(CASE WHEN r.window_start = n.window_start THEN r.requests END) AS requests,
+      max(CASE WHEN r.window_start = n.window_start THEN r.error_share END) AS error_share,
+      max(CASE WHEN r.window_start = n.window_start THEN r.mean_request_s END) AS mean_request_s,
+      round(coalesce(sum(CASE WHEN r.window_start < n.window_start THEN r.requests END), 0) / max(n.earlier), 1) AS usual,
+      max(r.window_start) AS last_window
+    FROM place_rates r
+    CROSS JOIN (
+      SELECT
+        timestamp_seconds(unix_seconds(max(window_start)) - 150) AS window_start,
+        CAST(nullif(count(*) - 2, 0) AS BIGINT) AS earlier
+      FROM server_rates WHERE window_s = 300
+    ) n
+    WHERE r.window_s = 300 AND r.window_start <= n.window_start
+    GROUP BY r.region, r.carrier
+  ) r
+  FULL JOIN (
+    SELECT b.region, b.carrier, b.usual
+    FROM place_baselines b
+    JOIN (
+      SELECT hour(convert_timezone('UTC', z.name,
+        timestampadd(MICROSECOND, unix_micros(n.window_start), TIMESTAMP_NTZ '1970-01-01 00:00:00'))) AS hour
+      FROM (SELECT timestamp_seconds(unix_seconds(max(window_start)) - 150) AS window_start FROM server_rates WHERE window_s = 300) n
+      CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
+    ) n ON n.hour = b.hour
+  ) b ON b.region = r.region AND b.carrier = r.carrier
 );

@@ -82,6 +82,7 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
                 watch.admitted(now, admissions)
                 if admissions:  # in a small epoch of their own, before the next lines
                     watch.committed.wait(WAIT_S)
+            watch.take_notes(guard, now)
             if old:
                 guard.forget(now)
                 forgot = started
@@ -123,6 +124,8 @@ def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
             while admitted := guard.admit(now):
                 watch.admitted(now, admitted)
                 found.blocked.update({one.target: one for one in admitted})
+                engine.advance()
+            if watch.take_notes(guard, now):
                 engine.advance()
             if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
                 guard.forget(now)
@@ -170,7 +173,7 @@ class _Watch:
 
     def __init__(self, *, dry_run: bool) -> None:
         self.committed = threading.Event()
-        self._changed = {"waiting", "block_list", "by_hand"}
+        self._changed = {"waiting", "block_list", "by_hand", "learnable", "reach"}
         self._lock = threading.Lock()
         self._verb = "would block" if dry_run else "blocked"
         self._warned = False
@@ -191,6 +194,19 @@ class _Watch:
                 flush=True,
             )
         self.committed.set()
+
+    def take_notes(self, guard: Guard, now: datetime) -> int:
+        """Learn what has settled, and print who has gone quiet; return the rows that were learnt."""
+        learnable = [self.take_changed(view) for view in ("learnable", "learnable_places")]
+        if self.take_changed("reach"):
+            for verb, places in zip(("quiet", "back"), guard.reached(), strict=True):
+                for one in places:
+                    print(
+                        f"{now:%FT%TZ} {verb}: {one.region}, {one.carrier}: {one.requests} requests in 5 "
+                        f"minutes, {one.usual} are usual",
+                        flush=True,
+                    )
+        return guard.learn(now) if any(learnable) else 0
 
     def take_changed(self, view: str) -> bool:
         """Return whether a view has changed since the last call."""

@@ -47,6 +47,15 @@ class Decided(NamedTuple):
     until: str
 
 
+class Quiet(NamedTuple):
+    """A region and carrier, its requests in the newest 5 minutes, and what is usual, as text."""
+
+    region: str
+    carrier: str
+    requests: str
+    usual: str
+
+
 class Guard:
     """Keeps the block list of an engine. Everything that matters is in the engine's tables.
 
@@ -67,8 +76,9 @@ class Guard:
         self._engine = engine
         self._config = config
         text = script() if config.sql is None else config.sql.read_text(encoding="utf-8")
-        if config.sql is None and config.places:
-            text += script("places")
+        if config.sql is None:
+            text += script("baselines") if config.baselines else ""
+            text += script("places") if config.places else ""
         self._tables, self.views = create(engine, views(text))
         self._configure()
         engine.advance()  # what was written before a crash counts
@@ -80,6 +90,8 @@ class Guard:
         self._listed: set[str] = set()
         self._by_hand: set[tuple[str, ...]] = set()
         self._files: Mapping[str, Known] = {}
+        self._quiet: set[tuple[str, ...]] = set()
+        self._history_cut: datetime | None = None
         self.crowded = True
 
     def _configure(self) -> None:
@@ -88,6 +100,7 @@ class Guard:
         capacity = [] if config.capacity is None else [("capacity", config.capacity)]
         self._replace("rules", [rule.row for rule in config.rules])
         self._replace("settings", capacity)
+        self._replace("zone", [(1, config.zone)])
         self._replace("allowed", [allowed_row(one) for one in config.allow])
         self._replace("places", [place_row(*one) for one in config.places])
 
@@ -144,11 +157,46 @@ class Guard:
 
     def forget(self, now: datetime) -> None:
         """Delete the lines that are too old to matter, except the last of each file: its position."""
-        before = f"TIMESTAMP '{now - timedelta(seconds=self._config.keep_s):%Y-%m-%d %H:%M:%S} UTC'"
+        before = _literal(now - timedelta(seconds=self._config.keep_s))
         self._engine.execute(
             f"DELETE FROM log_lines WHERE read_at < {before} AND (file, end_at) NOT IN "
             "(SELECT file, max(end_at) FROM log_lines GROUP BY file)"
         )
+
+    def learn(self, now: datetime) -> int:
+        """Add what has settled to the history, of the baselines and of places; return the number of rows.
+
+        Call it before `forget`: lines that are gone can't be learnt from.
+        """
+        found = [
+            (table, view)
+            for view, table in (("learnable", "history"), ("learnable_places", "place_history"))
+            if view in self.views
+        ]
+        size = 0
+        for table, view in found:
+            rows = len(self._rows(view, "slot_start"))
+            if rows:
+                self._engine.execute(f"INSERT INTO {table} SELECT * FROM {view}")
+            size += rows
+        if self._history_cut is None or now - self._history_cut >= timedelta(hours=1):
+            before = _literal(now - timedelta(seconds=self._config.history_s))
+            for table, _ in found:
+                self._engine.execute(f"DELETE FROM {table} WHERE slot_start < {before}")
+            self._history_cut = now
+        return size
+
+    def reached(self) -> tuple[list[Quiet], list[Quiet]]:
+        """Return the regions and carriers that have gone quiet, and those that are back, since the last call."""
+        if "reach" not in self.views:
+            return [], []
+        rows = self._rows("reach", "region", "carrier", "requests", "usual", "quiet")
+        found = {row[:2]: Quiet(*row[:4]) for row in rows}
+        quiet = {row[:2] for row in rows if row[4].lower() == "true"}
+        gone = [found[place] for place in sorted(quiet - self._quiet)]
+        back = [found[place] for place in sorted(self._quiet - quiet) if place in found]
+        self._quiet = quiet
+        return gone, back
 
     # --- the list ---
 
@@ -220,6 +268,11 @@ class Guard:
         if answer is not None:
             return [tuple(map(str, row)) for row in answer.texts()]
         return [tuple(map(str, row)) for row in self._engine.sql(query).collect()]
+
+
+def _literal(moment: datetime) -> str:
+    """Return a time in UTC as SQL, to the second."""
+    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S} UTC'"
 
 
 def _same_file(one: Known) -> Known:

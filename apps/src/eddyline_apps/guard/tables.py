@@ -24,14 +24,24 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "settings": ("name STRING, value DOUBLE", ("name",)),
     "rules": (
         "rule STRING, subject STRING, metric STRING, window_s INT, share DOUBLE, times DOUBLE, "
-        "quantile DOUBLE, at_least DOUBLE, at_most DOUBLE, addresses INT, block_s INT",
+        "quantile DOUBLE, at_least DOUBLE, at_most DOUBLE, addresses INT, block_s INT, baseline BOOLEAN",
         ("rule",),
+    ),
+    "zone": ("id INT, name STRING", ("id",)),
+    "history": (
+        "slot_start TIMESTAMP, subject STRING, metric STRING, window_s INT, targets BIGINT, p50 BIGINT, "
+        "p90 BIGINT, p99 BIGINT, top BIGINT, attack_share DOUBLE",
+        ("slot_start", "subject", "metric", "window_s"),
     ),
     "allowed": ("network STRING, first_key STRING, last_key STRING", ("network",)),
     "places": (
         "network STRING, bits INT, bucket STRING, first_key STRING, last_key STRING, "
         "region STRING, carrier STRING",
         ("network",),
+    ),
+    "place_history": (
+        "slot_start TIMESTAMP, region STRING, carrier STRING, requests BIGINT",
+        ("slot_start", "region", "carrier"),
     ),
     "admissions": (
         "target STRING, rule STRING, evidence STRING, since TIMESTAMP",
@@ -59,7 +69,7 @@ Network = IPv4Network | IPv6Network
 
 
 def script(name: str = "guard") -> str:
-    """Return the text of the views: `guard`, or `places`, which build on them.
+    """Return the text of the views: `guard`, or `baselines` or `places`, which build on them.
 
     Example:
         >>> "CREATE VIEW block_list" in script()
