@@ -24,6 +24,7 @@ from eddyline_bench import (
     state,
     tpcds,
     two_level,
+    webstats,
 )
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
 from eddyline_bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
@@ -347,3 +348,41 @@ def test_only_the_benchmark_of_small_changes_has_a_scale():
     bench.add_arguments(parser)
     with pytest.raises(EngineError, match="has a scale"):
         bench.run(parser.parse_args(["two-level", "--scale", "1"]))
+
+
+@pytest.mark.spark
+def test_the_load_of_web_statistics_is_counted_again(tmp_path):
+    first, *_ = webstats.many_sites(3000, 1000)
+    assert len({line.partition(":")[0] for line in first if line.startswith("www.site")}) > 50
+    result = webstats.run(rows=1200, repeat=4)
+    assert result.equal
+    assert [(one.lines, one.part) for one in result.samples] == [
+        (n, 300) for n in (300, 600, 900, 1200)
+    ]
+    assert min(result.ratio(name) for name in ("cpu", "lines_bytes", "state_bytes")) > 0
+    assert "all views with offline Spark" in result.text()
+
+
+def test_lines_that_were_lost_are_seen():
+    class Answer:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def collect(self):
+            return self.rows
+
+    class Views:
+        """A site of two requests, and a malformed line."""
+
+        def sql(self, query):
+            one = argparse.Namespace
+            return Answer([one(line="b:80 x")] if "malformed" in query else [one(site="a", pv=2)])
+
+    for lines, equal in (
+        (["a:80 x", "a:80 y", "b:80 x"], True),
+        (["a:80 x", "b:80 x", "b:80 x"], False),
+        (["a:80 x"], False),
+    ):
+        counts = webstats.Counts()
+        counts.add(lines)
+        assert counts.equal(Views()) == equal

@@ -25,6 +25,7 @@ from eddyline_bench import (
     state,
     tpcds,
     two_level,
+    webstats,
 )
 from eddyline_bench.page import require_matplotlib
 
@@ -68,6 +69,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "delivery": delivery.run,
     "relay": relay.run,
     "relay-parts": relay_parts.run,
+    "webstats": webstats.run,
 }
 
 
@@ -81,14 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state); "
+        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats); "
         "orders changed in an epoch (small), rows of an epoch (growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
         "--repeat",
         type=int,
-        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds)",
+        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds), samples (webstats)",
     )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
