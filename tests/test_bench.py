@@ -351,6 +351,7 @@ def test_only_the_benchmark_of_small_changes_has_a_scale():
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_load_of_web_statistics_is_counted_again(tmp_path):
     first, *_ = webstats.many_sites(3000, 1000)
     assert len({line.partition(":")[0] for line in first if line.startswith("www.site")}) > 50

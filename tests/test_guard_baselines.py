@@ -221,7 +221,9 @@ def test_a_place_goes_quiet_beside_what_is_usual_at_its_hour(replayed):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("view", ["hour_limits", "slots", "reach"])
+@pytest.mark.parametrize(
+    "view", ["hour_limits", "reach", pytest.param("slots", marks=pytest.mark.slow)]
+)
 def test_views_of_baselines_equal_offline_spark(replayed, view):
     assert replayed.engine.verify(view)
 
