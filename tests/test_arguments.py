@@ -83,10 +83,18 @@ def test_every_hint_resolves() -> None:
 @pytest.mark.parametrize("value", [v for v in WRONG if v not in (0, True)], ids=repr)
 @pytest.mark.parametrize(
     "setting",
-    ["buckets", "scan_tasks", "retain_epochs", "compaction_fan_in", "delivery", "catalog"],
+    [
+        "buckets",
+        "scan_tasks",
+        "retain_epochs",
+        "compaction_fan_in",
+        "delivery",
+        "catalog",
+        "otlp_endpoint",
+    ],
 )
 def test_options(setting: str, value: object) -> None:
-    if (setting, value) == ("catalog", ""):
+    if setting in ("catalog", "otlp_endpoint") and value == "":
         return  # means none
     assert raises_clearly(lambda: el.Options(**{setting: value}), setting)
 

@@ -14,11 +14,19 @@ ENVIRONMENT_PREFIX = "EDDYLINE_"
 BUCKETS_MAX = 4096
 SLICES_IN_MEMORY = 16
 """What a slice of rows, its place in the state, and their groups and results take together, in slices."""
+URLS = ("catalog", "otlp_endpoint")
 
 
 def check_buckets(buckets: int) -> None:
     """Raise EngineError BAD_OPTION if a storage can't have so many buckets."""
     check_number("buckets", buckets, 1, BUCKETS_MAX)
+
+
+def _check_url(name: str, given: object, starts: tuple[str, ...], wrong: str, hint: str) -> None:
+    """Raise EngineError BAD_OPTION if an option is neither empty nor such a URL, which isn't shown."""
+    text = given if isinstance(given, str) else "not text"
+    if text and not text.startswith(starts):
+        raise EngineError(f"option {name} {wrong}", condition="BAD_OPTION", hint=hint)
 
 
 def _setting(default: int, help: str, least: int, most: int) -> int:
@@ -111,26 +119,41 @@ class Options:
             "choices": ("exactly_once", "at_least_once", "at_most_once"),
         },
     )
-    # a URL can contain a password, so repr omits it
+    # URLs can contain passwords, so repr omits them
     catalog: str = field(
         default="",
         repr=False,
         metadata={"help": "URL of a PostgreSQL database for the catalog; empty: in the storage"},
     )
 
+    otlp_endpoint: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "URL of an OpenTelemetry collector that gets a trace of each epoch, by OTLP over HTTP; "
+            "empty: that of OTEL_EXPORTER_OTLP_ENDPOINT, or none"
+        },
+    )
+
     def __post_init__(self) -> None:
-        given: object = self.catalog
-        text = given if isinstance(given, str) else "not text"
-        if text and not text.startswith(("postgresql://", "postgres://")):
-            raise EngineError(
-                "option catalog is not the URL of a PostgreSQL database",
-                condition="BAD_OPTION",
-                hint="write postgresql://user@host:port/database, or leave it out",
-            )
+        _check_url(
+            "catalog",
+            self.catalog,
+            ("postgresql://", "postgres://"),
+            "is not the URL of a PostgreSQL database",
+            "write postgresql://user@host:port/database, or leave it out",
+        )
+        _check_url(
+            "otlp_endpoint",
+            self.otlp_endpoint,
+            ("http://", "https://"),
+            "is not an HTTP URL",
+            "write http://host:4318, or leave it out",
+        )
         for item in fields(self):
-            if item.name == "catalog":
-                continue
             value, limits = getattr(self, item.name), item.metadata
+            if item.name in URLS:
+                continue
             if "choices" in limits:
                 check_choice(f"option {item.name}", value, limits["choices"])
                 continue
@@ -153,7 +176,7 @@ class Options:
         found: dict[str, Any] = {}
         for item in fields(cls):
             text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
-            if text is not None and item.name in ("catalog", "delivery"):
+            if text is not None and item.name in (*URLS, "delivery"):
                 found[item.name] = text
             elif text is not None:
                 if not text.lstrip("-").isdigit():

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from eddyline.answers.delivery import Delivery
 from eddyline.changes import Epoch
@@ -14,6 +15,40 @@ from eddyline.errors import EddylineError, EngineError
 from eddyline.intake.backoff import back_off
 
 _LOG = logging.getLogger("eddyline.sinks")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A delivery to a sink, or a try of one.
+
+    Attributes:
+        sink: the sink's name.
+        started, ended: in nanoseconds since 1970.
+        before: the epoch that the target was known to hold; 0 if that wasn't known.
+        epoch: the epoch that it holds now.
+        rows: number of rows delivered.
+        error: None if it succeeded.
+    """
+
+    sink: str
+    started: int
+    ended: int
+    before: Epoch
+    epoch: Epoch
+    rows: int
+    error: BaseException | None = None
+
+
+class Started:
+    """A moment, and the time since by a clock that is never set; in nanoseconds since 1970."""
+
+    def __init__(self) -> None:
+        self.at = time.time_ns()
+        self._clock = time.perf_counter_ns()
+
+    def now(self) -> int:
+        """Return the time."""
+        return self.at + time.perf_counter_ns() - self._clock
 
 
 class Deliverer:
@@ -24,6 +59,7 @@ class Deliverer:
         open_delivery: opens the target.
         interval_s: how many seconds two deliveries are apart, at least.
         report: called with the first error of each outage.
+        delivered: called after each delivery that moved the target on, and each try that failed.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
@@ -38,6 +74,7 @@ class Deliverer:
         open_delivery: Callable[[], Delivery],
         interval_s: float,
         report: Callable[[Exception], None],
+        delivered: Callable[[Delivered], object] = lambda _: None,
     ) -> None:
         self.sink = sink
         self.epoch = Epoch(0)
@@ -47,6 +84,7 @@ class Deliverer:
         self._open = open_delivery
         self._interval_s = interval_s
         self._report = report
+        self._delivered = delivered
         self._delivery: Delivery | None = None
         self._changed = threading.Condition()
         self._wanted, self._outdated, self._stopping = True, False, False
@@ -110,6 +148,7 @@ class Deliverer:
         return max(self._not_before - time.monotonic(), 0)
 
     def _try(self) -> None:
+        started, rows = Started(), self.rows
         try:
             if self._delivery is None:
                 self._delivery = self._open()
@@ -120,14 +159,31 @@ class Deliverer:
                 self.rows += self._delivery.rows - before
         except BaseException as error:  # noqa: BLE001  # also panics of Rust: the sink tries again
             self._close()
+            self._tell(started, self.epoch, rows, error)
             self._failed(error)
             return
+        if epoch > self.epoch:
+            self._tell(started, epoch, rows)
         with self._changed:
             if self.failures:
                 _LOG.info("sink %s delivers again", self.sink)
             self.epoch, self.failures, self.error = epoch, 0, None
             self._not_before = time.monotonic() + self._interval_s
             self._changed.notify_all()
+
+    def _tell(
+        self, started: Started, epoch: Epoch, rows: int, error: BaseException | None = None
+    ) -> None:
+        """Tell of a try.
+
+        Args:
+            epoch: that the target holds now.
+            rows: delivered before it.
+        """
+        count = self.rows - rows
+        made = Delivered(self.sink, started.at, started.now(), self.epoch, epoch, count, error)
+        with suppress(Exception):  # the delivery counts, not who hears of it
+            self._delivered(made)
 
     def _failed(self, raised: BaseException) -> None:
         error = raised

@@ -20,6 +20,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import STREAM, TABLE, Entry
 from eddyline.changes import APPEND
 from eddyline.intake.retention import retaining
+from eddyline.runtime.progress import Timer
 from eddyline.source.log_files import as_operations
 from eddyline.spark.schema import arrow_schema
 from eddyline.sql.forms import AlterColumn, Retain
@@ -55,7 +56,7 @@ class Altering:
             fields, key = changed(table, change)
             check_unused(workspace, table, change)
             with workspace.sources.inbox(table).closed():
-                while self._epochs.run_next(0.0):  # so that the table's state has all rows
+                while self._epochs.run_next(Timer()):  # so that the table's state has all rows
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
 
@@ -86,14 +87,14 @@ class Altering:
             as_operations(pa.table(own, schema=kinds), APPEND)
             for own in stored_columns(workspace, table, names, kinds)
         ]
-        seconds = None
+        timer = None
         log = workspace.sources.log(made)
         log.inherit(workspace.sources.log(table))
         if rows:
             log.append_tables(rows)
-            seconds = self._epochs.load(made)
+            timer = self._epochs.load(made)
         made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
         put_in_place(workspace, table, made, fields, lambda entry: entry)
         workspace.sources.open_inbox(made)
-        if seconds is not None:
-            self._epochs.committed({"ingest": 0.0, **seconds})
+        if timer is not None:
+            self._epochs.committed(timer)

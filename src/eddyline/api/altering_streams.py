@@ -30,6 +30,7 @@ from eddyline.catalog.expectations import kept_out_of, strict
 from eddyline.catalog.logged import as_source, logged, with_fields
 from eddyline.changes import APPEND, OPERATION
 from eddyline.errors import CatalogError
+from eddyline.runtime.progress import Timer
 from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.source.segments import RUN
@@ -84,7 +85,7 @@ class AlteringStreams:
         with self._stopped(stream):
             workspace.files.remove(f"{workspace.sources.log(stream).folder}/{SET_ASIDE}")
             if stream.arranged and change.action != RENAME:
-                while self._epochs.run_next(0.0):  # so that the stream's state has all rows
+                while self._epochs.run_next(Timer()):  # so that the stream's state has all rows
                     pass
                 for error in self._epochs.stops.errors:
                     if error.context.get("stream") == stream.name:
@@ -112,10 +113,10 @@ class AlteringStreams:
         workspace, catalog = self._workspace, self._workspace.catalog
         made = replace(made, id=f"{STREAM[0]}{catalog.next_id}", since=0)
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
-        seconds = None
+        timer = None
         if end := workspace.sources.log(stream).end():
             self._begin_log(stream, made, fields, end)
-            seconds = self._epochs.load(made)
+            timer = self._epochs.load(made)
         self._link(f"checkpoints/{stream.id}", f"checkpoints/{made.id}")
         made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
 
@@ -126,8 +127,8 @@ class AlteringStreams:
         put_in_place(workspace, stream, made, fields, with_letters)
         if (kept := kept_out_of(made, workspace.catalog)) is not None:
             workspace.forget_plan(kept)  # its columns may have other places in the new log
-        if seconds is not None:
-            self._epochs.committed({"ingest": 0.0, **seconds})
+        if timer is not None:
+            self._epochs.committed(timer)
 
     def _begin_log(self, stream: Entry, made: Entry, fields: Fields, end: int) -> None:
         """Write the rows of a stream as the last entry before `end` of a new log."""

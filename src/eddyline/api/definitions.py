@@ -38,6 +38,7 @@ from eddyline.changes import ViewId
 from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFailingWarning
 from eddyline.plan.logical import Plan
 from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.progress import Timer
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
 
@@ -326,7 +327,7 @@ class Definitions:
             )
         check_readers(present, self._workspace.catalog)
 
-    def _added(self, new: _New, seconds: dict[str, float] | None = None) -> Entry:
+    def _added(self, new: _New, timer: Timer | None = None) -> Entry:
         """Compute a new view, and the readers of the one that it replaces, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
@@ -334,14 +335,14 @@ class Definitions:
         complete until then.
 
         Args:
-            seconds: of the stages, if the view has its rows already.
+            timer: what has measured the stages, if the view has its rows already.
         """
         workspace, entry = self._workspace, new.entry
-        if seconds is None:
+        if timer is None:
             self._reserve(new)
             plans = [new.compiled, *(plan for _, plan in new.readers)]
             ids = [ViewId(reader.id) for reader, _ in new.readers]
-            seconds = self._epochs.fill(new.catalog, plans, ids, new.replaced)
+            timer = self._epochs.fill(new.catalog, plans, ids, new.replaced)
         try:
             catalog = new.catalog.committed(entry, workspace.manifest.epoch)
             next_id = max(catalog.next_id, workspace.catalog.next_id)
@@ -355,7 +356,7 @@ class Definitions:
             workspace.keep_plan(reader, plan)
         if new.replaced is not None:
             workspace.forget(new.replaced)
-        self._epochs.committed({"ingest": 0.0, **seconds})
+        self._epochs.committed(timer)
         entry = workspace.catalog.get(entry.name)
         self._warn_if_failing(entry, stacklevel=6)
         return entry

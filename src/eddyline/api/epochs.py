@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from eddyline.api.observing import observe
 from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.reporting import Reporting, named
 from eddyline.api.retiring import retire_old
@@ -27,6 +28,7 @@ from eddyline.runtime.execution import Execution
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled, set_aside
 from eddyline.runtime.faults import Piece
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
+from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
 from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
@@ -67,7 +69,8 @@ class Epochs:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self.reporting = Reporting()
-        self.sinks = Sinks(workspace, self.reporting.error)
+        observe(workspace, self.reporting)
+        self.sinks = Sinks(workspace, self.reporting.error, self.reporting.delivered)
         self.sinks.recover()
         self.stops = Stops(workspace, self.reporting.error)
         self._tries = 0
@@ -83,17 +86,23 @@ class Epochs:
         if workspace.writes:
             self.finish_replacement()
 
-    def run_next(self, ingest_s: float) -> bool:
+    def run_next(self, timer: Timer) -> bool:
         """Run one epoch over the unprocessed entries of the redo logs; False if there are none.
 
         Args:
-            ingest_s: seconds that logging the input took, for the Progress.
+            timer: has measured how long it took to log the input.
         """
+        try:
+            return self._run_next(timer)
+        except BaseException as error:
+            self.reporting.failed(self._workspace.manifest.epoch + 1, timer, error)
+            raise
+
+    def _run_next(self, timer: Timer) -> bool:
         workspace = self._workspace
-        started = time.perf_counter()
-        self.finish_replacement()
-        plans, aside = self._compiled()
-        plan_s = time.perf_counter() - started
+        with timer.stage("plan"):
+            self.finish_replacement()
+            plans, aside = self._compiled()
         if self._rebuild_changed(plans, aside):
             plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
@@ -107,20 +116,19 @@ class Epochs:
             if stream.id in positions:
                 first = base.positions.get(stream.id, 0)
                 workspace.sources.log(stream).mark(first, watermarks.of(stream))
-        started = time.perf_counter()
-        inputs = [
-            new_input(plan, catalog, workspace.sources, base, positions) for plan in plans.values()
-        ]
-        plan_s += time.perf_counter() - started
+        with timer.stage("plan"):
+            inputs = [
+                new_input(plan, catalog, workspace.sources, base, positions)
+                for plan in plans.values()
+            ]
         try:
-            seconds = self._run(inputs, positions, watermarks, aside=aside)
+            self._run(inputs, positions, watermarks, timer, aside=aside)
         except EngineError as error:
             # only a stream of operations can fail it on its rows: whose expectations can't be evaluated
             if error.condition != VIEW_FAILING or not self.stops.found_fault(positions):
                 raise
-            return self.run_next(ingest_s)  # the others go on
-        seconds["plan"] += plan_s
-        self.committed({"ingest": ingest_s, **seconds})
+            return self._run_next(Timer())  # the others go on
+        self.committed(timer)
         return True
 
     def fill(
@@ -131,7 +139,7 @@ class Epochs:
         replaced: Entry | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
         clocks: Mapping[str, Clock] | None = None,
-    ) -> dict[str, float]:
+    ) -> Timer:
         """Compute views from all rows of their inputs, in a separate epoch.
 
         Args:
@@ -142,9 +150,9 @@ class Epochs:
             clocks: event times of streams to begin with; None for those of the last epoch.
 
         Returns:
-            The seconds of each stage.
+            What has measured it.
         """
-        workspace = self._workspace
+        workspace, timer = self._workspace, Timer()
         base = workspace.manifest
         if clocks is not None:
             base = replace(base, clocks=dict(clocks))
@@ -161,23 +169,23 @@ class Epochs:
         replacement = None
         if replaced is not None:
             replacement = self._replacement(catalog.get(plans[0].plan.name), replaced)
-        return self._run(inputs, {}, watermarks, rebuilt, replacement, aside)
+        return self._run(inputs, {}, watermarks, timer, rebuilt, replacement, aside)
 
-    def adopt(self, plan: EpochPlan, computed: EpochState) -> dict[str, float]:
-        """Commit the state of a new view that the runner has computed as of the last epoch; return the seconds."""
-        workspace = self._workspace
+    def adopt(self, plan: EpochPlan, computed: EpochState) -> Timer:
+        """Commit the state of a new view that the runner has computed as of the last epoch; return what has measured it."""
+        workspace, timer = self._workspace, Timer()
         now = workspace.manifest
         watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
-        started = time.perf_counter()
         try:
-            workspace.manifest = self.runner.adopt(now, plan, computed, watermarks)
+            with timer.stage("commit"):
+                workspace.manifest = self.runner.adopt(now, plan, computed, watermarks)
         except BaseException:  # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
             raise
-        return {"commit": time.perf_counter() - started}
+        return timer
 
-    def catch_up(self, given: PlanInput, computed: EpochState) -> dict[str, float]:
-        """Commit the state of a new view that the runner has computed as of an earlier epoch; return the seconds.
+    def catch_up(self, given: PlanInput, computed: EpochState) -> Timer:
+        """Commit the state of a new view that the runner has computed as of an earlier epoch; return what has measured it.
 
         Args:
             given: the changes that it hasn't seen.
@@ -185,13 +193,13 @@ class Epochs:
         workspace = self._workspace
         now = workspace.manifest
         watermarks = Watermarks.of_next_epoch(now, workspace.catalog, workspace.clock())
-        return self._run([given], {}, watermarks, adopted=computed)
+        return self._run([given], {}, watermarks, Timer(), adopted=computed)
 
-    def load(self, table: Entry) -> dict[str, float]:
+    def load(self, table: Entry) -> Timer:
         """Compute the rows of a table or stream that isn't in the catalog yet, in an epoch that no view reads.
 
         Returns:
-            The seconds of each stage.
+            What has measured it.
         """
         workspace = self._workspace
         base, plan = workspace.manifest, workspace.compiler.table(table).plan
@@ -200,7 +208,7 @@ class Epochs:
         segments = workspace.sources.segments(table, base, start, end)
         watermarks, _ = self._watermarks(base)
         inputs = [PlanInput(plan, {plan.leaves[0].name: segments})]
-        return self._run(inputs, {table.id: end}, watermarks)
+        return self._run(inputs, {table.id: end}, watermarks, Timer())
 
     def rebuild(
         self,
@@ -227,13 +235,13 @@ class Epochs:
         plans = [self._workspace.plan(entry) for entry in entries]
         ids = [ViewId(entry.id) for entry in entries]
         try:
-            seconds = self.fill(self._workspace.catalog, plans, ids, aside=aside, clocks=clocks)
+            timer = self.fill(self._workspace.catalog, plans, ids, aside=aside, clocks=clocks)
         except EngineError as error:
             if error.condition != VIEW_FAILING:
                 raise
             _LOG.info("views still fail: %s", ", ".join(entry.name for entry in entries))
         else:
-            self.committed({"ingest": 0.0, **seconds})
+            self.committed(timer)
 
     def _cut_off(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
         """Return why views can't be computed again: rows of streams are gone, or those of views that they read.
@@ -291,9 +299,9 @@ class Epochs:
             return False
         return time.monotonic() >= self._next_retry
 
-    def committed(self, seconds: dict[str, float], *, retire: bool = True) -> None:
+    def committed(self, timer: Timer, *, retire: bool = True) -> None:
         """Report an epoch after its commit, and remove what is no longer retained, unless that has to wait."""
-        self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, seconds)
+        self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, timer)
         if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:
             retire_old(self._workspace)
         self.sinks.wake()
@@ -438,17 +446,18 @@ class Epochs:
         inputs: Sequence[PlanInput],
         positions: Mapping[str, int],
         watermarks: Watermarks,
+        timer: Timer,
         rebuilt: Sequence[ViewId] = (),
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
         adopted: EpochState | None = None,
-    ) -> dict[str, float]:
-        """Run an epoch on top of the last committed one; return the seconds of its stages."""
+    ) -> Timer:
+        """Run an epoch on top of the last committed one; return `timer`, which measures its stages."""
         workspace = self._workspace
         before = workspace.manifest
         epoch = before.epoch + 1
         try:
-            workspace.manifest, seconds = self.runner.run(
+            workspace.manifest = self.runner.run(
                 workspace.manifest,
                 inputs,
                 positions,
@@ -457,10 +466,12 @@ class Epochs:
                 replacement,
                 aside,
                 adopted,
+                timer=timer,
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:
                 _LOG.error("epoch %d failed: %s", epoch, named(error))
+            self.reporting.failed(epoch, timer, error)
             with workspace.files.committing():  # a newer writer has perhaps removed the attempt
                 pass
             # the commit may have succeeded although the call failed after it
@@ -470,4 +481,4 @@ class Epochs:
             # an epoch that rebuilt views has ended their pauses, even if writing the catalog fails
             workspace.catalog = workspace.catalog.without_ended_pauses(workspace.manifest.rebuilt)
         self.reporting.difference(before, workspace.manifest, workspace.catalog)
-        return seconds
+        return timer

@@ -20,6 +20,7 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import Timed
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.plans import PlanInput
+from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
 from eddyline.runtime.scan import bucket_segment
 from eddyline.runtime.sizes import UNKNOWN, rows_of
@@ -46,7 +47,7 @@ class Filling:
         given: the rows of the inputs.
         before: the catalog when it began.
         state: what `run` has computed; None before it, or if it has failed.
-        seconds: of the stages of `run`.
+        timer: measures the stages of `run`.
     """
 
     workspace: Workspace
@@ -59,7 +60,7 @@ class Filling:
     level: int
     started: float = field(default_factory=time.monotonic)
     state: EpochState | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    timer: Timer = field(default_factory=Timer)
 
     @classmethod
     def begin(
@@ -113,8 +114,8 @@ class Filling:
         with job_tag(self.workspace.spark, self.tag):
             try:
                 runner = self.epochs.runner
-                self.state, self.seconds = runner.compute(
-                    self.base, self.given, watermarks, self.folder
+                self.state = runner.compute(
+                    self.base, self.given, watermarks, self.folder, self.timer
                 )
             except EddylineError as error:  # the epoch that tries it again tells the user
                 _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
@@ -124,11 +125,11 @@ class Filling:
         same = catalog.entries == self.before.entries and catalog.sinks == self.before.sinks
         return same and now.buckets == self.base.buckets
 
-    def committed(self) -> dict[str, float] | None:
+    def committed(self) -> Timer | None:
         """Commit the view, with the changes of the epochs since.
 
         Returns:
-            The seconds of all stages; None if the view fails on its rows, or one that it reads was computed again
+            What has measured all stages; None if the view fails on its rows, or one that it reads was computed again
             or fails, so that it has to be computed anew.
 
         Raises:
@@ -139,12 +140,12 @@ class Filling:
             return None
         plan = self.compiled.plan
         if workspace.manifest.epoch == self.base.epoch:
-            return _added_up(self.seconds, self.epochs.adopt(plan, state))
+            return self.epochs.adopt(plan, state).after(self.timer)
         try:
             segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
         except StateError:  # an epoch that was held is gone: too many bytes
             return None
-        return _added_up(self.seconds, self.epochs.catch_up(PlanInput(plan, segments), state))
+        return self.epochs.catch_up(PlanInput(plan, segments), state).after(self.timer)
 
     def _moved(self, now: Manifest) -> bool:
         """Return whether the changelog of a relation that the view reads isn't enough to catch up.
@@ -189,9 +190,3 @@ class Filling:
             "seconds": seconds,
             "seconds_left": seconds * (1 - done) / done if done else None,
         }
-
-
-def _added_up(*stages: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each stage in all of them."""
-    names = dict.fromkeys(name for one in stages for name in one)
-    return {name: sum(one.get(name, 0.0) for one in stages) for name in names}

@@ -16,6 +16,7 @@ from eddyline.errors import EddylineError
 from eddyline.options import check_buckets
 from eddyline.runtime.failures import failed_view
 from eddyline.runtime.plans import other_plan
+from eddyline.runtime.progress import Timer
 from eddyline.runtime.rebucket import divided
 from eddyline.runtime.reports import row_count
 from eddyline.state.manifest import Manifest, commit_time, last_committed, write_manifest
@@ -38,15 +39,17 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
             return
         epochs.finish_replacement()
         workspace.check_rows(entry for entry in workspace.catalog.entries if entry.kind == VIEW)
-        started = time.perf_counter()
+        timer = Timer()
         _check_plans(workspace)
         folder = attempt_folder(Epoch(workspace.manifest.epoch + 1))
         workspace.files.make_folder(folder)
         try:
-            arrangements = _divided(workspace, folder, buckets)
+            with timer.stage("run"):
+                arrangements = _divided(workspace, folder, buckets)
             workspace.use_buckets(buckets)
-            manifest = _next_manifest(workspace, arrangements, buckets)
-            workspace.manifest = write_manifest(workspace.files, manifest)
+            with timer.stage("commit"):
+                manifest = _next_manifest(workspace, arrangements, buckets)
+                workspace.manifest = write_manifest(workspace.files, manifest)
         except BaseException:
             with suppress(OSError, EddylineError):  # the commit may have succeeded all the same
                 workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
@@ -56,8 +59,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
             raise
         finally:
             epochs.use_session()
-        seconds = {"ingest": 0.0, "run": time.perf_counter() - started}
-        epochs.committed(seconds, retire=False)  # rows that views need to be computed again stay
+        epochs.committed(timer, retire=False)  # rows that views need to be computed again stay
         _LOG.info("the storage has %d buckets; its views are computed again", buckets)
         epochs.rebuild_changed()
 

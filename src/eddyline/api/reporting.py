@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from eddyline.answers.deliverer import Delivered
 from eddyline.answers.failing import view_failing
 from eddyline.answers.status import state_size
 from eddyline.catalog.entries import LATE, VIEW, Catalog
 from eddyline.changes import ViewId
 from eddyline.errors import EddylineError
 from eddyline.runtime.lanes import SHORT, WIDE
-from eddyline.runtime.progress import Progress
+from eddyline.runtime.progress import Progress, Timer
 from eddyline.state.manifest import Clock, Failure, Manifest
+
+if TYPE_CHECKING:
+    from eddyline.telemetry.traces import Traces
 
 _LOG = logging.getLogger("eddyline.epochs")
 _WHERE = ("view", "operator", "stream", "table", "file")
@@ -27,20 +31,24 @@ class Reporting:
         callbacks: functions that get the Progress of each epoch after its commit.
         error_callbacks: functions that get the error of each view that is set aside, and of each
             failure in the background.
+        traces: gets each epoch and delivery, if they are traced.
     """
 
     def __init__(self) -> None:
         self.progress: Progress | None = None
         self.callbacks: list[Callable[[Progress], Any]] = []
         self.error_callbacks: list[Callable[[Exception], Any]] = []
+        self.traces: Traces | None = None
+        self._failed: Timer | None = None
 
-    def epoch(self, manifest: Manifest, catalog: Catalog, seconds: dict[str, float]) -> None:
+    def epoch(self, manifest: Manifest, catalog: Catalog, timer: Timer) -> None:
         """Log a committed epoch, and keep its Progress.
 
         Args:
-            seconds: what each of its stages took.
+            timer: what has measured its stages.
         """
         rows_in, rows_out, state, lanes = {}, {}, {}, {}
+        seconds = timer.seconds
         for entry in catalog.entries:
             counts = manifest.counters.get(entry.name)
             if counts:
@@ -52,6 +60,8 @@ class Reporting:
                 state[entry.name] = {"rows": rows, "bytes": size}
         failing = {failure.view: failure.message for failure in manifest.failing.values()}
         self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
+        if self.traces is not None:
+            self.traces.epoch(self.progress, timer)
         _LOG.info(
             "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
             manifest.epoch,
@@ -60,6 +70,23 @@ class Reporting:
             sum(seconds.values()),
             ", ".join(f"{stage} {spent:.3f}" for stage, spent in seconds.items()),
         )
+
+    def failed(self, epoch: int, timer: Timer, error: BaseException) -> None:
+        """Trace an epoch that has failed; call it again for the same failure as you like."""
+        if self.traces is not None and timer is not self._failed:
+            self.traces.failed(epoch, timer, error)
+        self._failed = timer
+
+    def delivered(self, delivery: Delivered) -> None:
+        """Tell of a delivery to a sink."""
+        if self.traces is not None:
+            self.traces.delivered(delivery)
+
+    def close(self) -> None:
+        """Send the last traces."""
+        if self.traces is not None:
+            self.traces.close()
+            self.traces = None
 
     def call_back(self) -> None:
         """Call the functions that the user wants called after each epoch."""

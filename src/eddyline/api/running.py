@@ -20,6 +20,7 @@ from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
 from eddyline.errors import StateError
 from eddyline.intake.backoff import back_off
+from eddyline.runtime.progress import Timer
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
@@ -73,12 +74,12 @@ class Running:
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
-            started = time.perf_counter()
-            unread = workspace.sources.pull()
-            ingest_s = time.perf_counter() - started
+            timer = Timer()
+            with timer.stage("ingest"):
+                unread = workspace.sources.pull()
             failing = set(workspace.manifest.failing)
-            while self._step(ingest_s):
-                ingest_s = 0.0
+            while self._step(timer):
+                timer = Timer()
             if failing & set(workspace.manifest.failing):
                 self._epochs.retry()
             self._epochs.sinks.wake()
@@ -136,6 +137,7 @@ class Running:
                 workspace.closing.pop()()
             self._epochs.sinks.stop()
         finally:
+            self._epochs.reporting.close()
             with workspace.lock:
                 try:
                     if workspace.writes:
@@ -143,13 +145,13 @@ class Running:
                 finally:
                     workspace.release()
 
-    def _step(self, ingest_s: float) -> bool:
+    def _step(self, timer: Timer) -> bool:
         """Answer requests of other processes, and run one epoch; False if there is no new input."""
         self.answer()
         if time.monotonic() >= self._retire_at:
             self._retire_at = time.monotonic() + RETIRE_EVERY_S
             self._streams.retire_dead_letters(time.time())
-        return self._epochs.run_next(ingest_s)
+        return self._epochs.run_next(timer)
 
     def _follow(self, interval_s: float) -> None:
         workspace = self._workspace
@@ -160,12 +162,15 @@ class Running:
             while not workspace.stopping.is_set():
                 try:
                     with workspace.lock:
+                        timer = Timer()
                         if time.monotonic() - looked >= interval_s:
-                            for unread in workspace.sources.follow(interval_s):
+                            with timer.stage("ingest"):
+                                unreadable = workspace.sources.follow(interval_s)
+                            for unread in unreadable:
                                 _LOG.error("%s", named(unread))
                                 self._epochs.reporting.error(unread)
                             looked = time.monotonic()
-                        more = self._step(0.0)
+                        more = self._step(timer)
                         if not more and self._epochs.retry_due():
                             self._epochs.retry()
                     self._failures, self._last_error = 0, None

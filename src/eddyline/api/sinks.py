@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.answers.changed import commit_time
-from eddyline.answers.deliverer import Deliverer
+from eddyline.answers.deliverer import Delivered, Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
 from eddyline.api import drafts
@@ -56,11 +56,18 @@ class Sinks:
 
     Args:
         report: called with the first error of an outage of a sink.
+        delivered: called in a sink's thread with each delivery and each try that failed.
     """
 
-    def __init__(self, workspace: Workspace, report: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        report: Callable[[Exception], None],
+        delivered: Callable[[Delivered], None],
+    ) -> None:
         self._workspace = workspace
         self._report = report
+        self._delivered = delivered
         self._deliverers: dict[str, Deliverer] = {}
         self._functions: dict[str, Function] = {}
         self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
@@ -324,7 +331,7 @@ class Sinks:
             return
         interval_s = int(sink.options.get(COMMIT_INTERVAL, 0)) / 1e6
         self._deliverers[sink.id] = Deliverer(
-            sink.name, lambda: self._open(sink), interval_s, self._report
+            sink.name, lambda: self._open(sink), interval_s, self._report, self._delivered
         )
 
     def _stop(self, sink: str) -> None:

@@ -31,6 +31,7 @@ EXTRAS = {
     "http": ("starlette", "uvicorn"),
     "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
     "pipelines": ("yaml",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "completion": ("shtab",),
 }
 """The modules of each extra of the package."""
@@ -155,11 +156,19 @@ def _loopback() -> Finding:
 
 
 def _extra(extra: str, modules: tuple[str, ...]) -> Finding:
-    lacking = [module for module in modules if find_spec(module) is None]
+    lacking = [module for module in modules if not _is_there(module)]
     if not lacking:
         return Finding(f"[{extra}]", OK, "installed")
     advice = f"pip install 'eddyline[{extra}]' if you want it"
     return Finding(f"[{extra}]", OPTIONAL, f"without {', '.join(lacking)}", advice)
+
+
+def _is_there(module: str) -> bool:
+    """Return whether a module can be imported; the packages that it lies in may be missing, too."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _output(command: list[str]) -> str:

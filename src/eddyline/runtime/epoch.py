@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from eddyline.runtime.execution import Attempted, Execution
 from eddyline.runtime.failures import reads_failing, still_failing
 from eddyline.runtime.faults import Piece
 from eddyline.runtime.plans import EpochPlan, PlanInput
-from eddyline.runtime.progress import Timer
+from eddyline.runtime.progress import Span, Timer
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
 from eddyline.runtime.schedule import run_in_order
 from eddyline.source.segments import RUN, Segment
@@ -88,7 +87,9 @@ class EpochRunner:
         replacement: Replacement | None = None,
         aside: Mapping[ViewId, Failure] | None = None,
         adopted: EpochState | None = None,
-    ) -> tuple[Manifest, dict[str, float]]:
+        *,
+        timer: Timer,
+    ) -> Manifest:
         """Run one epoch and commit it.
 
         Args:
@@ -102,12 +103,13 @@ class EpochRunner:
             replacement: the view that replaces another one in this epoch, if there is one.
             aside: views to set aside because they can't be run at all.
             adopted: the state of a new view, whose plan is the only one; its changelog begins with this epoch.
+            timer: measures the stages, also of an epoch that fails.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
 
         Returns:
-            The new manifest, and the seconds of each stage.
+            The new manifest.
 
         Raises:
             EngineError: nothing is committed. VIEW_FAILING: the epoch was to rebuild failing views,
@@ -134,7 +136,6 @@ class EpochRunner:
             },
             replaced=None if replacement is None else replacement.replaced,
         )
-        timer = Timer("plan", "run")
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
             if (
@@ -169,27 +170,26 @@ class EpochRunner:
         except BaseException:
             self._abandon(folder, epoch)
             raise
-        return manifest, timer.seconds
+        return manifest
 
     def compute(
-        self, base: Manifest, given: PlanInput, watermarks: Watermarks, folder: str
-    ) -> tuple[EpochState | None, dict[str, float]]:
+        self, base: Manifest, given: PlanInput, watermarks: Watermarks, folder: str, timer: Timer
+    ) -> EpochState | None:
         """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
 
         Args:
             folder: for the files of its state. Its name must be after those of all epochs, which nothing removes.
 
         Returns:
-            Its state, None if it fails on its rows; and the seconds of each stage.
+            Its state, None if it fails on its rows.
         """
         self.files.make_folder(folder)
         limits = self._limits([given.plan], watermarks)
         context = EpochContext(folder, base.epoch, limits)
         state = EpochState({}, failing=dict(base.failing))
-        timer = Timer("plan", "run")
         self._run_plans(context, [given], state, watermarks, timer)
         self.files.sync_all(state.unflushed)
-        return None if given.plan.id in state.failing else state, timer.seconds
+        return None if given.plan.id in state.failing else state
 
     def adopt(
         self, base: Manifest, plan: EpochPlan, computed: EpochState, watermarks: Watermarks
@@ -251,10 +251,20 @@ class EpochRunner:
             segments = one.resolved(changed)
             if not (any(segments.values()) or watermarks.have_advanced(one.plan.parts)):
                 return None
-            with timer.stage("plan"):
+            with timer.within("plan", "run"):
                 self.execution.assign(context.folder, one.plan, segments)
             read[name] = [(leaf, s) for leaf, own in segments.items() for s in own]
-            return partial(self.execution.attempt, one.plan, read[name], context)
+            return partial(attempt, one.plan, read[name])
+
+        def attempt(plan: EpochPlan, pieces: Sequence[Piece]) -> Attempted:
+            started, failed = timer.now(), True
+            try:
+                done = self.execution.attempt(plan, pieces, context)
+                failed = isinstance(done[0], EddylineError)
+                return done
+            finally:
+                kind = "view" if plan.level else "table"
+                timer.views.append(Span(plan.name, kind, started, timer.now(), failed))
 
         def finish(name: str, done: Attempted) -> None:
             plan, (reported, seconds) = named[name].plan, done
@@ -270,9 +280,8 @@ class EpochRunner:
             name: {leaf.relation.lower() for leaf in one.plan.leaves} - {name}
             for name, one in named.items()
         }
-        started, planned = time.perf_counter(), timer.seconds["plan"]
-        run_in_order(after, start, finish, self.pool)
-        timer.seconds["run"] += time.perf_counter() - started - (timer.seconds["plan"] - planned)
+        with timer.stage("run"):
+            run_in_order(after, start, finish, self.pool)
 
     def _continue_changelog(
         self,

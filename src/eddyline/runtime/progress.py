@@ -33,15 +33,75 @@ class Progress:
     lanes: dict[str, str] = field(default_factory=dict)
 
 
-class Timer:
-    """Adds up the seconds of each stage."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a stage of an epoch, or a view in it, ran.
 
-    def __init__(self, *stages: str) -> None:
-        self.seconds = dict.fromkeys(stages, 0.0)
+    Attributes:
+        name: of the stage, such as `commit`; or of the table or view.
+        kind: `stage`, `table` or `view`.
+        started, ended: in nanoseconds since 1970. Their difference is by a clock that is never set.
+        failed: whether it ended with an error.
+    """
+
+    name: str
+    kind: str
+    started: int
+    ended: int
+    failed: bool = False
+
+
+class Timer:
+    """Adds up the seconds of each stage of one epoch, and keeps when they were.
+
+    Attributes:
+        seconds: by stage.
+        stages: the stages in their order; one that goes on after a short break has one span.
+        views: the tables and views that have run.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("ingest", "plan", "run"), 0.0)
+        self.stages: list[Span] = []
+        self.views: list[Span] = []
+        self._since_1970 = time.time_ns() - time.perf_counter_ns()
+
+    def now(self) -> int:
+        """Return the time, in nanoseconds since 1970."""
+        return self._since_1970 + time.perf_counter_ns()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the seconds of the context to a stage."""
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        """Add the seconds of the context to a stage, and keep when it was."""
+        started, failed = self.now(), True
+        try:
+            yield
+            failed = False
+        finally:
+            ended = self.now()
+            self.add(name, (ended - started) / 1e9)
+            if self.stages and self.stages[-1].name == name:
+                started = self.stages.pop().started
+            self.stages.append(Span(name, "stage", started, ended, failed))
+
+    @contextmanager
+    def within(self, name: str, stage: str) -> Iterator[None]:
+        """Add the seconds of the context to a stage, and take them off the one in which it runs."""
+        started = self.now()
+        try:
+            yield
+        finally:
+            spent = (self.now() - started) / 1e9
+            self.add(name, spent)
+            self.add(stage, -spent)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add seconds to a stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def after(self, other: Timer) -> Timer:
+        """Return this timer with what another one has measured before."""
+        for stage, seconds in other.seconds.items():
+            self.add(stage, seconds)
+        self.stages, self.views = [*other.stages, *self.stages], [*other.views, *self.views]
+        return self
