@@ -134,6 +134,12 @@ class Options:
             "empty: that of OTEL_EXPORTER_OTLP_ENDPOINT, or none"
         },
     )
+    lineage_seconds: int = _setting(
+        60,
+        "number of seconds between two OpenLineage events of a view or sink that runs, at least",
+        1,
+        86_400,
+    )
 
     def __post_init__(self) -> None:
         _check_url(

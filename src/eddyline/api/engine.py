@@ -20,6 +20,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.expecting import Expecting
 from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
+from eddyline.api.lineage import lineage_of
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.rebucketing import rebucket
@@ -314,6 +315,18 @@ class Engine(ChangeFlows, Served):
     def explain(self, name_or_query: str, stage: str = "dag") -> str:
         """Show how a view or query is kept live (`stage` "dag"), or Spark's "logical" or "physical" plan."""
         return self._reading.explain(name_or_query, stage)
+
+    def lineage(self, view: str) -> list[dict[str, Any]]:
+        """Return for each column of a view where it comes from, read from Spark's plan of its query.
+
+        Each has `column`, `from` (columns of what the view reads) and `sources` (those of tables and streams,
+        through all views): lists of `relation`, `kind`, `column` and `how`. The last one, `(rows)`, has the
+        columns that decide which rows there are.
+
+        Raises:
+            CatalogError: there is no such view. QueryError: a function that it calls is missing here.
+        """
+        return lineage_of(self._workspace, view)
 
     def status(self) -> dict[str, Any]:
         """Report the last epoch, `buckets`, sources, views and pipelines in numbers.

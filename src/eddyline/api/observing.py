@@ -1,4 +1,4 @@
-"""Connects an engine to the systems that watch it: traces of its epochs."""
+"""Connects an engine to the systems that watch it: traces of its epochs, and events of its lineage."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from eddyline.api.reporting import Reporting
 from eddyline.api.workspace import Workspace
+from eddyline.telemetry.lineage import tracker_of
 from eddyline.telemetry.traces import traces_of
 
 
 def observe(workspace: Workspace, reporting: Reporting) -> None:
-    """Trace the epochs of an engine that writes, if its options or the environment ask for it.
+    """Tell of the epochs and definitions of an engine that writes, as options and environment ask for.
 
     Raises:
         EngineError: MISSING_PACKAGE, BAD_OPTION: it can't be done. The storage is released.
@@ -21,8 +22,20 @@ def observe(workspace: Workspace, reporting: Reporting) -> None:
     def formats() -> Mapping[str, str]:
         return {sink.name: sink.format for sink in workspace.catalog.sinks}
 
+    def definitions() -> None:
+        now = workspace.manifest
+        if reporting.tracker is not None:
+            reporting.tracker.observe(workspace.catalog, now.epoch, frozenset(now.failing))
+
+    root, options = workspace.files.root, workspace.options
     try:
-        reporting.traces = traces_of(workspace.files.root, workspace.options.otlp_endpoint, formats)
+        reporting.traces = traces_of(root, options.otlp_endpoint, formats)
+        lineage = workspace.compiler.lineage
+        reporting.tracker = tracker_of(root, lineage, options.lineage_seconds)
     except BaseException:
+        reporting.close()
         workspace.release()
         raise
+    if reporting.tracker is not None:
+        workspace.saved.append(definitions)
+        definitions()

@@ -17,6 +17,7 @@ from eddyline.runtime.progress import Progress, Timer
 from eddyline.state.manifest import Clock, Failure, Manifest
 
 if TYPE_CHECKING:
+    from eddyline.telemetry.lineage import Tracker
     from eddyline.telemetry.traces import Traces
 
 _LOG = logging.getLogger("eddyline.epochs")
@@ -32,6 +33,7 @@ class Reporting:
         error_callbacks: functions that get the error of each view that is set aside, and of each
             failure in the background.
         traces: gets each epoch and delivery, if they are traced.
+        tracker: gets them too, if lineage is told.
     """
 
     def __init__(self) -> None:
@@ -39,6 +41,7 @@ class Reporting:
         self.callbacks: list[Callable[[Progress], Any]] = []
         self.error_callbacks: list[Callable[[Exception], Any]] = []
         self.traces: Traces | None = None
+        self.tracker: Tracker | None = None
         self._failed: Timer | None = None
 
     def epoch(self, manifest: Manifest, catalog: Catalog, timer: Timer) -> None:
@@ -62,6 +65,9 @@ class Reporting:
         self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
         if self.traces is not None:
             self.traces.epoch(self.progress, timer)
+        if self.tracker is not None:
+            self.tracker.epoch(self.progress)
+            self.tracker.observe(catalog, manifest.epoch, frozenset(manifest.failing))
         _LOG.info(
             "epoch %d committed: %d rows in, %d changes out, %.3f s (%s)",
             manifest.epoch,
@@ -81,12 +87,16 @@ class Reporting:
         """Tell of a delivery to a sink."""
         if self.traces is not None:
             self.traces.delivered(delivery)
+        if self.tracker is not None:
+            self.tracker.delivered(delivery)
 
     def close(self) -> None:
-        """Send the last traces."""
-        if self.traces is not None:
-            self.traces.close()
-            self.traces = None
+        """Send the last traces, and that all that has run has ended."""
+        traces, tracker, self.traces, self.tracker = self.traces, self.tracker, None, None
+        if tracker is not None:
+            tracker.close()
+        if traces is not None:
+            traces.close()
 
     def call_back(self) -> None:
         """Call the functions that the user wants called after each epoch."""

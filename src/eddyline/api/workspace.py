@@ -84,6 +84,7 @@ class Workspace:
         manifest: the last committed epoch.
         stopping: set when the background run is to end.
         closing: functions to call when the engine stops.
+        saved: functions to call after each change of the catalog.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
         filling: by name, in lower case, of a view that is being filled, what returns its entry for the status.
     """
@@ -102,6 +103,7 @@ class Workspace:
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self.closing: list[Callable[[], None]] = []
+        self.saved: list[Callable[[], None]] = []
         self.clock: Callable[[], int] = lambda: time.time_ns() // 1000
         self.filling: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self._plans: dict[str, CompiledPlan] = {}
@@ -317,6 +319,8 @@ class Workspace:
                     raise
             raise
         self.catalog = catalog
+        for told in self.saved:
+            told()
 
     def flush(self) -> None:
         """Make the committed epochs durable, if they are not flushed one by one."""

@@ -32,6 +32,7 @@ EXTRAS = {
     "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
     "pipelines": ("yaml",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "lineage": ("openlineage.client",),
     "completion": ("shtab",),
 }
 """The modules of each extra of the package."""

@@ -1,4 +1,4 @@
-"""Commands that only read: sql, explain, status, profile, verify."""
+"""Commands that only read: sql, explain, lineage, status, profile, verify."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def add_to(commands: Commands) -> None:
     explain.add_argument("--stage", default="dag", help="which stage of compiling (default: dag)")
     add_format(explain)
 
+    purpose = "show which columns of tables and streams each column of a view comes from"
+    lineage = add_command(commands, "lineage", _lineage, purpose)
+    lineage.add_argument("view", metavar="VIEW", help="name of a view")
+    add_storage(lineage)
+    add_format(lineage)
+
     purpose = "show a stored engine's sources, views and state"
     status = add_command(commands, "status", _status, purpose)
     add_storage(status)
@@ -141,6 +147,33 @@ def _explain(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(texts.values()))
     return 0
+
+
+def _lineage(args: argparse.Namespace) -> int:
+    with open_engine(existing(args.storage), read_only=True) as engine:
+        found = engine.lineage(args.view)
+    if args.format == JSON:
+        show_rows(JSON, (), found)
+        return 0
+    rows = []
+    for line in found:
+        name, sources = line["column"], ", ".join(map(_column, line["sources"]))
+        for place, one in enumerate(line["from"] or [None]):
+            first = place == 0
+            rows.append(
+                {
+                    "column": name if first else "",
+                    "from": _column(one) if one else "",
+                    "how": ", ".join(one["how"]) if one else "",
+                    "sources": sources if first else "",
+                }
+            )
+    show_rows(TABLE, ("column", "from", "how", "sources"), rows)
+    return 0
+
+
+def _column(one: Mapping[str, str]) -> str:
+    return f"{one['relation']}.{one['column']}"
 
 
 def _status(args: argparse.Namespace) -> int:

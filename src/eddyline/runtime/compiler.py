@@ -27,6 +27,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
 from eddyline.plan.lanes import Steps
 from eddyline.plan.limits import Order
+from eddyline.plan.lineage import Lineage, column_lineage
 from eddyline.plan.logical import Plan
 from eddyline.plan.lower import (
     Compiled,
@@ -200,6 +201,35 @@ class Compiler:
         with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
             short = pool.submit(self._short, build)
             return self._planned(entry, catalog, compiled, upstream, short.result)
+
+    def lineage(self, entry: Entry, catalog: Catalog) -> Lineage:
+        """Return which columns of the relations that it reads each column of a view comes from.
+
+        Raises:
+            QueryError: the query can't be resolved in this process: a function is missing.
+        """
+        session = epoch_session(self.spark, self.buckets, self.zone, self.settings)
+        catalyst = Catalyst(session)
+        relations: dict[int, tuple[str, Sequence[str]]] = {}
+        try:
+            if entry.of_frame:
+                plan = self.frames.plan(entry)
+                for rdd, known in self.frames.read(entry.name, plan, catalog).items():
+                    relations[rdd] = known.name, known.columns.names
+            else:
+                for known in map(catalog.get, entry.upstream):
+                    seen = seen_by(entry, known)
+                    leaf = catalyst.relation(seen.columns)
+                    names = zip(seen.columns.names, seen.names, strict=True)
+                    columns = [now or then for then, now in names]
+                    relations[catalyst.rdd_id(catalyst.plan(leaf))] = known.name, columns
+                    if accepted := filter_of(known, entry):
+                        leaf = leaf.where(accepted)
+                    leaf.createOrReplaceTempView(quoted(known.name))
+            plan = self._analyzed(entry, catalyst)
+            return column_lineage(catalyst, plan, entry.columns.names, relations)
+        except FAILURES as error:
+            raise query_error(entry.query, error, view=entry.name) from error
 
     def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:
         """Return the resolved query of a view: SQL in the given session, or that of its DataFrame."""
