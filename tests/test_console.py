@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote, urlparse
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlparse
 import pyarrow as pa
 import pytest
 import yaml
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import eddyline as el
 from console_cases import EVIL, TOKEN, Answer, ask, document
@@ -359,6 +361,13 @@ def test_progress_has_the_shape_of_spark(engine, url):
     assert {part["operatorName"] for part in last["stateOperators"]} >= {"by_country", "largest"}
     source = last["sources"][0]
     assert source["endOffset"] == (source["startOffset"] or 0) + 1
+    read = [StreamingQueryProgress.fromJson(one) for one in epochs]
+    assert len({one.id for one in read}) == len({one.runId for one in read}) == 1
+    assert read[-1].batchId == engine.status()["epoch"]
+    assert read[-1].batchDuration == last["durationMs"]["triggerExecution"]
+    assert json.loads(read[-1].sources[0].endOffset) == source["endOffset"]
+    assert read[-1].stateOperators[0].numRowsTotal == last["stateOperators"][0]["numRowsTotal"]
+    datetime.strptime(read[-1].timestamp, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
 
 
 def test_the_description_names_every_path(url):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -141,21 +142,30 @@ class Tally:
 def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> list[dict[str, Any]]:
     """Return the last epochs in the shape of Spark's StreamingQueryProgress, oldest first.
 
-    What isn't known is left out: the durations if the engine runs in another process. The state is that
-    of the last epoch.
+    PySpark's class of that name reads them. What isn't known is null or left out: the durations if the engine
+    runs in another process. The state is that of the last epoch.
     """
     catalog, manifest = observer.now()
     status = observer.status()
+    root = observer.files.root.rstrip("/")
     state = [
         {
             "operatorName": view["name"],
             "numRowsTotal": view["state_rows"],
+            "numRowsUpdated": manifest.counters.get(view["name"], {}).get("out", 0),
+            "numRowsRemoved": 0,
+            "allUpdatesTimeMs": manifest.counters.get(view["name"], {}).get("us", 0) // 1000,
+            "allRemovalsTimeMs": 0,
+            "commitTimeMs": 0,
             "memoryUsedBytes": view["state_bytes"],
+            "numRowsDroppedByWatermark": 0,
+            "numShufflePartitions": manifest.buckets,
+            "numStateStoreInstances": manifest.buckets,
         }
         for view in status["views"]
     ]
     times = [item["watermark"] for item in status["sources"] if item.get("watermark")]
-    sources = [entry.name for entry in catalog.entries if entry.kind != VIEW and not entry.role]
+    sources = [entry for entry in catalog.entries if entry.kind != VIEW and not entry.role]
     found, before = [], None
     for one in tally.epochs()[-last - 1 :]:
         rows = sum(one.rows_in.values())
@@ -163,32 +173,54 @@ def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> lis
         durations = {stage: round(1000 * used) for stage, used in one.seconds.items()}
         gap = one.committed_at - before.committed_at if before and one.committed_at else 0.0
         earlier: Mapping[str, int] = before.positions if before else {}
+        newest = one.epoch == manifest.epoch
         found.append(
             {
-                "id": manifest.writer,
-                "name": observer.files.root.rstrip("/").rpartition("/")[2],
-                "timestamp": datetime.fromtimestamp(one.committed_at, UTC).isoformat(),
+                "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"file://{root}")),
+                "runId": _uuid(manifest.writer),
+                "name": root.rpartition("/")[2],
+                "timestamp": _time(one.committed_at),
                 "batchId": one.epoch,
+                "batchDuration": round(1000 * spent) if durations else None,
                 "numInputRows": rows,
                 **({"inputRowsPerSecond": rows / gap} if gap > 0 else {}),
                 **({"processedRowsPerSecond": rows / spent} if spent > 0 else {}),
                 "durationMs": {**durations, "triggerExecution": round(1000 * spent)}
                 if durations
                 else {},
-                "eventTime": {"watermark": min(times)}
-                if times and one.epoch == manifest.epoch
-                else {},
-                "stateOperators": state if one.epoch == manifest.epoch else [],
+                "eventTime": {"watermark": min(times)} if times and newest else {},
+                "stateOperators": state if newest else [],
                 "sources": [
                     {
-                        "description": name,
-                        "startOffset": earlier.get(name),
-                        "endOffset": one.positions.get(name),
+                        "description": source.name,
+                        "startOffset": earlier.get(source.name),
+                        "endOffset": one.positions.get(source.name),
+                        "latestOffset": None,
+                        # views count the rows that they read of a stream of appends
+                        "numInputRows": one.rows_in.get(source.name, 0)
+                        if source.arranged
+                        else None,
+                        "inputRowsPerSecond": None,
+                        "processedRowsPerSecond": None,
                     }
-                    for name in sources
+                    for source in sources
                 ],
                 "sink": {"description": "eddyline", "numOutputRows": sum(one.rows_out.values())},
             }
         )
         before = one
     return found[-last:]
+
+
+def _uuid(name: str) -> str:
+    """Return the UUID that a name is, or one that is made of it."""
+    try:
+        return str(uuid.UUID(name))
+    except ValueError:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+def _time(seconds: float) -> str:
+    """Return a time since 1970 as Spark writes it."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
