@@ -22,6 +22,7 @@ from eddyline_bench import (
     small,
     sources,
     state,
+    telemetry,
     tpcds,
     two_level,
     webstats,
@@ -153,6 +154,17 @@ def test_two_level():
 
 
 @pytest.mark.spark
+def test_telemetry():
+    for package in ("opentelemetry.sdk", "openlineage.client", "prometheus_client"):
+        pytest.importorskip(package)
+    result = telemetry.run(rows=20, repeat=1, block=2)
+    assert result.equal
+    assert {name: len(times) for name, times in result.epochs.items()} == dict.fromkeys(
+        telemetry.MODES, 2
+    )
+    assert all(f"{name} " in result.text() for name in telemetry.MODES)
+
+
 def test_delivery():
     result = delivery.run(rows=20, repeat=1)
     assert result.equal

@@ -23,6 +23,7 @@ from eddyline_bench import (
     small,
     sources,
     state,
+    telemetry,
     tpcds,
     two_level,
     webstats,
@@ -64,6 +65,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "small": small.run,
     "sources": sources.run,
     "state": state.run,
+    "telemetry": telemetry.run,
     "tpcds": tpcds.run,
     "two-level": two_level.run,
     "delivery": delivery.run,
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks, sources), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats); "
+        "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats); "
         "orders changed in an epoch (small), rows of an epoch (growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
