@@ -17,10 +17,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from eddyline import Engine
-from eddyline.answers.dead_letters import request_action
+from eddyline.answers.dead_letters import list_letters, request_action, request_mended
 from eddyline.api.pipeline import Pipeline
 from eddyline.cli.opening import open_catalog
-from eddyline.errors import EddylineError, QueueError
+from eddyline.errors import CatalogError, EddylineError, QueueError
 from eddyline.options import Options
 from eddyline.relay.account import Account
 from eddyline.relay.embedded import LogBackend
@@ -124,6 +124,27 @@ def test_requests_of_other_processes_are_carried_out_once(shop: Shop) -> None:
     shop.engine.advance()
     assert shop.counted() == {1: 1, 2: 1}
     assert shop.pipeline.account() == Account(2, 2, 0, 0, 0)
+
+
+@pytest.mark.spark
+def test_a_mended_letter_is_read_once_with_its_new_payload(shop: Shop) -> None:
+    shop.queue.put(["bad1", "bad2"])
+    shop.engine.advance()
+    with open_catalog(shop.storage.root) as store:
+        (chosen,) = [one for one in list_letters(store, "p") if one.payload == b"bad2"]
+        numbers = [request_mended(store, "p", chosen.position, b"5") for _ in range(2)]
+        with pytest.raises(CatalogError, match="NOT_FOUND"):
+            request_mended(store, "p", chosen.position + 9, b"5")
+    shop.engine.advance()
+    shop.engine.advance()
+    assert shop.counted() == {5: 1}
+    assert shop.letters() == ["bad1"]
+    assert shop.pipeline.account() == Account(2, 1, 1, 0, 0)
+    with open_catalog(shop.storage.root) as store:
+        answers = [store.request(number) for number in numbers]
+    assert [one.state for one in answers] == ["done", "refused"]
+    assert "no dead letter" in answers[1].message
+    assert shop.engine.verify()
 
 
 @pytest.mark.spark

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,11 @@ from pyspark.sql import SparkSession
 import postgres
 from eddyline import CatalogError, Engine, Options, cli
 from eddyline.answers.tasks import Task, list_tasks
-from eddyline.catalog.requests import DONE, REFUSED, WAITING
+from eddyline.answers.verify import Report
+from eddyline.catalog.requests import DONE, REFUSED, WAITING, Request
 from eddyline.catalog.store import open_store
-from eddyline.errors import EddylineError, StateError, StorageError
+from eddyline.cli.opening import open_catalog
+from eddyline.errors import EddylineError, StateError, StorageError, ViewFailingWarning
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
@@ -325,6 +329,71 @@ def test_a_request_that_is_wrong_is_refused_and_the_engine_goes_on(engine: Engin
         assert told in found.message, found
     assert_right(engine)
     assert engine.catalog.find("a") is None
+
+
+def answered(engine: Engine, number: int) -> Request:
+    """The request, once the engine has answered it."""
+    store = engine._workspace.store
+    until(lambda: store.request(number).state != WAITING)
+    return store.request(number)
+
+
+def test_a_view_is_verified_for_another_process_while_epochs_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = engine._workspace.store
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(wanted: str | None) -> Report:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return engine.verify(wanted)
+
+    monkeypatch.setattr(engine._running._verifying, "_verify", slow)
+    numbers = [store.add_request("verify", name) for name in ("by_k", "nothing")]
+    epoch = change(engine, 1)
+    assert begun.wait(PATIENCE_S)
+    assert change(engine, 2) > epoch  # although it isn't answered yet
+    assert [request.number for request in store.waiting()] == numbers
+    go_on.set()
+    found = json.loads(answered(engine, numbers[0]).message)
+    assert (found["equal"], found["not_compared"]) == (True, {})
+    assert found["views"]["by_k"]["live"] == found["views"]["by_k"]["offline"] > 0
+    refused = answered(engine, numbers[1])
+    assert (refused.state, "NOT_FOUND" in refused.message) == ("refused", True)
+    assert [one.number for one in store.requests(2)] == [2, 1]
+    assert_right(engine)
+
+
+def test_a_view_that_fails_is_not_verified(engine: Engine) -> None:
+    with pytest.warns(ViewFailingWarning):
+        engine.view("ratio", "SELECT v, 1 DIV v AS r FROM rows")
+    number = engine._workspace.store.add_request("verify", "ratio")
+    engine.answer()
+    found = json.loads(answered(engine, number).message)
+    assert (found["equal"], found["views"]) == (False, {})
+    assert "DIVIDE_BY_ZERO" in found["not_compared"]["ratio"]
+
+
+def test_a_verification_ends_with_the_engine(
+    files: FaultyFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(files, spark) as engine:
+        begun = threading.Event()
+
+        def endless(_: str | None) -> Report:
+            begun.set()
+            spark.range(64, numPartitions=64).selectExpr("java_method('java.lang.Thread', 'sleep', 60000L)").collect()  # fmt: skip
+            raise AssertionError("the job wasn't cancelled")
+
+        monkeypatch.setattr(engine._running._verifying, "_verify", endless)
+        numbers = [engine._workspace.store.add_request("verify", "by_k") for _ in range(2)]
+        engine.answer()
+        assert begun.wait(PATIENCE_S)
+    with open_catalog(files.root) as store:
+        for number in numbers:
+            request = store.request(number)
+            assert (request.state, "has stopped" in request.message) == ("refused", True)
 
 
 # -- the command line --------------------------------------------------------------------------

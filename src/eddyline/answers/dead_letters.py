@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +20,7 @@ from eddyline.state.leases import pinned
 from eddyline.state.manifest import ROWS, Manifest
 from eddyline.storage.files import Files
 
+MEND = "mend"
 REQUESTS = {"replay": "replay", "drop": "discard"}
 """The engine's action for each of the user's; an engine's `drop` would drop a view."""
 
@@ -68,6 +71,61 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
         raise no_replay(source)
     chosen = ", ".join(str(position) for position in positions)
     return store.add_request(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
+
+
+def request_mended(store: CatalogStore, source: str, position: int, payload: bytes) -> int:
+    """Ask the engine to read the record of a dead letter again with another payload; return the request's number.
+
+    The letter goes, as by a replay. The record keeps its key and the time of its arrival.
+
+    Raises:
+        CatalogError: NOT_FOUND: there is no such letter. NO_REPLAY: it is a stream's, whose source reads a
+            record only once.
+    """
+    (entry,) = _entries(store, source)
+    if entry.role == REJECTS:
+        raise no_replay(source)
+    find_letter(store, source, position)
+    return store.add_request(MEND, source, mended_text(position, payload))
+
+
+def mended_text(position: int, payload: bytes) -> str:
+    """Return the position and the new payload of a letter as the text of a request."""
+    return json.dumps({"position": position, "payload": b64encode(payload).decode()})
+
+
+def parse_mended(text: str) -> tuple[int, bytes]:
+    """Return the position and the new payload of a letter.
+
+    Example:
+        >>> parse_mended(mended_text(7, b"tea"))
+        (7, b'tea')
+    """
+    found = json.loads(text)
+    return int(found["position"]), b64decode(found["payload"])
+
+
+def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
+    """Return one dead letter; CatalogError NOT_FOUND if there is none at this position."""
+    for letter in list_letters(store, source):
+        if letter.position == position:
+            return letter
+    raise no_letter(source, position)
+
+
+def no_letter(source: str, position: int) -> CatalogError:
+    """Return the error for a dead letter that isn't there."""
+    return CatalogError(
+        f"there is no dead letter of {source} at {position}",
+        condition="NOT_FOUND",
+        hint="the list shows the positions of those that there are",
+    )
+
+
+def can_replay(store: CatalogStore, source: str) -> bool:
+    """Return whether the records of a source's dead letters can be read again."""
+    (entry,) = _entries(store, source)
+    return entry.role != REJECTS
 
 
 def _entries(store: CatalogStore, source: str | None) -> list[Entry]:

@@ -24,6 +24,8 @@ RESET = "reset"
 """The request to reset a watermark; `name` is the stream."""
 REBUCKET = "rebucket"
 """The request to change the number of buckets."""
+VERIFY = "verify"
+"""The request to compare a view with the same SQL run offline, which an engine answers beside its epochs."""
 _CATALOG_ONLY = (PAUSE, DROP)  # actions that need no Spark
 _POLL_S = 0.05
 

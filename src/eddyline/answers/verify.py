@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
@@ -32,6 +33,8 @@ from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1
+ROW_LENGTH = 1000
+"""The characters of a row in a document."""
 WAITS = "it is defined by a DataFrame, which this process hasn't been given"
 GONE = "rows of stream {} that it has counted are gone, as they are older than the stream retains"
 JSON_PUSHDOWN = "spark.sql.json.filterPushdown.enabled"
@@ -107,6 +110,37 @@ class Report:
             equal = "yes" if checked else "NO"
             lines.append(f"records of pipeline {name}: {terms}{shown}; they add up: {equal}")
         return "\n".join(lines)
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """Return what `verify` has found of views as JSON: rows as texts, and whether all are equal.
+
+    | key | value |
+    |---|---|
+    | `epoch`, `equal` | the epoch of the compared results; whether all compared views agree |
+    | `views` | by name: `equal`, `live` and `offline`, the numbers of rows, and `live_only` and `offline_only`, at most five rows of each |
+    | `not_compared` | by name the reason why a view wasn't compared |
+    """
+    expired = "it is paused since epoch {}, which is no longer retained"
+    skipped = {name: epoch for name, epoch in report.paused.items() if name not in report.views}
+    return {
+        "epoch": report.epoch,
+        "equal": bool(report.views) and all(found.equal for found in report.views.values()),
+        "views": {
+            name: {
+                "equal": found.equal,
+                "live": found.left_rows,
+                "offline": found.right_rows,
+                "live_only": [str(row)[:ROW_LENGTH] for row in found.left_only],
+                "offline_only": [str(row)[:ROW_LENGTH] for row in found.right_only],
+            }
+            for name, found in report.views.items()
+        },
+        "not_compared": {
+            **{name: expired.format(epoch) for name, epoch in skipped.items()},
+            **report.failing,
+        },
+    }
 
 
 def verify_views(

@@ -85,7 +85,9 @@ class Engine(ChangeFlows, Served):
         self._streams = Streams(self._workspace, self.writing)
         self._definitions = Definitions(self._workspace, self._epochs)
         self.altering = Altering(self._workspace, self._epochs)
-        self._running = Running(self._workspace, self._epochs, self._definitions, self._streams)
+        self._running = Running(
+            self._workspace, self._epochs, self._definitions, self._streams, self._reading
+        )
         self._streams.connect_stored()
         self.expecting = Expecting(self._workspace, self._definitions, self._streams).mended()
 

@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from eddyline.answers.dead_letters import MEND, parse_mended
+from eddyline.answers.tasks import VERIFY
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
+from eddyline.api.reading import Reading
 from eddyline.api.rebucketing import rebucket
 from eddyline.api.reporting import named
 from eddyline.api.streams import Streams
+from eddyline.api.verifying import Verifying
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
@@ -38,9 +42,15 @@ class Running:
     """Advances a workspace, once or in the background."""
 
     def __init__(
-        self, workspace: Workspace, epochs: Epochs, definitions: Definitions, streams: Streams
+        self,
+        workspace: Workspace,
+        epochs: Epochs,
+        definitions: Definitions,
+        streams: Streams,
+        reading: Reading,
     ) -> None:
         self._workspace = workspace
+        self._verifying = Verifying(workspace, reading.verify)
         self._epochs = epochs
         self._background: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -66,6 +76,9 @@ class Running:
             ),
             "discard": lambda request: streams.remove_dead_letters(
                 request.name, request.query or None, replay=False
+            ),
+            MEND: lambda request: streams.mend_dead_letter(
+                request.name, *parse_mended(request.query)
             ),
         }
 
@@ -96,6 +109,9 @@ class Running:
         with workspace.lock:
             workspace.check_writable()
             for request in workspace.inbox.waiting():
+                if request.action == VERIFY:
+                    self._verifying.begin(request)  # it would hold up the epochs
+                    continue
                 with workspace.inbox.answering(request):
                     self._actions[request.action](request)
 

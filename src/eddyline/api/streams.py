@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from eddyline.answers.dead_letters import no_letter
 from eddyline.answers.status import row_count
 from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
@@ -166,13 +167,16 @@ class Streams:
             )
             workspace.sources.connect(letters, pipeline)
 
-    def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
+    def remove_dead_letters(
+        self, name: str, where: str | None, *, replay: bool, payload: bytes | None = None
+    ) -> int:
         """Replay dead letters, or drop them for good; return how many.
 
         Args:
             name: of the pipeline or stream.
             where: a condition on their columns, as in SQL; None: all.
             replay: read their records again instead of dropping them.
+            payload: what replayed records shall hold instead; None: what they held.
         """
         workspace = self._workspace
         with workspace.lock:
@@ -184,8 +188,21 @@ class Streams:
             dead_letters.finish()
             with query_errors(where or ""):
                 letters = self._writing.dead_letters(name, where).toArrow()
-            (dead_letters.replay if replay else dead_letters.discard)(letters)
+            if replay:
+                dead_letters.replay(letters, payload)
+            else:
+                dead_letters.discard(letters)
             return int(letters.num_rows)
+
+    def mend_dead_letter(self, name: str, position: int, payload: bytes) -> None:
+        """Replay one dead letter with another payload.
+
+        Raises:
+            CatalogError: NOT_FOUND: there is no such letter any more.
+        """
+        where = f"position = {position}"
+        if not self.remove_dead_letters(name, where, replay=True, payload=payload):
+            raise no_letter(name, position)
 
     def retire_dead_letters(self, now_s: float) -> int:
         """Drop the dead letters beyond the limits of number and age; return how many.

@@ -23,14 +23,14 @@ class Request:
 
     Attributes:
         number: counts the requests of a storage from 1; the engine answers them in this order.
-        action: add, pause, resume, drop (a view); replay, discard (dead letters); reset (a watermark);
-            rebucket (the storage).
-        name: of the view, pipeline or stream; of the storage's folder for `rebucket`.
-        query: SQL of a view to add; positions of dead letters; the new watermark, empty for none; the new
-            number of buckets.
+        action: add, pause, resume, drop, verify (a view); replay, discard, mend (dead letters); reset (a
+            watermark); rebucket (the storage); pause sink, resume sink, resend sink, drop sink.
+        name: of the view, sink, pipeline or stream; of the storage's folder for `rebucket`.
+        query: SQL of a view to add; positions of dead letters; position and new payload of one to `mend`,
+            as JSON; the new watermark, empty for none; the new number of buckets.
         asked_at: when it was sent, ISO 8601 in UTC.
         state: waiting, done or refused.
-        message: the reason for a refusal.
+        message: the reason for a refusal; what `verify` has found, as JSON.
     """
 
     number: int

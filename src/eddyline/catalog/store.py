@@ -20,7 +20,7 @@ from eddyline.catalog.entries import SINK, Catalog, Entry
 from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, WAITING, Request
 from eddyline.catalog.sqlite import NAME, SqliteDatabase
-from eddyline.errors import StateError, StorageError
+from eddyline.errors import CatalogError, StateError, StorageError
 from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files, damaged
 
@@ -81,6 +81,7 @@ TABLES = (
 COLUMNS = tuple(item.name for item in fields(Entry))
 _DOCUMENTS = ("key", "upstream", "options")
 _FLAGS = ("final",)
+_REQUEST = ", ".join(item.name for item in fields(Request))
 
 # one statement, so that it reads one version of the catalog
 _READ = f"""
@@ -220,8 +221,30 @@ class CatalogStore:
         return self._requests("state = ?", WAITING)
 
     def request(self, number: int) -> Request:
-        """Return a request by its number."""
-        return self._requests("number = ?", number)[0]
+        """Return a request by its number; CatalogError NOT_FOUND if it isn't kept."""
+        found = self._requests("number = ?", number)
+        if not found:
+            raise CatalogError(
+                f"there is no request {number}",
+                condition="NOT_FOUND",
+                hint=f"the last {ANSWERS_KEPT:,} of a storage are kept",
+            )
+        return found[0]
+
+    def requests(self, last: int) -> list[Request]:
+        """Return the last requests, answered or not, the newest first.
+
+        Args:
+            last: how many at most.
+        """
+        if self._unwritten():
+            return []
+        with self.database.transaction(write=False) as execute:
+            rows = execute(
+                f"SELECT {_REQUEST} FROM eddyline_requests WHERE storage = ? ORDER BY number DESC LIMIT ?",
+                [self._storage(), last],
+            )
+        return [Request(*row) for row in rows]
 
     def settle(self, number: int, state: str, message: str = "") -> None:
         """Answer a request, unless it is answered already."""
@@ -238,8 +261,7 @@ class CatalogStore:
     def _requests(self, where: str, value: object) -> list[Request]:
         if self._unwritten():
             return []
-        names = ", ".join(item.name for item in fields(Request))
-        query = f"SELECT {names} FROM eddyline_requests WHERE storage = ? AND {where}"
+        query = f"SELECT {_REQUEST} FROM eddyline_requests WHERE storage = ? AND {where}"
         with self.database.transaction(write=False) as execute:
             rows = execute(f"{query} ORDER BY number", [self._storage(), value])
         return [Request(*row) for row in rows]
@@ -251,7 +273,8 @@ class CatalogStore:
             yield execute
             with storage_errors(self.name):
                 self.files.step("commit", self.name)
-            self.certain = self.certain and not catalog
+            if catalog:  # a request may be answered in another thread meanwhile
+                self.certain = False
         with storage_errors(self.name):
             self.files.step("committed", self.name)
 

@@ -216,9 +216,10 @@ class PipelineStream:
         """Remove dead letters."""
         self._remove(letters, no_records())
 
-    def replay(self, letters: pa.Table) -> None:
-        """Remove dead letters, and put their records back to be retried as untried ones."""
-        self._remove(letters, untried_records(letters) if letters.num_rows else no_records())
+    def replay(self, letters: pa.Table, payload: bytes | None = None) -> None:
+        """Remove dead letters, and put their records, or mended ones, back to be retried as untried ones."""
+        records = untried_records(letters, payload) if letters.num_rows else no_records()
+        self._remove(letters, records)
 
     def _remove(self, letters: pa.Table, retries: pa.Table) -> None:
         if not letters.num_rows:

@@ -72,10 +72,15 @@ def retries_and_letters(
     return retries, letters
 
 
-def untried_records(letters: pa.Table) -> pa.Table:
-    """Return dead letters as records that have not been tried yet."""
+def untried_records(letters: pa.Table, payload: bytes | None = None) -> pa.Table:
+    """Return dead letters as records that have not been tried yet.
+
+    Args:
+        payload: what the records shall hold instead; None: what they held.
+    """
+    mended = None if payload is None else pa.array([payload] * letters.num_rows, pa.binary())
     columns = {
-        PAYLOAD: letters["payload"],
+        PAYLOAD: letters["payload"] if mended is None else mended,
         KEY: letters["key"],
         ATTEMPTS: pa.nulls(letters.num_rows, pa.int32()).fill_null(0),
         POSITION: letters["position"],

@@ -34,8 +34,12 @@ class DeadLetters(Protocol):
     def discard(self, letters: pa.Table) -> None:
         """Drop dead letters for good; `letters` has the schema `LETTERS`."""
 
-    def replay(self, letters: pa.Table) -> None:
-        """Drop dead letters and read their records again; CatalogError if the source can't."""
+    def replay(self, letters: pa.Table, payload: bytes | None = None) -> None:
+        """Drop dead letters and read their records again; CatalogError if the source can't.
+
+        Args:
+            payload: what the records shall hold instead; None: what they held.
+        """
 
 
 def new_letters(
@@ -102,7 +106,7 @@ class Rejects:
             with self._lock:
                 self.log.append_tables([as_operations(letters, DELETE)])
 
-    def replay(self, letters: pa.Table) -> None:
+    def replay(self, letters: pa.Table, payload: bytes | None = None) -> None:
         """Raise CatalogError: the source reads each record only once."""
         raise no_replay(self.stream)
 
