@@ -39,6 +39,12 @@ ANSWERED = [
     "SELECT * FROM by_height",
     "SELECT * FROM top3 ORDER BY name",
     "SELECT team FROM by_team FOR VERSION AS OF {earlier} ORDER BY team",
+    "SELECT id FROM people WHERE name LIKE '%b' AND id < 3",
+    "SELECT id FROM people WHERE name LIKE '_mile'",
+    "SELECT id FROM people WHERE name NOT LIKE '%n%' and team = 'x'",
+    "SELECT id FROM people WHERE team not like 'x'",
+    "SELECT id FROM people WHERE `name`LIKE''",
+    "SELECT id, name FROM people WHERE name <> 'ann and bob' AND name <> 'x' ORDER BY id",
 ]
 FOR_SPARK = [
     "SELECT * FROM people",
@@ -57,6 +63,10 @@ FOR_SPARK = [
     "SELECT * FROM by_ratio",
     "SELECT * FROM nothing",
     "SELECT id FROM people -- WHERE id = 1",
+    "SELECT id FROM people WHERE id LIKE '1%'",
+    "SELECT id FROM people WHERE name LIKE 'a\\_'",
+    "SELECT id FROM people WHERE name LIKE 'a/_' ESCAPE '/'",
+    "SELECT id FROM people WHERE name = 'ann' AND",
 ]
 
 

@@ -1,8 +1,9 @@
 """Simple queries over a stored result, answered from its runs without starting Spark.
 
-Supported is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE column op literal
-AND ...] [ORDER BY columns] [LIMIT n]` over a table or view, as long as the answer is exactly the one
-that Spark gives. Spark answers everything else.
+Supported is `SELECT columns | * | count(*) FROM name [VERSION AS OF epoch] [WHERE conditions] [ORDER BY
+columns] [LIMIT n]` over a table or view, as long as the answer is exactly the one that Spark gives. Spark
+answers everything else. Conditions are joined by AND, each one of `column op literal`, `column [NOT] LIKE
+'pattern'` and `column IS [NOT] NULL`; literals are whole numbers and texts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from eddyline.answers.failing import check_live
 from eddyline.catalog.entries import VIEW, Catalog
 from eddyline.changes import WEIGHT, Epoch
+from eddyline.errors import QueryError
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import ROWS
 from eddyline.state.runs import Run, read_run
@@ -43,9 +45,11 @@ _QUERY = re.compile(
 )
 _CONDITION = re.compile(
     rf"""\s* (?P<name>{_NAME}) \s* (?: (?P<op><=|>=|<>|!=|=|<|>) \s*
-    (?: (?P<number>-?\d{{1,18}}) | '(?P<text>[^'\\]*)' ) | (?P<null>IS\s+(?:NOT\s+)?NULL) ) \s*""",
+    (?: (?P<number>-?\d{{1,18}}) | '(?P<text>[^'\\]*)' ) | (?P<null>IS\s+(?:NOT\s+)?NULL)
+    | (?<=[\s`]) (?P<not>NOT\s+)? LIKE \s* '(?P<like>[^'\\]*)' ) \s*""",
     re.IGNORECASE | re.VERBOSE,
 )
+_AND = re.compile(r"(?<=\s)AND\s+", re.IGNORECASE)
 _WORDS = frozenset(
     {
         "select",
@@ -223,10 +227,14 @@ def _codes(column: pa.ChunkedArray) -> pa.Array:
 def _conditions(text: str | None) -> list[re.Match[str]]:
     if text is None:
         return []
-    found = [_CONDITION.fullmatch(part) for part in re.split(r"\s+and\s+", text, flags=re.I)]
-    if not all(found):
-        raise _NeedsSpark
-    return [one for one in found if one is not None]
+    found, place = [], 0
+    while (one := _CONDITION.match(text, place)) is not None:
+        found.append(one)
+        if one.end() == len(text):
+            return found
+        follows = _AND.match(text, one.end())
+        place = follows.end() if follows is not None else len(text)
+    raise _NeedsSpark
 
 
 def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) -> pa.Table:
@@ -234,6 +242,11 @@ def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) 
     if condition["null"]:
         wanted = pc.is_valid if "NOT" in condition["null"].upper() else pc.is_null
         return rows.filter(wanted(column))
+    if condition["like"] is not None:
+        if not pa.types.is_string(column.type):
+            raise _NeedsSpark
+        like = pc.match_like(column, condition["like"])
+        return rows.filter(pc.fill_null(pc.invert(like) if condition["not"] else like, False))
     if condition["number"] is not None and pa.types.is_integer(column.type):
         column, value = column.cast(pa.int64()), pa.scalar(int(condition["number"]), pa.int64())
     elif condition["text"] is not None and pa.types.is_string(column.type):
@@ -241,6 +254,34 @@ def _restricted(rows: pa.Table, names: Sequence[str], condition: re.Match[str]) 
     else:
         raise _NeedsSpark  # Spark would cast one side
     return rows.filter(pc.fill_null(_OPERATIONS[condition["op"]](column, value), False))
+
+
+def filtered(rows: pa.Table, conditions: str) -> pa.Table:
+    """Return the rows of a table that meet conditions, as Spark would.
+
+    Args:
+        conditions: what may stand after WHERE.
+
+    Raises:
+        QueryError: NEEDS_SPARK: only Spark understands them.
+
+    Example:
+        >>> filtered(pa.table({"n": [1, 2, 3]}), "n >= 2").to_pydict()
+        {'n': [2, 3]}
+    """
+    names = rows.column_names
+    found = rows.rename_columns([f"c{place}" for place in range(len(names))])
+    try:
+        for condition in _conditions(conditions):
+            found = _restricted(found, names, condition)
+    except _NeedsSpark:
+        raise QueryError(
+            "these conditions are none that are answered without Spark: column = 'text', column > 5, "
+            "column LIKE '%text%', column IS NULL, joined by AND, on columns of texts and whole numbers",
+            condition="NEEDS_SPARK",
+            hint="ask with `eddyline sql` or engine.sql, which start Spark",
+        ) from None
+    return found.rename_columns(names)
 
 
 @dataclass(frozen=True, slots=True)
