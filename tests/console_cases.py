@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from pyspark import cloudpickle
+
 import eddyline as el
+from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import DataQueue
+from eddyline.storage.files import Files
 
 EVIL = "<script>window.pwned = 1</script>\"'&</td>"
 EVIL_NAME = "evil <b>\"'& view"
 TOKEN = "correct-horse-battery"
 ROWS = 10_000
+PIPELINE = "p/1 <b>"
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import tests
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -50,4 +60,26 @@ def hostile_shop(storage: str) -> el.Engine:
     engine.advance()
     orders.insert([(0, "de")])  # a view fails on it
     engine.advance()
+    return engine
+
+
+def acting_shop(root: Path) -> el.Engine:
+    """A running engine with views, a sink, and a pipeline with dead letters of hostile payloads."""
+    engine = el.Engine(str(root / "shop"))
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    engine.view("by_country", "SELECT country, count(*) AS n FROM orders GROUP BY country")
+    engine.view(EVIL_NAME, "SELECT country FROM orders")
+    engine.sink("copy <b>", "by_country", "jsonl", path=str(root / "copy"))
+    orders.insert([(1, "de"), (2, "fr"), (3, EVIL)])
+
+    def parse(record: dict[str, Any]) -> dict[str, int]:
+        return {"n": int(record["payload"].decode())}
+
+    queue = DataQueue(LogBackend(Files(str(root / "queue"))))
+    made = engine.pipeline(PIPELINE, queue, lanes=1).bolt(parse, max_attempts=1, retry_delay=0.0)
+    made.into("numbers", "n BIGINT")
+    engine.view("total", "SELECT sum(n) AS n FROM numbers")
+    queue.put([b"1", EVIL.encode(), b"one\ntwo", b"\xff\x00", b"gone"])
+    engine.advance()
+    engine.start()
     return engine

@@ -7,7 +7,7 @@ import html
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import eddyline as el
-from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, ask, hostile_shop
+from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, acting_shop, ask, hostile_shop
 from eddyline.options import Options
 from eddyline_apps.processes import free_port
 
@@ -172,16 +172,20 @@ class Browser:
     def open(self, address: str, **settings: Any) -> Iterator[Any]:
         """Open a page in a window of its own, and wait until it is live."""
         context = self.window(**settings)
-        shown = context.new_page()
-        shown.on("console", lambda line: self.complain(line.type, line.text))
-        shown.on("pageerror", lambda error: self.complain("error", str(error)))
-        shown.on("dialog", lambda dialog: self.complain("error", f"a dialog: {dialog.message}"))
+        shown = self.watched(context.new_page())
         shown.goto(address)
         shown.locator("#connection", has_text="live").wait_for()
         try:
             yield shown
         finally:
             context.close()
+
+    def watched(self, shown: Any) -> Any:
+        """Return a page of whose complaints this browser takes note."""
+        shown.on("console", lambda line: self.complain(line.type, line.text))
+        shown.on("pageerror", lambda error: self.complain("error", str(error)))
+        shown.on("dialog", lambda dialog: self.complain("error", f"a dialog: {dialog.message}"))
+        return shown
 
     def complain(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
@@ -307,6 +311,110 @@ def test_the_token_is_asked_for_in_a_form(browser, engine, monkeypatch):
         shown.locator("#connection", has_text="live").wait_for()
         assert shown.locator("h1").inner_text() == "by_country"
         context.close()
+
+
+def test_the_slider_travels_over_epochs_and_the_filter_stays(browser, engine, url):
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    orders.upsert([(-9, "gone")])
+    earlier = engine.advance()
+    orders.delete([(-9, "gone")])
+    last = engine.advance()
+    address = f"{url}/views/by_country?" + urlencode({"where": "country <> 'fr'"})
+    with browser.open(address) as shown:
+        cells = shown.locator("#live tbody")
+        shown.get_by_text(f"epoch {last}", exact=False).first.wait_for()
+        assert "fr" not in cells.inner_text()
+        slider = shown.get_by_label("Epoch", exact=True)
+        slider.wait_for()
+        slider.focus()
+        shown.keyboard.press("ArrowLeft")
+        cells.get_by_text("gone").wait_for()
+        assert slider.evaluate("one => document.activeElement === one")
+        assert slider.get_attribute("aria-valuetext").startswith(f"epoch {earlier}, 2")
+        assert f"epoch={earlier}" in shown.url
+        assert "fr" not in cells.inner_text()
+        picture(shown, "view-epochs")
+        shown.keyboard.press("End")
+        shown.locator("#live small", has_text="live").wait_for()
+        assert "epoch=" not in shown.url
+        orders.upsert([(-9, "again")])  # and it follows again
+        engine.advance()
+        cells.get_by_text("again").wait_for()
+        shown.get_by_role("textbox", name="Rows where").fill(f"country = '{EVIL[:9]}")
+        shown.keyboard.press("Enter")
+        shown.get_by_role("alert").get_by_text("NEEDS_SPARK").wait_for()
+        assert shown.evaluate("window.pwned") is None
+    orders.delete([(-9, "again")])
+    engine.advance()
+
+
+@pytest.fixture(scope="module")
+def acting(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
+    with acting_shop(tmp_path_factory.mktemp("acting")) as engine:
+        yield engine
+
+
+def test_actions_are_asked_for_and_their_outcome_is_shown(browser, acting, monkeypatch):
+    monkeypatch.setenv("CONSOLE_TOKEN", TOKEN)
+    with (
+        Console(acting.files, Options(), token="${env:CONSOLE_TOKEN}") as console,
+        closing(browser.window()) as context,
+    ):
+        shown = browser.watched(context.new_page())
+        shown.goto(f"{console.url}/views/{quote(EVIL_NAME)}")
+        shown.get_by_label("Token of this console").fill(TOKEN)
+        shown.keyboard.press("Enter")
+        asked = shown.locator("#asked")
+
+        def press(name: str, outcome: str) -> None:
+            button = shown.get_by_role("button", name=name).first
+            button.focus()
+            before = shown.url
+            shown.keyboard.press("Enter")
+            shown.wait_for_url(lambda address: address != before)  # it names the request
+            asked.get_by_text(outcome).wait_for()
+
+        press("Pause this view", "done")
+        shown.locator("#live .state.paused").wait_for()
+        press("Resume this view", "done")
+        shown.locator("#live .state.live").wait_for()
+        press("Verify", "equal to the same SQL run offline")
+        assert asked.locator("td").all_inner_texts()[:4] == [EVIL_NAME, "3", "3", "yes"]
+        picture(shown, "view-actions")
+
+        shown.goto(f"{console.url}/sinks")
+        press("Pause sink copy <b>", "done")
+        shown.locator("#live .state.paused").wait_for()
+        press("Resume sink copy <b>", "done")
+        press("Resend sink copy <b>", "done")
+
+        shown.goto(f"{console.url}/deadletters")
+        assert EVIL in shown.locator("#live code").all_inner_texts()
+        shown.locator("#live tr", has_text="two").get_by_role("link").click()
+        shown.locator("summary", has_text="Edit and replay").press("Enter")
+        mended = shown.get_by_label("Payload to read instead")
+        assert mended.input_value() == "one\ntwo"
+        picture(shown, "letter")
+        mended.fill("40")
+        shown.get_by_role("button", name="Replay the edited record").press("Enter")
+        asked.get_by_text("done").wait_for()
+        shown.goto(f"{console.url}/views/total")
+        shown.locator("#live td", has_text="41").first.wait_for()
+
+        shown.goto(f"{console.url}/deadletters")
+        shown.locator("#live tr", has_text="gone").get_by_role("link").click()
+        assert not shown.get_by_role("button", name="Drop").is_visible()
+        shown.locator("summary", has_text="Drop").press("Enter")
+        shown.get_by_role("button", name="Drop").press("Enter")
+        asked.get_by_text("done").wait_for()
+        shown.locator("#live tr", has_text="gone").wait_for(state="detached")
+
+        shown.set_viewport_size({"width": 360, "height": 740})
+        letter = shown.locator("#live tbody a").first.get_attribute("href")
+        for path in (f"/views/{quote(EVIL_NAME)}", "/sinks", "/deadletters", letter, "/requests"):
+            shown.goto(console.url + path)
+            assert shown.evaluate("document.documentElement.scrollWidth") <= 360, path
+            assert shown.evaluate("window.pwned") is None
 
 
 def test_light_and_dark_follow_the_system(browser, url):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import tarfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlparse
 
 import pytest
 
 from console_cases import ask, document
 from eddyline.options import Options
+from eddyline.state.manifest import last_committed, manifest_name
 from eddyline.storage.files import Files
 
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
@@ -99,3 +101,52 @@ def test_streams_pipelines_and_dead_letters_are_counted(stored):
     moment = datetime.fromisoformat("2026-01-01T00:06:10+00:00").timestamp()
     assert f'eddyline_watermark_timestamp_seconds{{source="hits"}} {moment:.8e}' in metrics
     assert "paused since" in ask(url, "/tasks")[2].decode()
+
+
+@pytest.mark.parametrize("stored", ["v2"], indirect=True)
+def test_letters_and_epochs_are_shown_and_nothing_is_asked_for(stored):
+    url, _ = stored
+    letters = document(url, "/api/deadletters")["letters"]
+    assert letters
+    for letter in letters:
+        path = f"/deadletters/{quote(letter['source'])}/{letter['position']}"
+        assert document(url, f"/api{path}") == letter
+        status, _, body = ask(url, path)
+        assert (status, b'method="post"' in body) == (200, False)
+    last = document(url, "/api/status")["epoch"]
+    for view in document(url, "/api/views")["views"]:
+        epochs = document(url, f"/api/views/{quote(view['name'])}/epochs")["epochs"]
+        assert [one["epoch"] for one in epochs][-1:] == [last]
+    assert document(url, "/api/requests") == {"requests": []}
+    assert document(url, "/api/profile")["epochs"][-1] == last
+    assert document(url, "/api/settings")["console"]["actions"] == []
+
+
+def test_answers_that_are_kept_are_those_of_the_last_epoch_at_once(tmp_path):
+    with tarfile.open(STORED / "v3.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    files = Files(str(tmp_path / "v3" / "storage"))
+    last = last_committed(files).epoch
+    manifest = Path(files.path(manifest_name(last)))
+    manifest.rename(tmp_path / "away")  # as if it were not committed yet
+    with Console(files, Options()) as console:
+        url = console.url
+        events = http.client.HTTPConnection(urlparse(url).netloc, timeout=60)
+        events.request("GET", f"/api/views/totals/changes?after={last - 1}")
+        stream = events.getresponse()
+        assert stream.readline() == f"id: {last - 1}\n".encode()
+        rows = ("/api/views/totals", "/views/totals")
+        before = [ask(url, path)[2] for path in rows]
+        kept = [ask(url, path)[2] for path in rows]
+        assert kept == before
+        (tmp_path / "away").rename(manifest)
+        after = [ask(url, path)[2] for path in rows]
+        assert json.loads(before[0])["epoch"] == last - 1
+        assert json.loads(after[0])["epoch"] == last
+        assert len(json.loads(after[0])["rows"]) > len(json.loads(before[0])["rows"])
+        assert f"as of epoch {last}" in after[1].decode()
+        lines = [stream.readline().decode().rstrip() for _ in range(10)]
+        events.close()
+    assert [line for line in lines if line.startswith("event")] == [
+        *("event: epoch", "event: changes", "event: epoch"),
+    ]

@@ -62,6 +62,7 @@ CONDITIONS: dict[str, Condition] = {
     "NOT_STORED": Condition(USER, False, "The rows of a stream are kept as a log, which only an engine reads. Use `engine.sql`, or create a view over the stream and read that."),
     "NO_PLAN": Condition(USER, False, "A stream of Spark is read as it comes, and has no plan to explain. Explain a view that reads it."),
     "NO_PRIMARY_KEY": Condition(USER, False, "Upserts and deletes by key need a table with a primary key. Give it one when creating it."),
+    "READ_ONLY": Condition(USER, False, "The console only shows. Start it with a token and without `--read-only`, or use the command line."),
     "STILL_FED": Condition(USER, False, "A pipeline writes into this stream. Drop the pipeline first."),
     "BEING_ALTERED": Condition(ENVIRONMENT, True, "A DataFrame was written into a table while ALTER TABLE changed it. Nothing was inserted; write again."),
     "NOT_ALTERABLE": Condition(USER, False, "This column of a stream can't be changed in this way: it is the event time or the time of receipt, or a DataFrame, a pipeline or a table of another system gives it. Create a second stream, and a view that unites both."),
@@ -246,6 +247,20 @@ class QueueError(EddylineError):
 
 class QueueFullError(QueueError):
     """A data queue has reached its limit: the consumer is slower than the producers."""
+
+
+EXTRAS = {
+    "delta": ("deltalake",),
+    "kafka": ("confluent_kafka",),
+    "postgres": ("psycopg",),
+    "http": ("starlette", "uvicorn"),
+    "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
+    "pipelines": ("yaml",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "lineage": ("openlineage.client",),
+    "completion": ("shtab",),
+}
+"""The modules of each extra of the package."""
 
 
 def missing_package(what: str, package: str, extra: str) -> EngineError:

@@ -23,6 +23,9 @@ def add_to(commands: Commands) -> None:
         metavar="REFERENCE",
         help="what requests have to send: ${env:NAME} or ${file:PATH}; other addresses need one",
     )
+    parser.add_argument(
+        "--read-only", action="store_true", help="allow no actions, even with a token"
+    )
     add_storage(parser)
 
 
@@ -34,7 +37,14 @@ def _console(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     files, options = Files(existing(args.storage)), Options.from_environment()
     with (
-        Console(files, options, host=args.host, port=args.port, token=args.token) as console,
+        Console(
+            files,
+            options,
+            host=args.host,
+            port=args.port,
+            token=args.token,
+            read_only=args.read_only,
+        ) as console,
         suppress(KeyboardInterrupt),
     ):
         print(console.url, flush=True)

@@ -19,23 +19,12 @@ from pathlib import Path
 from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.output import add_format, show_rows
 from eddyline.cli.text import size
+from eddyline.errors import EXTRAS
 from eddyline.spark.java import ADVICE, VERSION_MIN, bundled_java, found_java
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
 FREE_BYTES_MIN = 1 << 30
 MEMORY_BYTES_MIN = 2 << 30
-EXTRAS = {
-    "delta": ("deltalake",),
-    "kafka": ("confluent_kafka",),
-    "postgres": ("psycopg",),
-    "http": ("starlette", "uvicorn"),
-    "console": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
-    "pipelines": ("yaml",),
-    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-    "lineage": ("openlineage.client",),
-    "completion": ("shtab",),
-}
-"""The modules of each extra of the package."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import wraps
+from datetime import UTC, datetime
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -20,15 +21,18 @@ from eddyline.answers.dead_letters import DeadLetter
 from eddyline.answers.quick import Answer
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.console.actions import SHOWN, Actions, request_json
 from eddyline.console.events import Hub
 from eddyline.console.graph import make_graph
 from eddyline.console.guard import STRANGER, failure, limited_body
 from eddyline.console.metrics import CONTENT_TYPE, metrics_text
 from eddyline.console.observer import QUERY_ROWS, Observer, Rows
 from eddyline.console.openapi import openapi
+from eddyline.console.posted import Posted, posted
+from eddyline.console.settings import Settings
 from eddyline.console.tally import Tally, streaming_progress
 from eddyline.console.values import as_json
-from eddyline.errors import BUG, USER, EddylineError
+from eddyline.errors import BUG, USER, EddylineError, EngineError
 
 ARROW = "application/vnd.apache.arrow.stream"
 ROWS_DEFAULT, ROWS_MAX = 100, 10_000
@@ -36,6 +40,8 @@ LETTERS_MAX = 1000
 READY_S = 60.0
 STATUS = {
     "NOT_FOUND": 404,
+    "READ_ONLY": 403,
+    "NO_REPLAY": 409,
     "NO_STORAGE": 503,
     "NOT_STORED": 409,
     "VIEW_FAILING": 409,
@@ -90,9 +96,13 @@ class Api:
         hub: Hub,
         registry: CollectorRegistry,
         limiter: CapacityLimiter,
+        actions: Actions,
+        settings: Settings,
         explain: Explain | None = None,
     ) -> None:
         self.observer = observer
+        self.actions = actions
+        self.settings = settings
         self.tally = tally
         self.hub = hub
         self.explain = explain
@@ -109,11 +119,17 @@ class Api:
             "/api/views": self.views,
             "/api/views/{name:path}/changes": self.changes,
             "/api/views/{name:path}/plan": self.plan,
+            "/api/views/{name:path}/epochs": self.epochs,
             "/api/views/{name:path}": self.view,
             "/api/sources": self.sources,
             "/api/sinks": self.sinks,
             "/api/pipelines": self.pipelines,
             "/api/deadletters": self.deadletters,
+            "/api/deadletters/{source:path}/{position:int}": self.deadletter,
+            "/api/requests": self.requests,
+            "/api/requests/{number:int}": self.request,
+            "/api/profile": self.profile,
+            "/api/settings": self.shown_settings,
             "/api/tasks": self.tasks,
             "/api/graph": self.graph,
             "/api/progress": self.progress,
@@ -121,11 +137,22 @@ class Api:
             "/api/openapi.json": self.openapi,
         }
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in given.items()]
-        return [*routes, Route("/api/query", self.query, methods=["POST"])]
+        acts = [
+            Route(f"/api{one.path}", partial(self.act, one), methods=["POST"]) for one in posted()
+        ]
+        return [*acts, *routes, Route("/api/query", self.query, methods=["POST"])]
 
     async def run(self, read: Callable[[], T]) -> T:
         """Run a function that reads the storage in a thread."""
         return await to_thread.run_sync(read, limiter=self._limiter)
+
+    async def answered(self, key: str, make: Callable[[], tuple[T, bytes]]) -> tuple[T, bytes]:
+        """Return an answer that is kept, at once; else make it in a thread; see `Observer.answered`."""
+        known = self.observer.remembered(key)
+        if known is not None:
+            found: tuple[T, bytes] = known
+            return found
+        return await self.run(lambda: self.observer.answered(key, make))
 
     async def health(self, _: Request) -> Response:
         """Answer while the console runs."""
@@ -196,9 +223,10 @@ class Api:
             raise wrong_argument("limit", limit, f"give at most {ROWS_MAX}, and an offset")
         known = None if epoch < 0 else epoch
         last_good = request.query_params.get("last_good") == "1"
+        where = request.query_params.get("where", "")
 
         def read() -> tuple[Rows, bytes]:
-            rows = self.observer.rows(name, known, last_good=last_good)
+            rows = self.observer.rows(name, known, last_good=last_good, where=where)
             part = rows.table.slice(offset, None if limit < 0 else limit)
             if arrow:
                 return rows, _ipc(part)
@@ -213,7 +241,8 @@ class Api:
             start = json.dumps(head, ensure_ascii=False)[:-1]
             return rows, f'{start}, "rows": [{",".join(as_json(part))}]}}'.encode()
 
-        rows, body = await self.run(read)
+        key = f"{'arrow' if arrow else 'json'} {request.url.path}?{request.url.query}"
+        rows, body = await self.answered(key, read)
         answer = Response(body, media_type=ARROW if arrow else "application/json")
         answer.headers["Eddyline-Epoch"] = str(rows.epoch)
         return answer
@@ -227,6 +256,52 @@ class Api:
     def plan_of(self, entry: Entry) -> str | None:
         """Return the plan of a view as text; None if it isn't known here."""
         return self.explain(entry) if self.explain is not None and entry.kind == VIEW else None
+
+    @_guarded
+    async def epochs(self, request: Request) -> Response:
+        """Answer with the retained epochs of which a table or view has rows."""
+        name = request.path_params["name"]
+        found = await self.run(lambda: self.observer.epochs(name))
+        epochs = [{"epoch": epoch, "committed_at": moment(at)} for epoch, at in found]
+        return JSONResponse({"view": name, "epochs": epochs})
+
+    @_guarded
+    async def profile(self, _: Request) -> Response:
+        """Answer with what views and operators have spent time on in the last epochs."""
+        epochs, spent = await self.run(self.observer.profile)
+        return JSONResponse({"epochs": epochs, "spent": [asdict(one) for one in spent]})
+
+    @_guarded
+    async def shown_settings(self, _: Request) -> Response:
+        """Answer with the settings of the console and its storage, without secrets."""
+        return JSONResponse(await self.run(self.settings.document))
+
+    @_guarded
+    async def requests(self, request: Request) -> Response:
+        """Answer with the last requests to the engine, the newest first."""
+        last = number_of(request, "last", SHOWN)
+        found = await self.run(lambda: self.actions.requests(max(last, 1)))
+        return JSONResponse({"requests": [request_json(one) for one in found]})
+
+    @_guarded
+    async def request(self, request: Request) -> Response:
+        """Answer with one request to the engine, and its outcome."""
+        number = request.path_params["number"]
+        return JSONResponse(request_json(await self.run(lambda: self.actions.request(number))))
+
+    async def act(self, one: Posted, request: Request) -> Response:
+        """Ask the engine for something; the answer is the request, whose outcome comes later."""
+        try:
+            self.actions.check()
+            body = await limited_body(request)
+            if body is None:
+                return failure(413, "TOO_LARGE", "the request is too long", "shorten it")
+            fields = _fields(body, one)
+            asked = await self.run(lambda: one.ask(self.actions, request, fields))
+        except EddylineError as error:
+            return error_response(error)
+        where = {"Location": f"/api/requests/{asked.number}"}
+        return JSONResponse(request_json(asked), 202, where)
 
     @_guarded
     async def changes(self, request: Request) -> Response:
@@ -266,6 +341,13 @@ class Api:
         letters = await self.run(lambda: self.observer.letters(source))
         found = [letter_json(letter) for letter in letters[:LETTERS_MAX]]
         return JSONResponse({"total": len(letters), "letters": found})
+
+    @_guarded
+    async def deadletter(self, request: Request) -> Response:
+        """Answer with one dead letter."""
+        source, position = request.path_params["source"], request.path_params["position"]
+        letter = await self.run(lambda: self.observer.letter(source, position))
+        return JSONResponse(letter_json(letter))
 
     @_guarded
     async def tasks(self, _: Request) -> Response:
@@ -352,11 +434,38 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
 def number_of(request: Request, name: str, default: int) -> int:
     """Return a parameter of the query; BAD_OPTION if it isn't a whole number from 0 on."""
     given = request.query_params.get(name)
-    if given is None:
+    if not given:  # a form's field that is empty
         return default
     if not (given.isascii() and given.isdigit()) or len(given) > 15:
         raise wrong_argument(name, given, "give a whole number from 0 on")
     return int(given)
+
+
+def moment(seconds: float) -> str | None:
+    """Return a time in seconds since 1970 as ISO 8601 in UTC; None for 0, which is unknown."""
+    return (
+        datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
+    )
+
+
+def _fields(body: bytes, one: Posted) -> dict[str, str]:
+    """Return the fields of an action's JSON; BAD_OPTION if it has others, or no texts."""
+    try:
+        found = json.loads(body or b"{}")
+    except ValueError:
+        found = None
+    if (
+        not isinstance(found, dict)
+        or found.keys() - set(one.fields)
+        or not all(isinstance(value, str) for value in found.values())
+    ):
+        known = ", ".join(one.fields) or "none"
+        raise EngineError(
+            "the request is no JSON object of the action's fields, which are texts",
+            condition="BAD_OPTION",
+            hint=f"fields: {known}",
+        )
+    return found
 
 
 def _ipc(rows: pa.Table) -> bytes:

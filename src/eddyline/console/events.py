@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ POLL_S = 0.2
 PING_S = 15.0
 ROWS_MAX = 1000
 """The changes in one event; an epoch with more comes in several, of which only the last has the id."""
+PART_BYTES = 1 << 16
+"""Events of fewer bytes are sent together."""
 CACHED = 64
 CACHED_ROWS = 5000
 
@@ -93,7 +95,6 @@ class Hub:
             else:
                 for one in found:
                     yield one
-                yield event("epoch", {"epoch": epoch}, epoch)
             start = epoch
 
     async def _committed(self, after: int) -> AsyncIterator[int | None]:
@@ -121,7 +122,10 @@ class Hub:
             self.subscribers -= 1
 
     async def _events_of(self, key: Key) -> list[bytes]:
-        """Return the events with the changes between two epochs; many subscribers share them."""
+        """Return the events with the changes between two epochs, and `epoch`, in few parts.
+
+        Many subscribers share them; each part is one call of the server.
+        """
         if (known := self._events.get(key)) is not None:
             return known
         lock = self._reading.setdefault(key, asyncio.Lock())
@@ -144,7 +148,26 @@ class Hub:
         _, epochs = self._observer.changes(name, after)
         chosen = [one for one in epochs if one.epoch <= until]
         events = [made for one in chosen for made in events_of_epoch(one, texts=texts)]
-        return events, sum(one.table.num_rows for one in chosen)
+        events.append(event("epoch", {"epoch": until}, until))
+        return joined(events), sum(one.table.num_rows for one in chosen)
+
+
+def joined(events: Sequence[bytes]) -> list[bytes]:
+    """Return events, those that follow each other put together up to `PART_BYTES`.
+
+    Example:
+        >>> joined([b"a", b"b" * PART_BYTES, b"c", b"d"])[-1]
+        b'cd'
+    """
+    parts: list[list[bytes]] = []
+    size = PART_BYTES
+    for one in events:
+        if size + len(one) > PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += len(one)
+    return [b"".join(part) for part in parts]
 
 
 def events_of_epoch(rows: EpochRows, *, texts: bool) -> list[bytes]:

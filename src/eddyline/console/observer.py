@@ -7,15 +7,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from eddyline.answers.changed import changed_runs, epoch_changes
 from eddyline.answers.changelog import RETRACT
-from eddyline.answers.dead_letters import DeadLetter, list_letters
-from eddyline.answers.quick import Answer, quick_answer
+from eddyline.answers.dead_letters import DeadLetter, can_replay, find_letter, list_letters
+from eddyline.answers.profile import Spent, profile
+from eddyline.answers.quick import Answer, filtered, quick_answer
 from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import Relation, Snapshot, check_stored
@@ -23,11 +24,17 @@ from eddyline.answers.tasks import Task, list_tasks, stored_catalog
 from eddyline.catalog.entries import DEAD, PIPELINE, Catalog, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import QueryError
+from eddyline.errors import EddylineError, QueryError
 from eddyline.pipelines.outcomes import stored_status
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.leases import pinned
-from eddyline.state.manifest import FOLDER, Manifest, committed_epochs, last_committed
+from eddyline.state.manifest import (
+    FOLDER,
+    Manifest,
+    committed_at,
+    committed_epochs,
+    last_committed,
+)
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 from eddyline.storage.lock import in_use
@@ -37,6 +44,10 @@ FRESH_S = 1.0
 CACHED_VIEWS = 8
 CACHED_BYTES = 64 << 20
 """A view of more bytes is read anew for each request."""
+ANSWERS, ANSWER_BYTES = 64, 1 << 18
+"""How many answers are kept, and of how many bytes each may be."""
+PROFILED = 16
+"""The last epochs whose costs are shown."""
 QUERY_ROWS = 1000
 """The rows of a query's result that are returned."""
 
@@ -49,12 +60,14 @@ class Rows:
 
     Attributes:
         ordered: whether the view has an ORDER BY, which this order is not: only an engine applies it.
+        committed_at: when the epoch was committed, in seconds since 1970; 0 if unknown.
     """
 
     name: str
     epoch: Epoch
     table: pa.Table
     ordered: bool
+    committed_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,8 @@ class Observer:
         self._seen: tuple[tuple[int, ...], float] = ((), 0.0)
         self._fresh: dict[str, tuple[float, tuple[Catalog, Manifest], Any]] = {}
         self._views: OrderedDict[tuple[str, int], Rows] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[float, tuple[Catalog, Manifest], Any]] = OrderedDict()
+        self._committed: dict[Epoch, float] = {}
         self.now()
 
     def now(self) -> tuple[Catalog, Manifest]:
@@ -131,6 +146,37 @@ class Observer:
         found: T = known[2]
         return found
 
+    def answered(self, key: str, make: Callable[[], tuple[T, bytes]]) -> tuple[T, bytes]:
+        """Return an answer, at most `FRESH_S` old and of the last epoch and catalog.
+
+        Many browsers ask for the same after each epoch. The last small answers are kept.
+
+        Args:
+            key: what was asked for, with all that the answer depends on beside the storage.
+            make: makes the answer: its body, and what is known of it.
+        """
+        now, clock = self.now(), time.monotonic()
+        known = self._answers.get(key)
+        if known is not None and known[1] is now and clock - known[0] <= FRESH_S:
+            found: tuple[T, bytes] = known[2]
+            return found
+        found = make()
+        if len(found[1]) <= ANSWER_BYTES:
+            with self._lock:
+                self._answers[key] = (clock, now, found)
+                self._answers.move_to_end(key)
+                while len(self._answers) > ANSWERS:
+                    self._answers.popitem(last=False)
+        return found
+
+    def remembered(self, key: str) -> Any:
+        """Return an answer that `answered` would return without making it; else None. It waits for no other thread."""
+        seen, clock = self._seen, time.monotonic()  # before `_now`, which is set first
+        now, known = self._now, self._answers.get(key)
+        if known is None or known[1] is not now or clock - min(known[0], seen[1]) > FRESH_S:
+            return None
+        return known[2] if self._stamp() == seen[0] else None
+
     def status(self) -> dict[str, Any]:
         """Return the status of the storage, as `Engine.status`.
 
@@ -169,21 +215,41 @@ class Observer:
         """Return the dead letters of a pipeline or stream, or of all, the newest first."""
         return list_letters(self._store, source)
 
+    def dead_letters(self) -> dict[str, int]:
+        """Return how many dead letters each pipeline and stream has."""
+        found: dict[str, int] = self.status()["dead_letters"]
+        return found
+
+    def letter(self, source: str, position: int) -> DeadLetter:
+        """Return one dead letter; CatalogError NOT_FOUND if there is none at this position."""
+        return find_letter(self._store, source, position)
+
+    def can_replay(self, source: str) -> bool:
+        """Return whether the records of a source's dead letters can be read again."""
+        return can_replay(self._store, source)
+
     def entry(self, name: str) -> Entry:
         """Return a definition; CatalogError NOT_FOUND if there is none."""
         return self.now()[0].get(name)
 
-    def rows(self, name: str, epoch: int | None = None, *, last_good: bool = False) -> Rows:
+    def rows(
+        self, name: str, epoch: int | None = None, *, last_good: bool = False, where: str = ""
+    ) -> Rows:
         """Return the rows of a table or view as of an epoch; None for the last one.
 
         Args:
             last_good: return the rows of its last good epoch for a view that is set aside.
+            where: only the rows that meet these conditions; see `answers.quick`.
 
         Raises:
+            QueryError: NEEDS_SPARK: only Spark understands the conditions.
             CatalogError: NOT_FOUND, NOT_STORED.
             StateError: NO_SUCH_EPOCH: the epoch isn't retained, or the view was made later.
             EngineError: VIEW_FAILING: the view is set aside in that epoch.
         """
+        if where.strip():
+            every = self.rows(name, epoch, last_good=last_good)
+            return replace(every, table=filtered(every.table, where))
         catalog, now = self.now()
         entry = catalog.get(name)
         check_stored(entry)
@@ -202,13 +268,35 @@ class Observer:
             batches = [b for part in snapshot.parts() for b in part.batches(kinds)]
         table = pa.Table.from_batches(batches, kinds).rename_columns(entry.columns.names)
         ordered = entry.sorts != []
-        found = Rows(entry.name, then.epoch, table, ordered)
+        found = Rows(entry.name, then.epoch, table, ordered, then.committed_at / 1e6)
         if table.nbytes <= CACHED_BYTES and not failing:
             with self._lock:
                 self._views[entry.id, then.epoch] = found
                 while len(self._views) > CACHED_VIEWS:
                     self._views.popitem(last=False)
         return found
+
+    def epochs(self, name: str) -> list[tuple[Epoch, float]]:
+        """Return the retained epochs of which a table or view has rows, and when each was committed.
+
+        Times are seconds since 1970, 0 where unknown. Each manifest is read once.
+
+        Raises:
+            CatalogError: NOT_FOUND, NOT_STORED.
+        """
+        entry = self.checked(name)
+        known, kept = self._committed, {}
+        for epoch in committed_epochs(self.files):
+            try:
+                kept[epoch] = known.get(epoch) or committed_at(self.files, epoch) / 1e6
+            except EddylineError:
+                continue  # it has just been retired
+        self._committed = kept
+        return [(epoch, at) for epoch, at in kept.items() if epoch >= entry.since]
+
+    def profile(self) -> tuple[list[Epoch], list[Spent]]:
+        """Return the last epochs, and what views and operators have done in them; see `answers.profile`."""
+        return self._cached("profile", lambda: profile(self.files, self.now()[0], PROFILED))
 
     def changes(self, name: str, after: int) -> tuple[Epoch, list[EpochRows]]:
         """Return the changes of a table or view after an epoch, and the last committed epoch.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from eddyline.console.posted import Posted, posted
 
 VERSION = "1"
 """Raised when something is removed or changes its meaning; more may be added at any time."""
 
-_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+def _in_path(name: str, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": kind}}
+
+
+_NAME, _SOURCE = _in_path("name"), _in_path("source")
+_POSITION, _NUMBER = _in_path("position", "integer"), _in_path("number", "integer")
 
 
 def _parameter(name: str, text: str, kind: str = "integer") -> dict[str, Any]:
@@ -32,6 +41,9 @@ _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
             _parameter("limit", "number of rows: 100, at most 10000; Arrow: all"),
             _parameter("offset", "number of rows to skip"),
             _parameter("epoch", "a retained epoch; without: the last one"),
+            _parameter(
+                "where", "only rows that meet these conditions, as /api/query takes them", "string"
+            ),
             _parameter("last_good", "1: a failing view gives the rows of its last good epoch"),
         ],
         "application/json",
@@ -46,12 +58,42 @@ _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         [_NAME],
         "application/json",
     ),
+    "/api/views/{name}/epochs": (
+        "the retained epochs of which a table or view has rows, and when each was committed",
+        [_NAME],
+        "application/json",
+    ),
     "/api/sources": ("tables and streams", [], "application/json"),
     "/api/sinks": ("sinks, and how far they are", [], "application/json"),
     "/api/pipelines": ("pipelines and their accounts", [], "application/json"),
     "/api/deadletters": (
         "dead letters, the newest first, at most 1000",
         [_parameter("source", "one pipeline or stream", "string")],
+        "application/json",
+    ),
+    "/api/deadletters/{source}/{position}": (
+        "one dead letter",
+        [_SOURCE, _POSITION],
+        "application/json",
+    ),
+    "/api/requests": (
+        "the last requests to the engine, the newest first, and their outcomes",
+        [_parameter("last", "number of requests: 200")],
+        "application/json",
+    ),
+    "/api/requests/{number}": (
+        "a request to the engine: state waiting, done or refused; the report of a verification",
+        [_NUMBER],
+        "application/json",
+    ),
+    "/api/profile": (
+        "what views and operators have spent time on in the last epochs",
+        [],
+        "application/json",
+    ),
+    "/api/settings": (
+        "options and where they come from, versions, storage, allowed actions; no secrets",
+        [],
         "application/json",
     ),
     "/api/tasks": ("definitions, and views that are requested", [], "application/json"),
@@ -89,6 +131,9 @@ def openapi() -> dict[str, Any]:
         }
         paths[path] = {"get": operation}
     paths["/api/query"] = {"post": _query()}
+    for one in posted():
+        path = re.sub(r"\{(\w+):\w+\}", r"{\1}", f"/api{one.path}")
+        paths.setdefault(path, {})["post"] = _action(one)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Eddyline console", "version": VERSION},
@@ -99,6 +144,27 @@ def openapi() -> dict[str, Any]:
         },
         "security": [{}, {"token": []}],
     }
+
+
+def _action(one: Posted) -> dict[str, Any]:
+    places = re.findall(r"\{(\w+):(\w+)\}", one.path)
+    found = {"description": "the request; GET /api/requests/{number} tells its outcome"}
+    described = {
+        "summary": f"ask the engine: {one.text}; only where actions are allowed",
+        "parameters": [
+            _in_path(name, "integer" if kind == "int" else "string") for name, kind in places
+        ],
+        "responses": {
+            "202": {**found, "content": {"application/json": {}}},
+            "403": {"description": "this console only shows"},
+            "default": _failed(),
+        },
+    }
+    if one.fields:
+        texts = {name: {"type": "string"} for name in one.fields}
+        schema = {"type": "object", "properties": texts, "additionalProperties": False}
+        described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return described
 
 
 def _query() -> dict[str, Any]:

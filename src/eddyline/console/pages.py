@@ -1,4 +1,4 @@
-"""The pages of the console: made on the server, and live by events. Its own are read-only."""
+"""The pages of the console: made on the server, and live by events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
@@ -19,22 +19,17 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from eddyline.answers.status import violations_text
-from eddyline.catalog.entries import VIEW, Entry
-from eddyline.console.api import (
-    LETTERS_MAX,
-    Api,
-    answer_json,
-    described,
-    letter_json,
-    number_of,
-    status_of,
-)
+from eddyline.catalog.entries import VIEW
+from eddyline.console.actions import outcome, report_of
+from eddyline.console.api import Api, answer_json, number_of, status_of
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
 from eddyline.console.guard import internal, limited_body
+from eddyline.console.lists import Lists
 from eddyline.console.observer import Observer
-from eddyline.console.values import as_texts, numeric
+from eddyline.console.posted import Posted, posted
+from eddyline.console.view_page import view_page
 from eddyline.errors import EddylineError
+from eddyline.storage.lock import in_use
 
 PAGES = (
     ("/", "Overview"),
@@ -45,16 +40,17 @@ PAGES = (
     ("/pipelines", "Pipelines"),
     ("/deadletters", "Dead letters"),
     ("/tasks", "Tasks"),
+    ("/requests", "Requests"),
+    ("/settings", "Settings"),
 )
-ROWS = 100
 STATIC = Path(__file__).with_name("static")
-PAYLOAD_LENGTH = 300
-"""The characters of a dead letter's payload and error in the list."""
 
 Answered: TypeAlias = tuple[str, dict[str, Any]] | Response
 """A template and its values, or a response of another kind."""
 Page = Callable[[Request], Answered]
 Action = Callable[[Observer, Mapping[str, str]], str]
+Form = Callable[[Request, Mapping[str, str]], str]
+"""Does what a form with these fields asks for; returns the path of the page to show then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +80,15 @@ class Pages:
         api: the JSON interface, which reads the same.
         name: the name of the storage, for titles.
         additions: pages of applications.
-        acts: whether their forms may change something.
     """
 
-    def __init__(
-        self, api: Api, name: str, additions: Sequence[Addition] = (), *, acts: bool = False
-    ) -> None:
+    def __init__(self, api: Api, name: str, additions: Sequence[Addition] = ()) -> None:
         self._api = api
         self._observer = api.observer
         self._name = name
         self._additions = additions
-        self._acts = acts
+        self._actions = api.actions
+        self._lists = Lists(api.observer, api.actions)
         self._links = (*PAGES, *(link for addition in additions for link in addition.links))
         packages = ("eddyline.console", *(addition.package for addition in additions))
         self._templates = Environment(
@@ -110,66 +104,97 @@ class Pages:
         pages: dict[str, Page] = {
             "/": self.overview,
             "/graph": self.graph,
-            "/views/{name:path}": self.view,
+            "/views/{name:path}": partial(view_page, self._api),
             "/ask": self.ask,
-            "/sources": self.sources,
-            "/sinks": self.sinks,
-            "/pipelines": self.pipelines,
-            "/deadletters": self.deadletters,
-            "/tasks": self.tasks,
+            "/sources": self._lists.sources,
+            "/sinks": self._lists.sinks,
+            "/pipelines": self._lists.pipelines,
+            "/deadletters": self._lists.deadletters,
+            "/deadletters/{source:path}/{position:int}": self._lists.letter,
+            "/tasks": self._lists.tasks,
+            "/settings": self.settings,
+        }
+        others: dict[str, Page] = {
+            "/requests": self._lists.requests,
+            "/requests/{number:int}": self.request,
         }
         files = []
         for addition in self._additions:
             added = addition.pages.items()
-            pages |= {path: partial(page, self._observer) for path, page in added}
+            others |= {path: partial(page, self._observer) for path, page in added}
             static = StaticFiles(packages=[(addition.package, "static")])
             files.append(Mount(f"/static/{addition.name}", static))
         routes = [Route(path, self._served(page), methods=["GET"]) for path, page in pages.items()]
-        actions = {path: act for one in self._additions for path, act in one.actions.items()}
-        routes += [Route(path, self._acted(act), methods=["POST"]) for path, act in actions.items()]
+        routes += [
+            Route(path, self._served(page, fresh=True), methods=["GET"])
+            for path, page in others.items()
+        ]
+        forms: dict[str, Form] = {one.path: partial(self._ask_for, one) for one in posted()}
+        for addition in self._additions:
+            for path, act in addition.actions.items():
+                forms[path] = partial(_applied, act, self._observer)
+        routes += [Route(path, self._acted(act), methods=["POST"]) for path, act in forms.items()]
         files.append(Mount("/static", StaticFiles(directory=STATIC)))
         return [*routes, Route("/login", self.login, methods=["GET"]), *files]
 
-    def _served(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a page; an error of Eddyline's has a page of its own."""
+    def _served(
+        self, page: Page, *, fresh: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a page; an error of Eddyline's has a page of its own.
 
-        def answer(request: Request) -> Response:
+        Args:
+            fresh: make the page anew for each request: it depends on more than epochs and definitions.
+        """
+
+        def made(request: Request) -> tuple[Response | None, bytes]:
+            asked = number_of(request, "asked", 0)
+            # before the page: one that tells that something is done shows it, too
+            requested = self._outcome(asked) if asked else None
             found = page(request)
             if isinstance(found, Response):
-                return found
-            return HTMLResponse(self._rendered(request, *found))
+                return found, b""
+            template, values = found
+            html = self._rendered(request, template, {"requested": requested, **values})
+            return None, html.encode()
 
         async def endpoint(request: Request) -> Response:
             try:
-                return await self._api.run(lambda: answer(request))
+                if fresh or "asked" in request.query_params:
+                    other, body = await self._api.run(lambda: made(request))
+                else:
+                    key = f"page {request.url.path}?{request.url.query}"
+                    other, body = await self._api.answered(key, lambda: made(request))
+                return other or HTMLResponse(body)
             except EddylineError as error:
                 html = self._problem(request, error.condition, error.message, error.hint)
                 return HTMLResponse(html, status_of(error))
 
         return endpoint
 
-    def _acted(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+    def _acted(self, form: Form) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a form."""
 
         async def endpoint(request: Request) -> Response:
-            if not self._acts:
-                html = self._problem(request, "READ_ONLY", "this console only shows", "start it with a token")  # fmt: skip
-                return HTMLResponse(html, 403)
-            body = await limited_body(request)
-            if body is None:
-                html = self._problem(request, "TOO_LARGE", "the form is too long", "shorten it")
-                return HTMLResponse(html, 413)
-            fields = parse_qs(body.decode("utf-8", "replace"))
-            form = {name: values[0] for name, values in fields.items()}
             try:
-                return RedirectResponse(
-                    await self._api.run(lambda: action(self._observer, form)), 303
-                )
+                self._actions.check()
+                body = await limited_body(request)
+                if body is None:
+                    html = self._problem(request, "TOO_LARGE", "the form is too long", "shorten it")
+                    return HTMLResponse(html, 413)
+                given = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+                fields = {name: values[0] for name, values in given.items()}
+                return RedirectResponse(await self._api.run(lambda: form(request, fields)), 303)
             except EddylineError as error:
                 html = self._problem(request, error.condition, error.message, error.hint)
                 return HTMLResponse(html, status_of(error))
 
         return endpoint
+
+    def _ask_for(self, one: Posted, request: Request, fields: Mapping[str, str]) -> str:
+        """Ask the engine for an action; return the page that shows what becomes of it."""
+        typed = {name: fields[name].replace("\r\n", "\n") for name in one.fields if name in fields}
+        asked = one.ask(self._actions, request, typed)
+        return f"{one.back(request)}?asked={asked.number}"
 
     def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> str:
         query = f"?{request.url.query}" if request.url.query else ""
@@ -178,7 +203,7 @@ class Pages:
             "here": request.url.path,
             "self_url": request.url.path + query,
             "storage": self._name,
-            "acts": self._acts,
+            "acts": self._actions.allowed,
             "epoch": self._observer.now()[1].epoch,
         }
         return self._templates.get_template(template).render({**common, **values})
@@ -193,8 +218,28 @@ class Pages:
                 "here": request.url.path,
                 "storage": self._name,
                 "title": "Error",
+                "requested": None,
             }
         )
+
+    def _outcome(self, number: int) -> dict[str, Any]:
+        """Return a request, how far it is in words, and what a verification has found."""
+        request = self._actions.request(number)
+        running = in_use(self._observer.files)
+        return {
+            "request": request,
+            "outcome": outcome(request, running=running),
+            "report": report_of(request),
+        }
+
+    def request(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """One request to the engine, and its outcome."""
+        number = request.path_params["number"]
+        return "request.html", {"title": f"Request {number}", "found": self._outcome(number)}
+
+    def settings(self, _: Request) -> tuple[str, dict[str, Any]]:
+        """The settings of the console and its storage."""
+        return "settings.html", {"title": "Settings", "settings": self._api.settings.document()}
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """Answer a request for a path that isn't there, or with another method."""
@@ -245,67 +290,6 @@ class Pages:
         graph = make_graph(catalog, self._observer.status(), self._api.tally.rates())
         return "graph.html", {"title": "Graph", "graph": graph, "width": WIDTH, "height": HEIGHT}
 
-    def view(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """One table, stream or view: rows, changes, query, state."""
-        catalog, manifest = self._observer.now()
-        entry = catalog.get(request.path_params["name"])
-        views = {view["name"]: view for view in self._observer.status()["views"]}
-        epoch, offset = number_of(request, "epoch", -1), number_of(request, "offset", 0)
-        asked = None if epoch < 0 else epoch
-        values: dict[str, Any] = {"rows": None, "problem": None, "columns": [], "numeric": []}
-        try:
-            values |= self._rows(entry, asked, offset)
-        except EddylineError as error:
-            if error.condition == "VIEW_FAILING":  # the page shows why
-                values |= self._rows(entry, asked, offset, last_good=True)
-            else:
-                values["problem"] = error
-        held = sorted(manifest.of(entry.id).items())
-
-        def page(start: int) -> str:
-            return urlencode({"offset": start, **({} if asked is None else {"epoch": asked})})
-
-        return "view.html", {
-            "title": entry.name,
-            "entry": entry,
-            "view": views.get(entry.name),
-            "described": described(catalog, entry),
-            "types": [(field.name, field.dataType.simpleString()) for field in entry.columns],
-            "operators": [
-                (
-                    name.partition("/")[2],
-                    sum(run.rows for run in runs),
-                    sum(run.bytes for run in runs),
-                    len(runs),
-                )
-                for name, runs in held
-            ],
-            "asked": asked,
-            "page": page,
-            "plan": self._api.plan_of(entry),
-            **values,
-        }
-
-    def _rows(
-        self, entry: Entry, epoch: int | None, offset: int, *, last_good: bool = False
-    ) -> dict[str, Any]:
-        found = self._observer.rows(entry.name, epoch, last_good=last_good)
-        part = found.table.slice(offset, ROWS)
-        return {
-            "columns": found.table.column_names,
-            "numeric": numeric(found.table.schema.types),
-            "rows": {
-                "epoch": found.epoch,
-                "total": found.table.num_rows,
-                "offset": offset,
-                "before": max(offset - ROWS, 0),
-                "after": offset + ROWS,
-                "texts": as_texts(part),
-                "ordered": found.ordered,
-                "last_good": last_good,
-            },
-        }
-
     def ask(self, request: Request) -> tuple[str, dict[str, Any]]:
         """A query and its answer."""
         text = request.query_params.get("sql", "").strip()
@@ -326,122 +310,9 @@ class Pages:
             values["spent_ms"] = 1000 * (time.perf_counter() - started)
         return "ask.html", {"title": "Ask", "sql": text, "names": names, **values}
 
-    def sources(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """Tables and streams."""
-        sources = self._observer.status()["sources"]
-        heads = {
-            "source": "name",
-            "kind": "kind",
-            "position": "position",
-            "watermark": "watermark",
-            "late rows": "late_rows",
-            "ahead": "ahead_rows",
-            "dead letters": "dead_letters",
-            "violations": "violations",
-            "last received": "received_at",
-        }
-        sources = [
-            {**source, "violations": violations_text(source.get("violations", {}))}
-            for source in sources
-        ]
-        problems = [
-            f"{source['name']}: the file {path} is set aside: {fault}"
-            for source in sources
-            for path, fault in source.get("set_aside", {}).items()
-        ]
-        right = ("position", "late rows", "ahead", "dead letters")
-        return "list.html", _list(
-            "Sources", heads, sources, right, links=("source",), problems=problems,
-            empty="There are no tables and streams yet.",
-        )  # fmt: skip
 
-    def sinks(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """Sinks, and how far they are."""
-        names = ("sink", "view", "format", "state", "epoch", "behind")
-        sinks = self._observer.status()["sinks"]
-        return "list.html", _list(
-            "Sinks", {name: name for name in names}, sinks, ("epoch", "behind"), links=("view",),
-            empty="No sink follows a view.",
-            note="A sink is behind by the epochs that it has not delivered yet.",
-        )  # fmt: skip
-
-    def pipelines(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """Pipelines and their accounts."""
-        heads = {
-            "pipeline": "name",
-            "received": "received",
-            "done": "done",
-            "dead": "dead",
-            "in retry": "retry",
-            "in flight": "in_flight",
-            "missed": "missed",
-        }
-        pipelines = self._observer.status()["pipelines"]
-        return "list.html", _list(
-            "Pipelines", heads, pipelines, tuple(heads)[1:], empty="There are no pipelines.",
-            note="Received = done + dead + in retry + in flight, after the last batch.",
-        )  # fmt: skip
-
-    def deadletters(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """Records that have failed for good."""
-        letters = self._observer.letters(request.query_params.get("source"))
-        found = [letter_json(letter) for letter in letters[:LETTERS_MAX]]
-        for letter in found:
-            for name in ("payload", "error"):
-                text = letter[name] or ""
-                cut = len(text) > PAYLOAD_LENGTH
-                letter[name] = text[:PAYLOAD_LENGTH] + "…" if cut else text
-        names = ("source", "position", "died", "bolt", "error", "payload", "attempts")
-        more = (
-            f", of which the newest {LETTERS_MAX:,} are shown" if len(letters) > LETTERS_MAX else ""
-        )
-        return "list.html", _list(
-            "Dead letters", {name: name for name in names}, found, ("position", "attempts"),
-            code=("payload",), empty="There are no dead letters.",
-            note=f"{len(letters):,} records have failed for good{more}." if letters else "",
-        )  # fmt: skip
-
-    def tasks(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """All definitions, and views that the engine was asked to add."""
-        names = ("name", "kind", "state", "level", "since", "rows")
-        tasks = [{name: getattr(task, name) for name in names} for task in self._observer.tasks()]
-        return "list.html", _list(
-            "Tasks", {name: name for name in names}, tasks, ("level", "since", "rows"),
-            links=("name",), empty="There are no definitions yet.",
-        )  # fmt: skip
-
-
-def _list(
-    title: str,
-    heads: Mapping[str, str],
-    items: list[dict[str, Any]],
-    right: tuple[str, ...],
-    *,
-    empty: str,
-    links: tuple[str, ...] = (),
-    code: tuple[str, ...] = (),
-    note: str = "",
-    problems: list[str] | None = None,
-) -> dict[str, Any]:
-    """Return the values of a page with one table.
-
-    Args:
-        heads: for each head of a column the name of its values in `items`.
-        right: heads of columns of numbers.
-        links: heads of columns of names of tables and views.
-        code: heads of columns of data.
-    """
-    return {
-        "title": title,
-        "heads": list(heads),
-        "items": [[item.get(name) for name in heads.values()] for item in items],
-        "right": right,
-        "links": links,
-        "code": code,
-        "empty": empty,
-        "note": note,
-        "problems": problems or [],
-    }
+def _applied(act: Action, observer: Observer, _: Request, fields: Mapping[str, str]) -> str:
+    return act(observer, fields)
 
 
 def _age(seconds: float) -> str:

@@ -18,12 +18,14 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
+    from eddyline.console.actions import Actions
     from eddyline.console.api import Api, Explain
     from eddyline.console.events import Hub
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
     from eddyline.console.pages import Addition, Pages
+    from eddyline.console.settings import Settings
     from eddyline.console.tally import Tally
     from eddyline.relay.serving import LOOPBACK, AppServer
 except ImportError as error:
@@ -36,7 +38,7 @@ READERS_MAX = 4
 class Console:
     """Serves pages, a JSON interface, metrics and live events of one storage.
 
-    It only reads, but for the forms of additions, if there is a token.
+    It only reads. With a token it also asks the engine for actions, and takes the forms of additions.
 
     Args:
         files: the storage.
@@ -48,6 +50,8 @@ class Console:
         explain: in the process of the storage's engine, which also calls `observe`: returns the plan of a
             view as text, None if that isn't compiled.
         additions: pages of applications.
+        read_only: no actions and forms, even with a token. A storage on a read-only mount has none either, unless
+            its catalog is in PostgreSQL.
 
     Attributes:
         url: its address.
@@ -68,6 +72,7 @@ class Console:
         token: str = "",
         explain: Explain | None = None,
         additions: Sequence[Addition] = (),
+        read_only: bool = False,
     ) -> None:
         secret = _token(token)
         check_token(host, secret)
@@ -78,9 +83,20 @@ class Console:
             limiter = CapacityLimiter(READERS_MAX)
             self._hub = Hub(observer, limiter)
             registry = registry_of(observer, self._tally)
-            api = Api(observer, self._tally, self._hub, registry, limiter, explain)
+            # requests are written into the catalog
+            writes = self._store.database.shared or os.access(files.root, os.W_OK)
+            actions = Actions(
+                observer, self._store, allowed=bool(secret) and writes and not read_only
+            )
+            settings = Settings(
+                observer, self._store, options, actions,
+                inside=explain is not None, address=f"{host}:{port}" if port else host, token=bool(secret),
+            )  # fmt: skip
+            api = Api(
+                observer, self._tally, self._hub, registry, limiter, actions, settings, explain
+            )
             name = os.path.basename(files.root.rstrip("/"))
-            pages = Pages(api, name, additions, acts=bool(secret))
+            pages = Pages(api, name, additions)
             routes = [*api.routes(), *pages.routes()]
             handlers: dict[Any, Any] = {HTTPException: pages.missing, Exception: pages.crashed}
             app = Guard(Starlette(routes=routes, exception_handlers=handlers), host, secret)

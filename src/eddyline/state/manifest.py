@@ -354,6 +354,20 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
     return stored_manifest(files, epoch).manifest if epoch else Manifest(Epoch(0))
 
 
+def committed_at(files: Files, epoch: Epoch) -> int:
+    """Return when an epoch was committed, in microseconds since 1970; 0 if its manifest doesn't tell.
+
+    It reads one file, whatever the manifest is based on.
+
+    Raises:
+        StateError: it is damaged or of a newer format, or it is not retained.
+    """
+    name = manifest_name(epoch)
+    if not files.exists(name):
+        raise _not_retained(epoch)
+    return int(_parsed(files.read_checked(name)[0], name).get("committed_at", 0))
+
+
 def stored_manifest(files: Files, epoch: Epoch) -> Stored:
     """Return the manifest of a committed epoch, from its file and those of its bases.
 

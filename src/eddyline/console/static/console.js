@@ -4,6 +4,7 @@
 
 const SHOWN_CHANGES = 200;
 const PAUSE_MS = 1000;
+const SLIDE_MS = 200;
 
 function follow() {
   const connection = document.getElementById("connection");
@@ -55,6 +56,63 @@ function steady() {
   document.body.addEventListener("htmx:afterSwap", () => {
     scrolled().forEach((box, i) => (box.scrollLeft = places[i] || 0));
     if (focused >= 0) focusable()[focused]?.focus({ preventScroll: true });
+  });
+}
+
+// the slider over the epochs that are kept: rows as of one of them; the last one is live
+function travel() {
+  const slider = document.getElementById("slider");
+  if (!slider) return;
+  const form = slider.form;
+  const shown = document.getElementById("slider-at");
+  let epochs = [];
+  let later = 0;
+  const chosen = () => epochs[Number(slider.value)];
+  const last = () => Number(slider.value) === epochs.length - 1;
+  const tell = () => {
+    const one = chosen();
+    const time = one.committed_at ? `, ${one.committed_at.slice(0, 19).replace("T", " ")} UTC` : "";
+    shown.textContent = `${one.epoch}${time}${last() ? ", the last one, live" : ""}`;
+    slider.setAttribute("aria-valuetext", `epoch ${shown.textContent}`);
+  };
+  const load = async () => {
+    const answer = await fetch(slider.dataset.url).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const found = (await answer.json()).epochs;
+    if (!found.length) return;
+    // the slider may have been moved since the request was sent
+    const at = epochs.length && !last() ? String(chosen().epoch) : form.elements.epoch.value;
+    const place = found.findIndex((one) => String(one.epoch) === at);
+    epochs = found;
+    slider.max = epochs.length - 1;
+    slider.value = place < 0 ? epochs.length - 1 : place;
+    document.getElementById("travel").hidden = false;
+    tell();
+  };
+  const show = () => {
+    form.elements.epoch.value = last() ? "" : chosen().epoch;
+    const given = [...new FormData(form)].filter(([, value]) => value !== "");
+    const query = new URLSearchParams(given).toString();
+    const address = location.pathname + (query ? `?${query}` : "");
+    history.replaceState(null, "", address);
+    htmx.ajax("GET", address, { target: "#live", select: "#live", swap: "outerHTML" });
+  };
+  slider.addEventListener("input", () => {
+    tell();
+    clearTimeout(later);
+    later = setTimeout(show, SLIDE_MS);
+  });
+  slider.addEventListener("pointerenter", load);
+  slider.addEventListener("focus", load);
+  load();
+}
+
+// when a request is answered, the page shows what has changed
+function answered() {
+  document.body.addEventListener("htmx:afterSwap", (event) => {
+    if (event.target.id !== "asked") return;
+    const request = document.getElementById("request");
+    if (request && request.dataset.state !== "waiting") document.body.dispatchEvent(new CustomEvent("epoch"));
   });
 }
 
@@ -158,6 +216,8 @@ function ask() {
 document.addEventListener("DOMContentLoaded", () => {
   follow();
   steady();
+  travel();
+  answered();
   changes();
   charts();
   ask();
