@@ -8,6 +8,7 @@ import pytest
 import eddyline_bench as bench
 from eddyline.errors import EngineError
 from eddyline_bench import (
+    console,
     delivery,
     grouped_count,
     growth,
@@ -321,6 +322,23 @@ def test_recovery_is_when_throughput_is_back():
     assert [slow.window(phase) for phase in range(3)] == [9, 1, 6]
     assert slow.window_back_s == 7.5  # at 8.1 of 9
     assert slow.peak("tree", 1) == 20
+
+
+@pytest.mark.slow
+def test_epochs_are_timed_with_and_without_browsers():
+    result = console.run(rows=50, repeat=2, browsers=3, rate=50, seconds=1.5, interval=0.2)
+    assert result.equal
+    assert len(result.rounds) == 2
+    assert result.slower > 0
+    quiet, loaded = result.quiet, result.loaded
+    assert quiet.loads == []
+    assert quiet.used["browsers"] == 0.0
+    assert loaded.used["console"] > quiet.used["console"]
+    for load in loaded.loads:
+        assert load["answered"] > 0.5 * load["due"] > 0
+        assert load["events"] >= 3 * 2  # each stream begins with the last epoch
+        assert (load["failed"], load["lost"]) == (0, 0)
+    assert "with browsers" in result.text()
 
 
 @pytest.mark.slow

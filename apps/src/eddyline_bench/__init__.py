@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from eddyline.errors import EngineError
 from eddyline_bench import (
+    console,
     delivery,
     grouped_count,
     growth,
@@ -54,6 +55,7 @@ class Page(Protocol):
 
 
 BENCHMARKS: dict[str, Callable[..., Result]] = {
+    "console": console.run,
     "grouped-count": grouped_count.run,
     "keyed-total": keyed_total.run,
     "history": history.run,
@@ -86,13 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats); "
-        "orders changed in an epoch (small), rows of an epoch (growth), events of an epoch (nexmark)",
+        "orders changed in an epoch (small), rows of an epoch (console, growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
         "--repeat",
         type=int,
-        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds), samples (webstats)",
+        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds), samples (webstats), rounds (console)",
     )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(

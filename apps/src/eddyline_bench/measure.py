@@ -67,6 +67,15 @@ def tree_cpu_seconds() -> float:
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
+def process_cpu_seconds(process: int) -> float:
+    """Return CPU seconds of one process, without its children; 0 without /proc, or if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
 def tree_rss() -> tuple[int, int]:
     """Return resident bytes of this process with its descendants, and of this one; 0 without /proc."""
     if not Path("/proc/self/stat").exists():
