@@ -6,6 +6,7 @@ Every error names its condition, the object concerned and the way out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 Fault = Literal["user", "data", "environment", "bug"]
@@ -261,6 +262,14 @@ EXTRAS = {
     "completion": ("shtab",),
 }
 """The modules of each extra of the package."""
+
+
+def has_module(module: str) -> bool:
+    """Return whether a module can be imported; the packages that it lies in may be missing, too."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def missing_package(what: str, package: str, extra: str) -> EngineError:

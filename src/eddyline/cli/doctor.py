@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.output import add_format, show_rows
 from eddyline.cli.text import size
-from eddyline.errors import EXTRAS
+from eddyline.errors import EXTRAS, has_module
 from eddyline.spark.java import ADVICE, VERSION_MIN, bundled_java, found_java
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
@@ -146,19 +145,11 @@ def _loopback() -> Finding:
 
 
 def _extra(extra: str, modules: tuple[str, ...]) -> Finding:
-    lacking = [module for module in modules if not _is_there(module)]
+    lacking = [module for module in modules if not has_module(module)]
     if not lacking:
         return Finding(f"[{extra}]", OK, "installed")
     advice = f"pip install 'eddyline[{extra}]' if you want it"
     return Finding(f"[{extra}]", OPTIONAL, f"without {', '.join(lacking)}", advice)
-
-
-def _is_there(module: str) -> bool:
-    """Return whether a module can be imported; the packages that it lies in may be missing, too."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _output(command: list[str]) -> str:

@@ -9,14 +9,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any
 
 from eddyline.catalog.store import FORMAT_VERSION as CATALOG_FORMAT
 from eddyline.catalog.store import CatalogStore
 from eddyline.console.actions import LETTER_ACTIONS, SINK_ACTIONS, VIEW_ACTIONS, Actions
 from eddyline.console.observer import Observer
-from eddyline.errors import EXTRAS
+from eddyline.errors import EXTRAS, has_module
 from eddyline.options import ENVIRONMENT_PREFIX, Options
 from eddyline.storage.files import Files
 
@@ -94,10 +93,7 @@ class Settings:
                 "Python": platform.python_version(),
                 "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             },
-            "extras": {
-                extra: all(find_spec(module) is not None for module in modules)
-                for extra, modules in EXTRAS.items()
-            },
+            "extras": {extra: all(map(has_module, modules)) for extra, modules in EXTRAS.items()},
         }
 
     def _stored(self) -> tuple[int, int]:
