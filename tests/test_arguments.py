@@ -288,6 +288,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "snapshot": {"name": "v", "epoch": None},
         "sink": {"name": "k", "view": "v", "format": "csv"},
         "explain": {"name_or_query": "v", "stage": "dag"},
+        "lineage": {"view": "v"},
         "verify": {"view": "v"},
         "changes": {"view": "v", "after": None, "form": "retract"},
         "write": {"table": "t", "operations": [("append", rows)]},

@@ -154,6 +154,7 @@ def test_two_level():
     assert "share" in result.text()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_telemetry():
     for package in ("opentelemetry.sdk", "openlineage.client", "prometheus_client"):

@@ -110,8 +110,9 @@ FLIPS = {
 
 
 def test_every_option_that_could_matter_is_flipped() -> None:
-    # where the catalog is, and for how long what is kept: these can't touch the rows of views
+    # where the catalog is, for how long what is kept, and who is told of it: these can't touch the rows of views
     others = {"catalog", "held_epochs", "held_bytes", "lease_seconds"}
+    others |= {"otlp_endpoint", "lineage_seconds"}
     others |= {"dead_letter_rows", "dead_letter_days"}
     assert set(FLIPS) == set(Options.__dataclass_fields__) - others
 
