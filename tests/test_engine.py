@@ -209,6 +209,19 @@ def test_sql_dml_sees_what_waits_in_the_redo_log(engine):
     assert rows(engine.sql("SELECT count(*) AS n FROM bag")) == [(0,)]
 
 
+def test_a_select_in_a_script_sees_what_the_script_has_written(engine):
+    found = engine.execute(
+        """
+        CREATE TABLE t (k STRING, v INT);
+        INSERT INTO t VALUES ('a', 1), ('a', 2), ('b', 3);
+        CREATE VIEW n AS SELECT k, count(*) AS n FROM t GROUP BY k;
+        DELETE FROM t WHERE v = 2;
+        SELECT * FROM n;
+        """
+    )
+    assert rows(found) == [("a", 1), ("b", 1)]
+
+
 def test_order_by_is_honoured_with_hidden_keys_and_ties(engine):
     table = engine.table("t", "a STRING, b INT")
     ordered = engine.view("ordered", "SELECT a FROM t ORDER BY b DESC NULLS LAST, a")

@@ -476,6 +476,13 @@ def test_the_last_answer_is_returned() -> None:
     ]
 
 
+def test_an_epoch_is_run_before_a_select_after_written_rows() -> None:
+    engine = Recorder()
+    run(engine, "SELECT 1; INSERT INTO t VALUES (1); DELETE FROM t; SELECT 2; SELECT 3")
+    names = [name for name, *_ in engine.calls]
+    assert names == ["sql", "insert_query", "delete_where", "advance", "sql", "sql"]
+
+
 def test_if_not_exists_leaves_what_is_there() -> None:
     engine = Recorder()
     run(engine, "CREATE TABLE IF NOT EXISTS HERE (a INT); CREATE VIEW IF NOT EXISTS w AS SELECT 1")

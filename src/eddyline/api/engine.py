@@ -300,7 +300,10 @@ class Engine(ChangeFlows, Served):
         self._epochs.reporting.error_callbacks.append(callback)
 
     def execute(self, script: str) -> DataFrame | None:
-        """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any."""
+        """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any.
+
+        A SELECT sees the rows that statements before it have written: an epoch is run before it.
+        """
         return run_script(self, script)
 
     def sql(self, query: str) -> DataFrame:

@@ -144,9 +144,11 @@ class ScriptEngine(Protocol):
 
     def sql(self, query: str) -> DataFrame: ...
 
+    def advance(self) -> int: ...
+
 
 def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
-    """Run a script.
+    """Run a script. A SELECT after statements that write rows sees these: an epoch is run before it.
 
     Returns:
         the result of the last SELECT, EXPLAIN or SHOW; None if the script has none.
@@ -156,12 +158,17 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
         EddylineError: a statement failed; those before it keep their effect. A note names its line.
     """
     last: DataFrame | None = None
+    written = False
     for statement in parse_script(text):
         try:
+            if written and isinstance(statement, Select):
+                engine.advance()
+                written = False
             result = run_statement(engine, statement)
         except EddylineError as error:
             error.add_note(f"in the statement at line {statement.line} of the script")
             raise
+        written |= isinstance(statement, Insert | Delete | Update)
         last = last if result is None else result
     return last
 
