@@ -270,3 +270,20 @@ def test_an_error_in_the_driver_sets_the_view_aside(tmp_path: Path, spark: Spark
         engine.advance()
         assert engine.progress().failing == {}
         assert engine.verify()
+
+
+def test_lanes_that_know_different_things_about_nulls_write_one_state(tmp_path, spark):
+    """A list is known to hold no null in the wide lane only; Arrow takes these for two types."""
+    for number, rows in enumerate([200_000, 0, 200_000, 0]):
+        with el.Engine(str(tmp_path), spark, el.Options(short_lane_rows=rows)) as engine:
+            table = engine.table("t", "k STRING, c BIGINT")
+            if not number:
+                engine.view(
+                    "v",
+                    "SELECT l.c, r.list FROM t l, LATERAL (SELECT sort_array(collect_list(s.c)) AS list"
+                    " FROM t s WHERE s.k = l.k) r",
+                )
+            table.insert([("a", number), ("b", number + 1)])
+            engine.advance()
+            assert engine.snapshot("v").count() == 2 * number + 2
+            assert engine.verify()

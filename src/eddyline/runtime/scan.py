@@ -28,7 +28,7 @@ from eddyline.source.segments import (
     rejected_by_time,
 )
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import merged_if_repetitive
+from eddyline.state.kernels import merged_if_repetitive, with_nullable_fields
 from eddyline.state.runs import Run
 from eddyline.state.slices import SLICE_BYTES, in_slices
 from eddyline.storage.files import Files
@@ -170,7 +170,8 @@ def read_bucket(
     Expressions may fail on such a row, while they don't on what is left.
     """
     parts = [Segment(RUN, name, rows) for name, rows in json.loads(segment.file)]
-    for pieces in in_slices([read_arrow(files, part) for part in parts], most):
+    tables = [with_nullable_fields(read_arrow(files, part)) for part in parts]
+    for pieces in in_slices(tables, most):
         stored = pa.concat_tables(pieces, promote_options="default")
         layout = Layout(tuple(n for n in stored.column_names if n not in (HASH, WEIGHT)))
         rows = layout.consolidate(stored)

@@ -101,6 +101,20 @@ def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def with_nullable_fields(table: pa.Table) -> pa.Table:
+    """Return rows whose inner values may all be null, by their types; nothing is copied.
+
+    Spark's plans for the two lanes may differ in what they know about nulls, and Arrow takes such tables for different.
+    """
+    if not any(pa.types.is_nested(kind) for kind in table.schema.types):
+        return table
+    columns = [_retyped(column, column.type, loose=True) for column in table.columns]
+    fields = [
+        field.with_type(column.type) for field, column in zip(table.schema, columns, strict=True)
+    ]
+    return pa.table(columns, schema=pa.schema(fields))
+
+
 @dataclass(frozen=True, slots=True)
 class _Retyped:
     """An array under another type that differs in the names and nullability of fields only; nothing is copied."""

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from eddyline.errors import StateError
+from eddyline.state.kernels import with_nullable_fields
 from eddyline.storage.files import Files, Summing, checksum, unreadable
 
 OPEN_RUNS_MAX = 2048
@@ -42,7 +43,8 @@ def write_run(files: Files, name: str, table: pa.Table) -> Run:
         content = sink.getvalue()
         size = files.write(name, lambda stream: stream.write(content))
         # the next epoch reads it
-        _open_runs.add(files.path(name), pa.ipc.open_file(content).read_all(), size)
+        rows = with_nullable_fields(pa.ipc.open_file(content).read_all())
+        _open_runs.add(files.path(name), rows, size)
         return Run(name, table.num_rows, size, zlib.crc32(content))
     crc = 0
 
@@ -109,7 +111,7 @@ _open_runs = OpenRuns()
 
 
 def read_run(files: Files, run: Run) -> pa.Table:
-    """Map a run into memory and return its rows.
+    """Map a run into memory and return its rows; their inner values may be null, by their types.
 
     Raises:
         StateError: the file is missing, truncated or not an Arrow file.
@@ -122,7 +124,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
             source = pa.memory_map(path)
             if source.size() != run.bytes:
                 raise _damaged(run, f"it has {source.size()} bytes")
-            table = pa.ipc.open_file(source).read_all()
+            table = with_nullable_fields(pa.ipc.open_file(source).read_all())
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise _damaged(run, str(error)) from error
         except OSError as error:
