@@ -223,7 +223,8 @@ def test_settings_tell_no_secret(
     page = ask(url, "/settings", **KEY)[2].decode()
     assert "retain_epochs" in page
     secret = "postgresql://eddy:hunter2hunter2@db/x"
-    options = Options(catalog=secret, retain_epochs=7, buckets=3)
+    collector = "https://eddy:hunter2hunter2@traces:4318"
+    options = Options(catalog=secret, otlp_endpoint=collector, retain_epochs=7, buckets=3)
     shown = options_in_force(options, {"EDDYLINE_RETAIN_EPOCHS": "7", "EDDYLINE_BUCKETS": "9"})
     sources = {one["name"]: (one["value"], one["source"]) for one in shown}
     assert sources["retain_epochs"] == (7, "EDDYLINE_RETAIN_EPOCHS")

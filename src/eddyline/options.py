@@ -182,7 +182,7 @@ class Options:
         found: dict[str, Any] = {}
         for item in fields(cls):
             text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
-            if text is not None and item.name in (*URLS, "delivery"):
+            if text is not None and isinstance(item.default, str):
                 found[item.name] = text
             elif text is not None:
                 if not text.lstrip("-").isdigit():

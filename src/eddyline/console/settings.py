@@ -120,8 +120,8 @@ def options_in_force(
     """Return each option with `name`, `value`, `source` and `help`.
 
     `source` is the environment variable, `default`, or `program` for one that was given in Python; `program or
-    cores` where it can also be the number of cores. Of the catalog's URL, which may hold a password, only
-    whether there is one is told.
+    cores` where it can also be the number of cores. Of an option that may hold a password, which `repr`
+    leaves out, only whether there is one is told.
 
     Example:
         >>> [one["source"] for one in options_in_force(Options(retain_epochs=4), {}) if one["value"] == 4]
@@ -137,7 +137,7 @@ def options_in_force(
             source = "default"
         else:
             source = "program or cores" if item.name in BY_CORES else "program"
-        shown = ("given, not shown" if value else "") if item.name == "catalog" else value
+        shown = value if item.repr else "given, not shown" if value else ""
         text = item.metadata["help"]
         found.append({"name": item.name, "value": shown, "source": source, "help": text})
     return found
