@@ -250,6 +250,11 @@ class QueueFullError(QueueError):
     """A data queue has reached its limit: the consumer is slower than the producers."""
 
 
+def condition_of(error: BaseException) -> str:
+    """Return the condition of an error, or its class: what may be logged or sent, where its message can hold rows."""
+    return error.condition if isinstance(error, EddylineError) else type(error).__name__
+
+
 EXTRAS = {
     "delta": ("deltalake",),
     "kafka": ("confluent_kafka",),
@@ -270,6 +275,19 @@ def has_module(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it isn't installed."""
+    from importlib.metadata import (  # takes as long to import as all errors
+        PackageNotFoundError,
+        version,
+    )
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def missing_package(what: str, package: str, extra: str) -> EngineError:

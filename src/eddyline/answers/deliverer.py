@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from eddyline.answers.delivery import Delivery
 from eddyline.changes import Epoch
-from eddyline.errors import EddylineError, EngineError
+from eddyline.errors import EngineError, condition_of
 from eddyline.intake.backoff import back_off
+from eddyline.runtime.progress import SteadyClock
 
 _LOG = logging.getLogger("eddyline.sinks")
 
@@ -37,18 +39,6 @@ class Delivered:
     epoch: Epoch
     rows: int
     error: BaseException | None = None
-
-
-class Started:
-    """A moment, and the time since by a clock that is never set; in nanoseconds since 1970."""
-
-    def __init__(self) -> None:
-        self.at = time.time_ns()
-        self._clock = time.perf_counter_ns()
-
-    def now(self) -> int:
-        """Return the time."""
-        return self.at + time.perf_counter_ns() - self._clock
 
 
 class Deliverer:
@@ -148,7 +138,8 @@ class Deliverer:
         return max(self._not_before - time.monotonic(), 0)
 
     def _try(self) -> None:
-        started, rows = Started(), self.rows
+        clock, rows = SteadyClock(), self.rows
+        tell = partial(self._tell, clock, clock.now(), rows)
         try:
             if self._delivery is None:
                 self._delivery = self._open()
@@ -159,11 +150,11 @@ class Deliverer:
                 self.rows += self._delivery.rows - before
         except BaseException as error:  # noqa: BLE001  # also panics of Rust: the sink tries again
             self._close()
-            self._tell(started, self.epoch, rows, error)
+            tell(self.epoch, error)
             self._failed(error)
             return
         if epoch > self.epoch:
-            self._tell(started, epoch, rows)
+            tell(epoch)
         with self._changed:
             if self.failures:
                 _LOG.info("sink %s delivers again", self.sink)
@@ -172,16 +163,22 @@ class Deliverer:
             self._changed.notify_all()
 
     def _tell(
-        self, started: Started, epoch: Epoch, rows: int, error: BaseException | None = None
+        self,
+        clock: SteadyClock,
+        started: int,
+        rows: int,
+        epoch: Epoch,
+        error: BaseException | None = None,
     ) -> None:
         """Tell of a try.
 
         Args:
-            epoch: that the target holds now.
+            started: when it was, by the clock.
             rows: delivered before it.
+            epoch: that the target holds now.
         """
         count = self.rows - rows
-        made = Delivered(self.sink, started.at, started.now(), self.epoch, epoch, count, error)
+        made = Delivered(self.sink, started, clock.now(), self.epoch, epoch, count, error)
         with suppress(Exception):  # the delivery counts, not who hears of it
             self._delivered(made)
 
@@ -197,8 +194,7 @@ class Deliverer:
             pause_s = back_off(self.failures)
             self._not_before = time.monotonic() + pause_s
             self._changed.notify_all()
-        # the message may hold rows
-        name = error.condition if isinstance(error, EddylineError) else type(error).__name__
+        name = condition_of(error)
         _LOG.warning("sink %s: %s; the next try is in %.1f s", self.sink, name, pause_s)
         if self.failures == 1:
             self._report(error)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from eddyline.errors import EddylineError, StorageError
+from eddyline.errors import StorageError, condition_of
 
 WAITING, DONE, REFUSED = "waiting", "done", "refused"
 RETRY_S = 5.0
@@ -100,12 +100,9 @@ class Inbox:
                 raise
             except Exception as error:  # noqa: BLE001  # a bad request must not end the other views
                 state, message = REFUSED, str(error)
-                reason = (
-                    error.condition if isinstance(error, EddylineError) else type(error).__name__
-                )
                 log.warning(
                     "request %d refused: %s %s: %s",
-                    request.number, request.action, request.name, reason,
+                    request.number, request.action, request.name, condition_of(error),
                 )  # fmt: skip
             self._store.settle(request.number, state, message)
             if state == DONE:

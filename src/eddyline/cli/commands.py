@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any, TextIO
 
 from eddyline.cli import (
@@ -26,7 +26,7 @@ from eddyline.cli import (
     tasks,
     watermarks,
 )
-from eddyline.errors import EddylineError, EngineError, StateGrowthWarning
+from eddyline.errors import EddylineError, EngineError, StateGrowthWarning, installed_version
 
 MODULES = (
     run,
@@ -150,7 +150,4 @@ def _app(name: str) -> Any:
 
 
 def _version() -> str:
-    try:
-        return version("eddyline")
-    except PackageNotFoundError:
-        return "(run from its source, not installed)"
+    return installed_version("eddyline") or "(run from its source, not installed)"

@@ -12,13 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 
 from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.output import add_format, show_rows
 from eddyline.cli.text import size
-from eddyline.errors import EXTRAS, has_module
+from eddyline.errors import EXTRAS, has_module, installed_version
 from eddyline.spark.java import ADVICE, VERSION_MIN, bundled_java, found_java
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
@@ -89,10 +89,9 @@ def _spark() -> Finding:
         (one.split(";")[0] for one in requires("eddyline") or () if re.match(r"pyspark\b", one)),
         "pyspark",
     )
-    try:
-        return Finding("Spark", OK, version("pyspark"))
-    except PackageNotFoundError:
-        return Finding("Spark", MISSING, "none", f"pip install '{wanted}'")
+    if found := installed_version("pyspark"):
+        return Finding("Spark", OK, found)
+    return Finding("Spark", MISSING, "none", f"pip install '{wanted}'")
 
 
 def _java() -> Finding:

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from eddyline.catalog.store import FORMAT_VERSION as CATALOG_FORMAT
 from eddyline.catalog.store import CatalogStore
 from eddyline.console.actions import LETTER_ACTIONS, SINK_ACTIONS, VIEW_ACTIONS, Actions
 from eddyline.console.observer import Observer
-from eddyline.errors import EXTRAS, has_module
+from eddyline.errors import EXTRAS, has_module, installed_version
 from eddyline.options import ENVIRONMENT_PREFIX, Options
 from eddyline.storage.files import Files
 
@@ -89,7 +88,7 @@ class Settings:
             },
             "options": options_in_force(self._options),
             "versions": {
-                **{name: _version(name) for name in PACKAGES},
+                **{name: installed_version(name) for name in PACKAGES},
                 "Python": platform.python_version(),
                 "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             },
@@ -154,10 +153,3 @@ def stored_size(files: Files) -> tuple[int, int]:
                 continue
             count += 1
     return size, count
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -51,7 +51,18 @@ class Span:
     failed: bool = False
 
 
-class Timer:
+class SteadyClock:
+    """Tells the time by a clock that is never set, so that differences are true."""
+
+    def __init__(self) -> None:
+        self._since_1970 = time.time_ns() - time.perf_counter_ns()
+
+    def now(self) -> int:
+        """Return the time, in nanoseconds since 1970."""
+        return self._since_1970 + time.perf_counter_ns()
+
+
+class Timer(SteadyClock):
     """Adds up the seconds of each stage of one epoch, and keeps when they were.
 
     Attributes:
@@ -61,14 +72,10 @@ class Timer:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds = dict.fromkeys(("ingest", "plan", "run"), 0.0)
         self.stages: list[Span] = []
         self.views: list[Span] = []
-        self._since_1970 = time.time_ns() - time.perf_counter_ns()
-
-    def now(self) -> int:
-        """Return the time, in nanoseconds since 1970."""
-        return self._since_1970 + time.perf_counter_ns()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from openlineage.client import event_v2 as ol
@@ -24,6 +23,7 @@ from openlineage.client.uuid import generate_new_uuid
 from pyspark.sql.types import StructField
 
 from eddyline.catalog.entries import SINK, VIEW, Catalog, Entry
+from eddyline.errors import installed_version
 from eddyline.plan.lineage import DIRECT, IDENTITY, Lineage
 from eddyline.telemetry.datasets import Named, namespace_of, nested, outside
 
@@ -44,7 +44,7 @@ class Events:
         self._namespace = namespace
         self._storage = storage
         self._short = storage.rstrip("/").rpartition("/")[2]
-        self._version = _version("eddyline")
+        self._version = installed_version("eddyline") or "0"
         self._producer = f"urn:eddyline:{self._version}"
 
     def new_run(self) -> str:
@@ -213,10 +213,3 @@ def _fields(columns: Sequence[StructField]) -> list[schema_dataset.SchemaDataset
         )
         for one in columns
     ]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "0"

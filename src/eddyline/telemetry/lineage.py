@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.deliverer import Delivered
 from eddyline.catalog.entries import SINK, VIEW, Catalog, Entry
-from eddyline.errors import EddylineError, EngineError, missing_package
+from eddyline.errors import EngineError, condition_of, missing_package
 from eddyline.intake.backoff import back_off
 from eddyline.plan.lineage import Lineage
 from eddyline.runtime.progress import Progress
@@ -271,11 +271,6 @@ class Tracker:
                 return
             self._failures = 0
             self._waiting.popleft()
-
-
-def condition_of(error: BaseException) -> str:
-    """Return the condition of an error, or its class: its message can hold rows."""
-    return error.condition if isinstance(error, EddylineError) else type(error).__name__
 
 
 def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:

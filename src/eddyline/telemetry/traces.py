@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from eddyline.answers.deliverer import Delivered
-from eddyline.errors import EddylineError, EngineError, missing_package
+from eddyline.errors import EngineError, condition_of, missing_package
 from eddyline.runtime.lanes import SHORT
 from eddyline.runtime.progress import Progress, Span, Timer
 
@@ -222,9 +222,7 @@ def _fail(span: OpenSpan, error: BaseException | None) -> None:
     """Give a span the condition of an error; None for that of a view that is set aside."""
     from opentelemetry.trace import Status, StatusCode
 
-    condition = "VIEW_FAILING"
-    if error is not None:
-        condition = error.condition if isinstance(error, EddylineError) else type(error).__name__
+    condition = "VIEW_FAILING" if error is None else condition_of(error)
     span.set_attribute("error.type", condition)
     span.set_status(Status(StatusCode.ERROR, condition))
 
