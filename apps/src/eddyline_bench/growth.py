@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from eddyline.api.engine import Engine
 from eddyline.options import Options
-from eddyline_bench.measure import aligned, bench_session, median, tree_rss, verdict
+from eddyline_bench.measure import (
+    aligned,
+    appearing,
+    bench_session,
+    folder_size,
+    heap_bytes,
+    median,
+    tree_rss,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,7 +131,8 @@ def run(*, rows: int = KEYS, repeat: int = 6000, cores: int = 2) -> GrowthResult
                 values = [chance.random() for _ in ids]
                 changed = pa.table({"id": ids, "g": [i % KEYS for i in ids], "v": values})
                 written = "".join(f'{{"key":{i % KEYS},"at":{number}}}\n' for i in ids)
-                _put(lines / f"{number}.json", written)
+                with appearing(lines / f"{number}.json") as hidden:
+                    hidden.write_text(written)
                 started = time.perf_counter()
                 facts.upsert(changed)
                 engine.advance()
@@ -138,24 +147,10 @@ def run(*, rows: int = KEYS, repeat: int = 6000, cores: int = 2) -> GrowthResult
     return GrowthResult(samples, opening, equal)
 
 
-def _put(path: Path, text: str) -> None:
-    """Make a file appear as a whole."""
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text)
-    unfinished.rename(path)
-
-
 def _sample(spark: SparkSession, storage: Path, epoch: int, times: list[float]) -> Sample:
     gc.collect()
-    jvm: Any = spark._jvm  # noqa: SLF001
-    jvm.System.gc()
-    runtime = jvm.Runtime.getRuntime()
-    heap = int(runtime.totalMemory() - runtime.freeMemory())
-    sizes = [
-        os.path.getsize(os.path.join(place, name))
-        for place, _, names in os.walk(storage)
-        for name in names
-    ]
+    heap = heap_bytes(spark)
+    size, files = folder_size(storage)
     resident, python = tree_rss()
     milliseconds = median(times) * 1000
-    return Sample(epoch, milliseconds, len(sizes), sum(sizes), python, heap, resident)
+    return Sample(epoch, milliseconds, files, size, python, heap, resident)

@@ -21,6 +21,7 @@ from eddyline_bench.grouped_count import STORES
 from eddyline_bench.measure import (
     Meter,
     aligned,
+    appearing,
     bench_session,
     median,
     same_rows,
@@ -207,7 +208,5 @@ def write_batch(path: Path, keys: int, population: int, seed: int) -> None:
     chosen = np.repeat(random.choice(population, keys, replace=False), 2)
     random.shuffle(chosen)
     values = random.integers(-1000, 1000, len(chosen))
-    # Readers must not see an unfinished file; they skip names that begin with a dot.
-    hidden = path.with_name(f".{path.name}")
-    pl.DataFrame({"k": chosen, "v": values}).write_parquet(hidden)
-    hidden.rename(path)
+    with appearing(path) as hidden:
+        pl.DataFrame({"k": chosen, "v": values}).write_parquet(hidden)

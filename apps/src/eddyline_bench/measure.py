@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 from pyspark.sql import SparkSession
@@ -85,6 +85,54 @@ def tree_rss() -> tuple[int, int]:
     return sum(sizes.values()), sizes[os.getpid()]
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """The memory of a process, in bytes.
+
+    Attributes:
+        name: of its program.
+        private: what it has for itself.
+        mapped: files, of which the system takes back what it needs.
+    """
+
+    name: str = ""
+    private: int = 0
+    mapped: int = 0
+
+    @staticmethod
+    def of(process: int) -> ProcessMemory:
+        """Read the memory of a process; all is 0 without /proc, or if it has ended."""
+        try:
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        except OSError:
+            return ProcessMemory()
+        fields = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
+        private, mapped = (int(fields.get(name, ["0"])[0]) << 10 for name in ("RssAnon", "RssFile"))
+        return ProcessMemory(fields["Name"][0], private, mapped)
+
+
+def heap_bytes(spark: SparkSession) -> int:
+    """Return the bytes of the JVM's heap that are in use after a garbage collection."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    jvm.System.gc()
+    runtime = jvm.Runtime.getRuntime()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+def folder_size(folder: Path) -> tuple[int, int]:
+    """Return the bytes and the number of the files in a folder and those below it."""
+    sizes = [one.stat().st_size for one in folder.rglob("*") if one.is_file()]
+    return sum(sizes), len(sizes)
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Provide a name to write a file under, which readers skip; then give it its own, so that it appears as a whole."""
+    hidden = path.with_name(f".{path.name}")
+    yield hidden
+    hidden.rename(path)
+
+
 class PeakMemory:
     """The most memory that processes have had for themselves, in a `with` block; read ten times a second.
 
@@ -116,24 +164,21 @@ class PeakMemory:
                 return
 
     def _read(self) -> None:
-        for process in _tree() if Path("/proc/self/stat").exists() else ():
-            with contextlib.suppress(OSError):  # it may have ended
-                status = Path(f"/proc/{process}/status").read_text()
-                fields = dict(line.split(":", 1) for line in status.splitlines())
-                size = int(fields.get("RssAnon", "0 kB").split()[0]) << 10
-                if process == os.getpid():
-                    self.python = max(self.python, size)
-                elif fields["Name"].strip() == "java":
-                    self.jvm = max(self.jvm, size)
-                else:
-                    self.worker = max(self.worker, size)
+        for process in _tree():
+            memory = ProcessMemory.of(process)
+            if process == os.getpid():
+                self.python = max(self.python, memory.private)
+            elif memory.name == "java":
+                self.jvm = max(self.jvm, memory.private)
+            else:
+                self.worker = max(self.worker, memory.private)
 
 
 def _tree() -> dict[int, list[str]]:
-    """Return the fields of /proc/<pid>/stat after the name, of this process and its descendants."""
+    """Return the fields of /proc/<pid>/stat after the name, of this process and its descendants; none without /proc."""
     found: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
         # A process may end between the listing and the read.
         with contextlib.suppress(OSError):
             if entry.name.isdigit():

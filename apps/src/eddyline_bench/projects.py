@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from eddyline.errors import EngineError
-from eddyline_bench.measure import aligned, median, same_rows, verdict
+from eddyline_bench.measure import aligned, appearing, median, same_rows, verdict
 
 CHANGED_ROWS = 1000
 PAGES = 5000
@@ -137,9 +137,8 @@ def _write_visits(data: Path, number: int, rows: int) -> None:
     frame = pl.DataFrame({"id": np.arange(rows), "ms": draw.integers(0, 1000, rows)}).with_columns(
         page="/p" + pl.Series(draw.integers(0, PAGES, rows)).cast(pl.String)
     )
-    hidden = data / f".{number}.json"
-    frame.write_ndjson(hidden)
-    hidden.rename(data / f"{number}.json")
+    with appearing(data / f"{number}.json") as hidden:
+        frame.write_ndjson(hidden)
 
 
 def _command(words: list[str], project: Path, **more: str) -> str:

@@ -19,7 +19,15 @@ from eddyline.api.engine import Engine
 from eddyline_apps.kafka import Broker
 from eddyline_apps.postgres import Server, programs
 from eddyline_bench.keyed_total import batch_seconds
-from eddyline_bench.measure import Meter, aligned, bench_session, median, same_rows, verdict
+from eddyline_bench.measure import (
+    Meter,
+    aligned,
+    appearing,
+    bench_session,
+    median,
+    same_rows,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,9 +183,8 @@ def write_batch(path: Path, rows: int, first: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     keys = draw.permutation(np.arange(first, first + rows))
     frame = pl.DataFrame({"k": keys, "v": draw.integers(0, 1 << 40, rows)})
-    hidden = path.with_name(f".{path.name}")  # readers skip it until it is whole
-    frame.with_columns(s="row " + pl.col("v").cast(pl.String)).write_parquet(hidden)
-    hidden.rename(path)
+    with appearing(path) as hidden:
+        frame.with_columns(s="row " + pl.col("v").cast(pl.String)).write_parquet(hidden)
 
 
 # --- the kinds of targets ---

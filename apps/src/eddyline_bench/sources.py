@@ -23,7 +23,15 @@ from eddyline_apps.kafka import Broker
 from eddyline_apps.postgres import Server, programs
 from eddyline_apps.processes import free_port
 from eddyline_bench.keyed_total import batch_seconds
-from eddyline_bench.measure import Meter, aligned, bench_session, median, same_rows, verdict
+from eddyline_bench.measure import (
+    Meter,
+    aligned,
+    appearing,
+    bench_session,
+    median,
+    same_rows,
+    verdict,
+)
 from eddyline_bench.sinks import KAFKA_JARS, SCHEMA, started_broker, write_batch
 
 if TYPE_CHECKING:
@@ -224,9 +232,8 @@ def _written(folder: Path, ending: str, write: Callable[[pl.DataFrame, Path], ob
 
     def put(rows: pl.DataFrame) -> None:
         number = len(list(folder.iterdir()))
-        hidden = folder / f".{number:05d}{ending}"  # readers skip it until it is whole
-        write(rows, hidden)
-        hidden.rename(folder / hidden.name[1:])
+        with appearing(folder / f"{number:05d}{ending}") as hidden:
+            write(rows, hidden)
 
     return put
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -13,7 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eddyline.api.engine import Engine
-from eddyline_bench.measure import PeakMemory, aligned, bench_session, median, verdict
+from eddyline_bench.measure import (
+    PeakMemory,
+    aligned,
+    appearing,
+    bench_session,
+    folder_size,
+    median,
+    verdict,
+)
 
 FILE_ROWS = 1_000_000
 SMALL = (1_000, 100_000)
@@ -106,7 +113,7 @@ def run(*, rows: int = 5_000_000, repeat: int = 5, cores: int = 2) -> StateResul
                         started = time.perf_counter()
                         engine.advance()
                         times.append(time.perf_counter() - started)
-                stages.append(Stage(size, median(times), memory, _bytes(storage)))
+                stages.append(Stage(size, median(times), memory, folder_size(storage)[0]))
             engine.view("live", f"{TOTALS} totals")
             engine.advance()
             live = engine.snapshot("live").collect()
@@ -117,17 +124,8 @@ def run(*, rows: int = 5_000_000, repeat: int = 5, cores: int = 2) -> StateResul
 
 
 def _put(path: Path, chance: np.random.Generator, ids: np.ndarray) -> None:
-    """Make a file of events appear as a whole."""
+    """Add a file of events."""
     values = chance.integers(0, 1000, len(ids))
     names = pa.array(values).cast(pa.string())
-    unfinished = path.with_name(f".{path.name}")
-    pq.write_table(pa.table({"id": ids, "v": values, "name": names}), unfinished)
-    unfinished.rename(path)
-
-
-def _bytes(folder: Path) -> int:
-    return sum(
-        os.path.getsize(os.path.join(place, name))
-        for place, _, names in os.walk(folder)
-        for name in names
-    )
+    with appearing(path) as hidden:
+        pq.write_table(pa.table({"id": ids, "v": values, "name": names}), hidden)

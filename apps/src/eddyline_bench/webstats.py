@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +17,16 @@ from eddyline.options import Options
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.command import Run, create
 from eddyline_apps.webstats.views import HOST, define_key, queries, script, secret_of
-from eddyline_bench.measure import Meter, aligned, bench_session, tree_rss, verdict
+from eddyline_bench.measure import (
+    Meter,
+    ProcessMemory,
+    aligned,
+    bench_session,
+    folder_size,
+    heap_bytes,
+    tree_rss,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -271,15 +279,9 @@ def _retire(engine: Engine) -> None:
 def _sample(
     spark: SparkSession, storage: Path, lines: int, part: int, seconds: float, cpu: float
 ) -> Sample:
-    jvm: Any = spark._jvm  # noqa: SLF001
-    jvm.System.gc()
-    runtime = jvm.Runtime.getRuntime()
-    heap = int(runtime.totalMemory() - runtime.freeMemory())
-    sizes = {True: 0, False: 0}
-    for place, _, names in os.walk(storage):
-        kept = Path(place).relative_to(storage).parts[:1] == ("logs",)
-        sizes[kept] += sum(os.path.getsize(os.path.join(place, name)) for name in names)
-    (resident, own), mapped = tree_rss(), _mapped_bytes()
+    heap = heap_bytes(spark)
+    logs, whole = folder_size(storage / "logs")[0], folder_size(storage)[0]
+    (resident, own), mapped = tree_rss(), ProcessMemory.of(os.getpid()).mapped
     return Sample(
         lines,
         part,
@@ -289,17 +291,6 @@ def _sample(
         own - mapped,
         mapped,
         heap,
-        sizes[True],
-        sizes[False],
+        logs,
+        whole - logs,
     )
-
-
-def _mapped_bytes() -> int:
-    """Return the resident bytes of mapped files, of this process; 0 without /proc."""
-    status = Path("/proc/self/status")
-    found = (
-        re.search(r"^RssFile:\s+(\d+) kB", status.read_text(), re.MULTILINE)
-        if status.exists()
-        else None
-    )
-    return int(found[1]) << 10 if found else 0
