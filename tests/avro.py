@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from typing import Any
 
 from fastavro import parse_schema, schemaless_writer
+
+from loopback import listening
 
 
 def encoded(schema: Any, value: Any) -> bytes:
@@ -65,7 +66,7 @@ def registry() -> Iterator[Registry]:
     """
     known = Registry()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, document = known.answer(self.path, self.headers.get("Authorization", ""))
             body = json.dumps(document).encode()
@@ -74,16 +75,5 @@ def registry() -> Iterator[Registry]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    known.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with listening(Answers) as known.url:
         yield known
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

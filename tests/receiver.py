@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import listening
 
 Row = tuple[Any, ...]
 
@@ -67,9 +68,7 @@ def serving(parsed: Callable[[dict[str, Any]], Row]) -> Iterator[Receiver]:
     """Run a receiver on a free port."""
     kept = Receiver(parsed)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Answers(BaseHTTPRequestHandler):
         def setup(self) -> None:
             super().setup()
             kept.connections += 1
@@ -77,15 +76,6 @@ def serving(parsed: Callable[[dict[str, Any]], Row]) -> Iterator[Receiver]:
         def do_POST(self) -> None:
             kept.answer(self)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    kept.url = f"http://127.0.0.1:{server.server_port}/hook?token=t0ken"
-    try:
+    with listening(Answers) as url:
+        kept.url = f"{url}/hook?token=t0ken"
         yield kept
-    finally:
-        server.shutdown()
-        server.server_close()

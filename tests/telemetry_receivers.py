@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import listening
 
 
 @dataclass
@@ -36,9 +37,7 @@ def taking(parse: Callable[[bytes], list[Any]]) -> Iterator[Taken]:
     """Run a server on a free port."""
     taken = Taken()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -52,18 +51,8 @@ def taking(parse: Callable[[bytes], list[Any]]) -> Iterator[Taken]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    taken.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with listening(Answers) as taken.url:
         yield taken
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.catalog.entries import DEAD, REJECTS, Entry
 from eddyline.catalog.store import CatalogStore
@@ -49,13 +50,20 @@ class DeadLetter:
     died: datetime
 
 
-def list_letters(store: CatalogStore, source: str | None = None) -> list[DeadLetter]:
-    """Return the dead letters of one pipeline or stream, or of all, the newest first."""
+def list_letters(
+    store: CatalogStore, source: str | None = None, position: int | None = None
+) -> list[DeadLetter]:
+    """Return the dead letters of one pipeline or stream, or of all, the newest first.
+
+    Args:
+        position: only those at this position.
+    """
     letters = []
     with pinned(store.files) as manifest:
         for entry in _entries(store, source):
             shown = entry.name.removesuffix(DEAD)
-            for rows in _stored_rows(store.files, manifest, entry):
+            for stored in _stored_rows(store.files, manifest, entry):
+                rows = stored if position is None else stored.filter(pc.field("c0") == position)
                 letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
@@ -107,10 +115,10 @@ def parse_mended(text: str) -> tuple[int, bytes]:
 
 def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
     """Return one dead letter; CatalogError NOT_FOUND if there is none at this position."""
-    for letter in list_letters(store, source):
-        if letter.position == position:
-            return letter
-    raise no_letter(source, position)
+    found = list_letters(store, source, position)
+    if not found:
+        raise no_letter(source, position)
+    return found[0]
 
 
 def no_letter(source: str, position: int) -> CatalogError:

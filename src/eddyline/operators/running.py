@@ -234,15 +234,16 @@ def _peers_begin(rows: pa.Table, first: np.ndarray, order: Sequence[SortKey]) ->
 
 def _present(function: Function, line: _Line, entries: pa.Array) -> np.ndarray:
     """Return for each row the place of the first or last entry up to it that isn't null, or one that is."""
-    begins = np.repeat(line.start, line.length + 1)
-    places = np.where(entries.is_valid().to_numpy(False), np.arange(len(entries)), begins)
+    valid, at = entries.is_valid().to_numpy(False), line.at
     if function is Function.LAST_PRESENT:
-        found: np.ndarray = np.maximum.accumulate(places)[line.at]
+        begins = np.repeat(line.start, line.length + 1)
+        latest = np.maximum.accumulate(np.where(valid, np.arange(len(entries)), begins))
+        found: np.ndarray = latest[at]
         return found
-    valid = np.flatnonzero(entries.is_valid().to_numpy(False))
-    first = np.append(valid, len(entries))[np.searchsorted(valid, line.start)]
-    first = np.repeat(first, line.length)
-    return np.where(first <= line.at, first, np.repeat(line.start, line.length))
+    places = np.flatnonzero(valid)
+    firsts = np.append(places, len(entries))[np.searchsorted(places, line.start)]
+    first, start = (np.repeat(one, line.length) for one in (firsts, line.start))
+    return np.where(first <= at, first, start)
 
 
 def _check_range(beyond: np.ndarray) -> None:
