@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE, HASH, WEIGHT
 from eddyline.sink.rows import feed_of, paired
-from eddyline.state.kernels import Measure, cast_to, consolidate, repeat
+from eddyline.state.kernels import Measure, consolidate, repeat
+from eddyline.state.retyping import cast_to
 
 RETRACT, UPDATE, CDF = FORMS = "retract", "update", "cdf"
 """The forms in which changes are read."""

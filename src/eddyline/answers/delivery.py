@@ -18,7 +18,7 @@ from eddyline.sink.base import Sink
 from eddyline.sink.cursors import Cursor
 from eddyline.sink.outbox import NO_VIEW, Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.state.kernels import cast_to, ordered
+from eddyline.state.kernels import ordered
 from eddyline.state.leases import Leases
 from eddyline.state.manifest import (
     ROWS,
@@ -30,6 +30,7 @@ from eddyline.state.manifest import (
     without_gaps,
 )
 from eddyline.state.recover import flush
+from eddyline.state.retyping import cast_to
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files

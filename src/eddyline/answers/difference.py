@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from eddyline.answers.changelog import net_changes
 from eddyline.changes import WEIGHT
-from eddyline.state.kernels import cast_to, repeat
+from eddyline.state.kernels import repeat
+from eddyline.state.retyping import cast_to
 
 SHOWN_ROWS = 5
 

@@ -27,8 +27,9 @@ from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.names import quoted
-from eddyline.state.kernels import cast_to, distinct, repeat
+from eddyline.state.kernels import distinct, repeat
 from eddyline.state.manifest import ROWS
+from eddyline.state.retyping import cast_to
 from eddyline.storage.files import Files
 
 

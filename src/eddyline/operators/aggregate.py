@@ -20,13 +20,13 @@ from eddyline.state.grouping import Groups, SortKey, group_rows
 from eddyline.state.integers import from_words, may_overflow, overflows
 from eddyline.state.kernels import (
     Measure,
-    cast_to,
     combined,
     distinct_hashes,
     equal_values,
     matched,
     nonzero,
 )
+from eddyline.state.retyping import cast_to
 
 SLOT = "groups"
 

@@ -12,7 +12,8 @@ from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.operators.hold import PENDING, below
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
-from eddyline.state.kernels import cast_to, with_weights
+from eddyline.state.kernels import with_weights
+from eddyline.state.retyping import cast_to
 
 
 @dataclass(frozen=True, slots=True)

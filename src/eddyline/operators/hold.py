@@ -11,7 +11,8 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
-from eddyline.state.kernels import cast_to, with_weights
+from eddyline.state.kernels import with_weights
+from eddyline.state.retyping import cast_to
 
 PENDING = "pending"
 """The arrangement of the rows whose time is to come."""

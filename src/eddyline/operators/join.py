@@ -21,7 +21,8 @@ from eddyline.operators.base import (
 )
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.grouping import group_rows
-from eddyline.state.kernels import cast_to, distinct_hashes, ranges, with_weights
+from eddyline.state.kernels import distinct_hashes, ranges, with_weights
+from eddyline.state.retyping import cast_to
 
 LEFT, RIGHT = "left", "right"
 SIDE, MATCHABLE, EXISTS = "side", "matchable", "x"

@@ -11,7 +11,8 @@ from eddyline.changes import WEIGHT
 from eddyline.operators.base import checked_weights
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.grouping import ranked
-from eddyline.state.kernels import cast_to, distinct_hashes, matched, with_weights
+from eddyline.state.kernels import distinct_hashes, matched, with_weights
+from eddyline.state.retyping import cast_to
 
 
 def percentiles(

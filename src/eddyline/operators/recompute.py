@@ -10,7 +10,8 @@ import pyarrow as pa
 from eddyline.changes import WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import cast_to, distinct_hashes, repeat, sorted_rows
+from eddyline.state.kernels import distinct_hashes, repeat, sorted_rows
+from eddyline.state.retyping import cast_to
 
 SLOT = "rows"
 VERSION = WEIGHT

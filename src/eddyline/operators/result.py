@@ -13,8 +13,9 @@ from eddyline.operators.base import State, Step, checked_weights, empty_like, nu
 from eddyline.source.redo_log import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import Groups, group_rows
-from eddyline.state.kernels import cast_to, distinct_hashes, ordered, with_weights
+from eddyline.state.kernels import distinct_hashes, ordered, with_weights
 from eddyline.state.manifest import ROWS
+from eddyline.state.retyping import cast_to
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from eddyline.operators.base import State, Step, checked_weights, numbered
 from eddyline.state.around import Tails, tails
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import SortKey, group_rows, merged, ranked
-from eddyline.state.kernels import cast_to, matched, with_weights
+from eddyline.state.kernels import matched, with_weights
+from eddyline.state.retyping import cast_to
 from eddyline.state.running import (
     lengths_of,
     places_of_largest,

@@ -28,7 +28,8 @@ from eddyline.source.segments import (
     rejected_by_time,
 )
 from eddyline.state.arrangement import Layout
-from eddyline.state.kernels import merged_if_repetitive, with_nullable_fields
+from eddyline.state.kernels import merged_if_repetitive
+from eddyline.state.retyping import with_nullable_fields
 from eddyline.state.runs import Run
 from eddyline.state.slices import SLICE_BYTES, in_slices
 from eddyline.storage.files import Files

@@ -28,7 +28,7 @@ from eddyline.runtime.plans import Reports
 from eddyline.runtime.scan import LeafScan
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
-from eddyline.state.kernels import cast_to
+from eddyline.state.retyping import cast_to
 
 OUTPUT_ROWS_MAX = 1_000_000
 """Rows that an operator may put out before the wide lane takes over."""

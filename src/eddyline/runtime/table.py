@@ -14,7 +14,8 @@ from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
 from eddyline.source.readers import read_segment
 from eddyline.source.segments import Segment
-from eddyline.state.kernels import cast_to, key_hashes
+from eddyline.state.kernels import key_hashes
+from eddyline.state.retyping import cast_to
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 # a worker runs scans and kernels: what both need is loaded before `prepare_worker` freezes it
 import eddyline.source.readers  # noqa: F401
-from eddyline.state.kernels import cast_to
+from eddyline.state.retyping import cast_to
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 

@@ -44,7 +44,8 @@ from eddyline.sink.base import (
 )
 from eddyline.sink.rows import KeyedChanges, difference, keyed_changes
 from eddyline.spark.schema import arrow_schema
-from eddyline.state.kernels import cast_to, distinct, repeat
+from eddyline.state.kernels import distinct, repeat
+from eddyline.state.retyping import cast_to
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable

@@ -16,7 +16,8 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.grouping import SortKey, group_rows, merged
-from eddyline.state.kernels import cast_to, matched, ranges
+from eddyline.state.kernels import matched, ranges
+from eddyline.state.retyping import cast_to
 from eddyline.state.search import key_ranges, keys_of
 
 FIRST_READ = 8

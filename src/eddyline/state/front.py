@@ -11,7 +11,8 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.grouping import SortKey, merged, ranked
-from eddyline.state.kernels import cast_to, distinct_hashes, matched, ranges, with_weights
+from eddyline.state.kernels import distinct_hashes, matched, ranges, with_weights
+from eddyline.state.retyping import cast_to
 
 PLACE = "place"
 FIRST_READ, MOST_AT_FIRST = 4, 4096

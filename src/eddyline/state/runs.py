@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from eddyline.errors import StateError
-from eddyline.state.kernels import with_nullable_fields
+from eddyline.state.retyping import with_nullable_fields
 from eddyline.storage.files import Files, Summing, checksum, unreadable
 
 OPEN_RUNS_MAX = 2048
