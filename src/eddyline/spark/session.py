@@ -57,6 +57,7 @@ _LOCAL = {
     "spark.python.worker.reuse": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.sort.bypassMergeThreshold": "400",
+    "spark.buffer.pageSize": "2m",  # else 32 MB for each sort, aggregation and join, however few rows
     "spark.log.level": "ERROR",
     INTERRUPT: "false",
     CODE_CACHE: str(CODE_CACHE_ENTRIES),
