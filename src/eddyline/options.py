@@ -80,6 +80,12 @@ class Options:
     lease_seconds: int = _setting(
         3600, "number of seconds for which an open DataFrame keeps its epoch at most", 0, 1 << 30
     )
+    fill_rows: int = _setting(
+        16_000_000,
+        "rows of input after which the filling of a new view is stored, so that a crash costs no more; 0: never",
+        0,
+        1 << 50,
+    )
     compaction_fan_in: int = _setting(
         8, "number of runs of one size tier that are merged into one", 2, 64
     )

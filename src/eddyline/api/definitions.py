@@ -41,6 +41,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.progress import Timer
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
+from eddyline.state.fillings import forget
 
 KINDS = (TABLE, STREAM, VIEW, SINK)
 
@@ -351,6 +352,7 @@ class Definitions:
             # the view doesn't exist: the next epochs must not say that it has replaced another one
             workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
             raise
+        forget(workspace.files, entry.name.lower())
         workspace.keep_plan(entry, new.compiled)
         for reader, plan in new.readers:
             workspace.keep_plan(reader, plan)

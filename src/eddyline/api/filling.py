@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eddyline.answers.changed import changed_runs
+from eddyline.api.checkpointing import Stored, begun, found
 from eddyline.api.epochs import Epochs
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
@@ -19,6 +21,7 @@ from eddyline.errors import EddylineError, StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import Timed
 from eddyline.runtime.compiler import CompiledPlan
+from eddyline.runtime.pieces import Piece, grows_with_pieces, in_pieces
 from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
@@ -40,12 +43,17 @@ class Filling:
     """The first rows of a new view, computed from all rows of its inputs as of one epoch.
 
     It begins and is committed under the lock of the workspace; `run` needs no lock. What has changed
-    meanwhile is read from the changelogs of the epochs since, which a lease holds.
+    meanwhile is read from the changelogs of the epochs since, which a lease holds. Many rows are computed in
+    pieces, each on top of the state after those before it, and that state is stored after each piece: a
+    filling of the same view that begins after a crash goes on there.
 
     Attributes:
         base: the epoch.
-        given: the rows of the inputs.
+        pieces: the rows of the inputs.
+        rows: number of rows of each piece; `UNKNOWN` or more where that isn't known.
         before: the catalog when it began.
+        folder: for the files to commit.
+        stored: the checkpoint; None if there is only one piece.
         state: what `run` has computed; None before it, or if it has failed.
         timer: measures the stages of `run`.
     """
@@ -55,9 +63,11 @@ class Filling:
     compiled: CompiledPlan
     before: Catalog
     base: Manifest
-    given: PlanInput
+    pieces: Sequence[Piece]
+    rows: Sequence[int]
     folder: str
     level: int
+    stored: Stored | None = None
     started: float = field(default_factory=time.monotonic)
     state: EpochState | None = None
     timer: Timer = field(default_factory=Timer)
@@ -84,12 +94,24 @@ class Filling:
             part.expiry or isinstance(part.operator, Timed) for part in plan.parts
         ):
             return None
-        base = workspace.manifest
+        base, level, folder = workspace.manifest, catalog.level(entry), attempt_folder(AFTER_ALL)
+        stored = found(workspace, entry, made)
+        if stored is not None:
+            filling = cls(
+                workspace, epochs, made, workspace.catalog, stored.base, stored.pieces,
+                list(map(_rows, stored.pieces)), folder, level, stored,
+            )  # fmt: skip
+            if not filling._moved(base):
+                return filling
+            stored.give_up("what it reads has changed otherwise than by changes")
         constants = workspace.compiler.write_constants(made)
         given = workspace.results.initial_input(made, catalog, base, {plan.name}, constants)
-        folder = attempt_folder(AFTER_ALL)
+        most = 0 if grows_with_pieces(plan) else workspace.options.fill_rows
+        pieces = in_pieces(workspace.files, given.segments, most)
+        rows = list(map(_rows, pieces))
+        stored = begun(workspace, entry, made, base, pieces, sum(rows)) if pieces[1:] else None
         return cls(
-            workspace, epochs, made, workspace.catalog, base, given, folder, catalog.level(entry)
+            workspace, epochs, made, workspace.catalog, base, pieces, rows, folder, level, stored
         )
 
     @contextmanager
@@ -107,18 +129,86 @@ class Filling:
             finally:
                 with suppress(OSError, EddylineError):  # an epoch has moved the files that it needs
                     self.workspace.files.remove(self.folder)
+                if self.stored is not None:
+                    self.stored.leave()
 
     def run(self) -> None:
-        """Compute the rows."""
+        """Compute the rows.
+
+        Raises:
+            EngineError: STORAGE_IN_USE, the engine was stopped between two pieces, which a later filling
+                goes on with.
+        """
         watermarks = Watermarks.of_next_epoch(self.base, self.before, self.workspace.clock())
-        with job_tag(self.workspace.spark, self.tag):
+        state = None if self.stored is None else self.stored.state
+        while (number := self._pieces_done) < len(self.pieces):
+            if number:
+                self.workspace.check_writable()
             try:
-                runner = self.epochs.runner
-                self.state = runner.compute(
-                    self.base, self.given, watermarks, self.folder, self.timer
-                )
+                state = self._computed(number, state, watermarks)
             except EddylineError as error:  # the epoch that tries it again tells the user
                 _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
+                return
+            if state is None or self.stored is None:
+                break
+        try:
+            self.state = state if state is None or self.stored is None else self._linked(state)
+        except EddylineError as error:
+            _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
+
+    @property
+    def _pieces_done(self) -> int:
+        return 0 if self.stored is None else self.stored.done.pieces
+
+    @property
+    def _now(self) -> range:
+        """The numbers of the pieces that are computed at once now."""
+        first = self._pieces_done
+        at_once = 1 if self.stored is None else self.stored.done.at_once
+        return range(first, min(first + at_once, len(self.pieces)))
+
+    def _computed(
+        self, number: int, state: EpochState | None, watermarks: Watermarks
+    ) -> EpochState | None:
+        """Return the state after the next pieces; None if the view fails on their rows."""
+        folder = self.folder if self.stored is None else self.stored.piece_folder(number)
+        now, segments = self._now, dict[str, list[Segment]]()
+        for piece in now:
+            for leaf, own in self.pieces[piece].items():
+                segments.setdefault(leaf, []).extend(own)
+        before = None if state is None else state.arrangements
+        started = time.monotonic()
+        with job_tag(self.workspace.spark, self._tag(number)):
+            given = PlanInput(self.compiled.plan, segments)
+            after = self.epochs.runner.compute(
+                self.base, given, watermarks, folder, self.timer, before
+            )
+        if self.stored is None:
+            return after
+        if after is None:  # perhaps only on rows that are not all: the epoch that tries it has all
+            self.stored.give_up("the view fails on its rows")
+            return None
+        rows = sum(self.rows[piece] for piece in now)
+        return self.stored.after(after, len(now), rows, time.monotonic() - started)
+
+    def _linked(self, state: EpochState) -> EpochState:
+        """Return the state with its files in the folder to commit, which the checkpoint doesn't lose by that."""
+        files = self.workspace.files
+        files.make_folder(self.folder)
+        runs = {
+            run.name: replace(run, name=f"{self.folder}/{_flat(run.name)}")
+            for buckets in state.arrangements.values()
+            for own in buckets.values()
+            for run in own
+        }
+        for name, run in runs.items():
+            files.link(name, run.name)
+        files.sync(self.folder)
+        arrangements = {
+            name: {bucket: tuple(runs[run.name] for run in own) for bucket, own in buckets.items()}
+            for name, buckets in state.arrangements.items()
+        }
+        return replace(state, arrangements=arrangements)
 
     def is_of(self, catalog: Catalog, now: Manifest) -> bool:
         """Return whether the definitions and the number of buckets are those that it began with."""
@@ -140,6 +230,8 @@ class Filling:
             return None
         plan = self.compiled.plan
         if workspace.manifest.epoch == self.base.epoch:
+            if self.stored is not None:
+                self.epochs.runner.make_delta(plan, self.folder, state)
             return self.epochs.adopt(plan, state).after(self.timer)
         try:
             segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
@@ -169,24 +261,44 @@ class Filling:
         if entry.kind == STREAM and not entry.arranged:
             return workspace.sources.between(entry, self.base, now.positions.get(entry.source))
         changes = changed_runs(workspace.files, entry, now, self.base.epoch)
-        found = [run for _, runs in changes for run in runs]
-        return [bucket_segment(found)] if found else ()
+        runs = [run for _, own in changes for run in own]
+        return [bucket_segment(runs)] if runs else ()
 
-    @property
-    def tag(self) -> str:
-        """What Spark knows its jobs by."""
-        return f"eddyline-fill-{self.compiled.plan.id}"
+    def _tag(self, piece: int) -> str:
+        """Return what Spark knows the jobs of a piece by."""
+        return f"eddyline-fill-{self.compiled.plan.id}-{piece}"
 
     def status(self) -> Mapping[str, Any]:
-        """Return the entry of `Engine.status`: rows to read, which share is done, seconds so far and left."""
-        rows = rows_of(one for own in self.given.segments.values() for one in own)
-        seconds, done = time.monotonic() - self.started, share_done(self.workspace.spark, self.tag)
+        """Return the entry of `Engine.status`: rows to read and read, per second, seconds so far and left."""
+        at, total = self._pieces_done, sum(self.rows)
+        seconds = time.monotonic() - self.started
+        share = share_done(self.workspace.spark, self._tag(at))
+        read = sum(self.rows[:at]) + share * sum(self.rows[piece] for piece in self._now)
+        first = 0 if self.stored is None else self.stored.rows_before
+        done = read / total if total else share
+        now = done - (first / total if total else 0)  # by this process
+        known = total < UNKNOWN
         return {
             "name": self.compiled.plan.name,
             "state": "filling",
             "level": self.level,
-            "rows": rows if rows < UNKNOWN else None,
+            "rows": total if known else None,
+            "rows_read": int(read) if known else None,
+            "rows_per_second": (read - first) / seconds if known and seconds else None,
+            "pieces": len(self.pieces),
+            "pieces_done": at,
             "done": done,
             "seconds": seconds,
-            "seconds_left": seconds * (1 - done) / done if done else None,
+            "seconds_left": seconds * (1 - done) / now if now > 0 else None,
         }
+
+
+def _rows(piece: Piece) -> int:
+    """Return the number of rows of a piece; at least `UNKNOWN` if that isn't known."""
+    return rows_of(one for own in piece.values() for one in own)
+
+
+def _flat(name: str) -> str:
+    """Return a name that a run of a piece has in a folder with those of all other pieces."""
+    folder, file = os.path.split(name)
+    return f"{os.path.basename(folder)}.{file}"

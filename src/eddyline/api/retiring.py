@@ -8,6 +8,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
 from eddyline.sink.cursors import first_needed
+from eddyline.state.fillings import prune
 from eddyline.state.leases import retiring
 from eddyline.state.manifest import committed_epochs, read_manifest
 from eddyline.state.recover import retire
@@ -33,6 +34,7 @@ def retire_old(workspace: Workspace) -> None:
         if possible:
             first = min((one for one in (held, leased) if one is not None), default=None)
             retire(workspace.files, options.retain_epochs, first, options.held_bytes)
+            prune(workspace.files, set(workspace.filling))
     try:
         oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
     except StateError as error:  # whoever needs that epoch is told

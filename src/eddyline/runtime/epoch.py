@@ -173,12 +173,19 @@ class EpochRunner:
         return manifest
 
     def compute(
-        self, base: Manifest, given: PlanInput, watermarks: Watermarks, folder: str, timer: Timer
+        self,
+        base: Manifest,
+        given: PlanInput,
+        watermarks: Watermarks,
+        folder: str,
+        timer: Timer,
+        before: Mapping[str, Buckets] | None = None,
     ) -> EpochState | None:
         """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
 
         Args:
-            folder: for the files of its state. Its name must be after those of all epochs, which nothing removes.
+            folder: for the files of its state. Nothing else removes it.
+            before: the arrangements after earlier pieces of its input; None for the first piece.
 
         Returns:
             Its state, None if it fails on its rows.
@@ -186,10 +193,18 @@ class EpochRunner:
         self.files.make_folder(folder)
         limits = self._limits([given.plan], watermarks)
         context = EpochContext(folder, base.epoch, limits)
-        state = EpochState({}, failing=dict(base.failing))
+        if before is not None:
+            file = f"{folder}/{ADOPTED}"
+            write_arrangements(self.files, file, dict(before))
+            context = replace(context, adopted=(given.plan.id, file))
+        state = EpochState(dict(before or {}), failing=dict(base.failing))
         self._run_plans(context, [given], state, watermarks, timer)
         self.files.sync_all(state.unflushed)
         return None if given.plan.id in state.failing else state
+
+    def make_delta(self, plan: EpochPlan, folder: str, computed: EpochState) -> None:
+        """Give what `compute` has computed in pieces its changelog: all rows, in which none is retracted."""
+        self._replace_delta(folder, plan, {}, "", computed)
 
     def adopt(
         self, base: Manifest, plan: EpochPlan, computed: EpochState, watermarks: Watermarks

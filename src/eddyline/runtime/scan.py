@@ -170,7 +170,7 @@ def read_bucket(
 
     Expressions may fail on such a row, while they don't on what is left.
     """
-    parts = [Segment(RUN, name, rows) for name, rows in json.loads(segment.file)]
+    parts = [Segment(RUN, *part) for part in json.loads(segment.file)]
     tables = [with_nullable_fields(read_arrow(files, part)) for part in parts]
     for pieces in in_slices(tables, most):
         stored = pa.concat_tables(pieces, promote_options="default")

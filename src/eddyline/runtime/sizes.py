@@ -68,7 +68,7 @@ def has_short_rows(files: Files, segments: Iterable[Segment]) -> bool:
     for segment in segments:
         if segment.kind not in _PLAIN or (segment.kind == NDJSON and is_compressed(segment.file)):
             return False
-        size = _bytes(files, segment)
+        size = bytes_of(files, segment)
         if segment.rows or segment.kind == BUCKET_RUNS:
             counted, bytes_of_counted = counted + _rows(segment), bytes_of_counted + size
         else:
@@ -80,19 +80,19 @@ def has_short_rows(files: Files, segments: Iterable[Segment]) -> bool:
 
 def _rows(segment: Segment) -> int:
     if segment.kind == BUCKET_RUNS:
-        return sum(rows for _, rows in json.loads(segment.file))
+        return sum(rows for _, rows, *_ in json.loads(segment.file))
     if segment.rows or not segment.bytes:
         return segment.rows or UNKNOWN
     return segment.bytes // _BYTES_A_ROW
 
 
-def _bytes(files: Files, segment: Segment) -> int:
-    """Return the bytes of a segment's file or files; 0 for generated rows."""
+def bytes_of(files: Files, segment: Segment) -> int:
+    """Return the bytes of a segment, by its file or files; 0 for generated rows."""
     if segment.bytes:
         return segment.bytes
     names = [segment.file]
     if segment.kind == BUCKET_RUNS:
-        names = [name for name, _ in json.loads(segment.file)]
+        names = [name for name, *_ in json.loads(segment.file)]
     total = 0
     for name in names:
         try:

@@ -27,13 +27,14 @@ class Segment:
         kind: selects the reader: `run` (state, with weights), `bucket` (several runs of state, without
             the rows that they append and delete again), `log` (redo log, with operations), `ndjson`,
             `parquet`, `nexmark` (generated), or a kind of a registered format.
-        file: name in the storage; for several runs a JSON list of names and numbers of rows; a full
-            path for other files; for generated rows the generator and its settings.
+        file: name in the storage; for several runs a JSON list of names, numbers of rows and, if that isn't
+            0, first rows; a full path for other files; for generated rows the generator and its settings.
         rows: number of rows; 0 if unknown before reading. A large segment with a known number can
             be split into pieces with different `start` and `rows`.
         start: the first row of a run, log or generator; the first byte of an NDJSON file's part.
         sequence: number of the first row among the operations of a table.
-        bytes: length of an NDJSON file's part (0: to its end), or of a Parquet file.
+        bytes: length of an NDJSON file's part (0: to its end), or of a Parquet file; about that of a part of
+            runs or of the redo log, 0 if it isn't a part.
         crc: CRC-32 of the whole file; only for files of the redo log.
         watermark: rows with an event time below it (microseconds since 1970) are late; None if
             there is no watermark, or none yet.

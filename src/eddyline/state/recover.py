@@ -11,6 +11,7 @@ from functools import cache
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
+from eddyline.state.fillings import prune
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import (
     BASED_VERSION,
@@ -106,6 +107,7 @@ def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Mani
             epochs = list(whole)
         if epochs:
             sweep(files, read_manifest(files, epochs[0]))
+        prune(files)
     return manifest
 
 

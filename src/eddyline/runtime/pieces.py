@@ -1,0 +1,125 @@
+"""The rows of a new view's inputs in pieces, each of which is computed on top of those before it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from eddyline.changes import HASH
+from eddyline.operators.aggregate import Reduce
+from eddyline.operators.recompute import Regroup
+from eddyline.operators.running import Running
+from eddyline.runtime.plans import EpochPlan
+from eddyline.runtime.sizes import UNKNOWN, bytes_of, rows_of
+from eddyline.source.segments import BUCKET_RUNS, RUN, Segment, read_arrow
+from eddyline.storage.files import Files
+
+Piece = dict[str, list[Segment]]
+"""By name of a leaf the segments that it reads."""
+
+
+def grows_with_pieces(plan: EpochPlan) -> bool:
+    """Return whether an operator of a plan reads or writes whole groups again whenever they change.
+
+    Each piece would change most of them, so the work would grow with the number of pieces: such a plan takes
+    all rows at once.
+    """
+    operators = [part.operator for part in plan.parts]
+    return any(
+        isinstance(one, Regroup | Running) or (isinstance(one, Reduce) and bool(one.fractions))
+        for one in operators
+    )
+
+
+def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) -> list[Piece]:
+    """Cut the input of a view into pieces of about equal numbers of rows.
+
+    Leaves of few rows come first and whole, so the largest one meets all others: a join matches its rows as
+    they come. Of a table or view each piece has a range of the key hashes of every bucket, of other
+    inputs the next segments. Segments whose rows aren't known come with the first piece that reads their leaf.
+
+    Args:
+        inputs: by name of a leaf its segments.
+        most: about how many rows a piece has; 0 for no limit.
+
+    Returns:
+        At least one piece; each segment's rows are in exactly one of them.
+    """
+    rows = {leaf: sum(map(_known_rows, own)) for leaf, own in inputs.items()}
+    total = sum(rows.values())
+    count = -(-total // most) if most else 1
+    if count <= 1:
+        return [{leaf: list(own) for leaf, own in inputs.items()}]
+    pieces: list[Piece] = [{} for _ in range(count)]
+    passed = 0
+    for leaf in sorted(inputs, key=rows.__getitem__):
+        shares = math.ceil(rows[leaf] * count / total)
+        for segment in _atoms(files, inputs[leaf], shares, -(-total // count)):
+            own = _known_rows(segment)
+            place = (2 * passed + own) * count // (2 * total)  # of its middle
+            pieces[min(place, count - 1)].setdefault(leaf, []).append(segment)
+            passed += own
+    return [piece for piece in pieces if piece]
+
+
+def _known_rows(segment: Segment) -> int:
+    rows = rows_of([segment])
+    return 0 if rows >= UNKNOWN else rows
+
+
+def _atoms(files: Files, segments: Sequence[Segment], shares: int, most: int) -> Iterator[Segment]:
+    """Yield what isn't cut further, in order: of stored state a share of each bucket after the other."""
+    if shares <= 1:
+        yield from segments
+        return
+    stored = [_shares(files, one, shares) for one in segments if one.kind in (RUN, BUCKET_RUNS)]
+    for number in range(max(map(len, stored), default=0)):
+        yield from (own[number] for own in stored if number < len(own))
+    for segment in (one for one in segments if one.kind not in (RUN, BUCKET_RUNS)):
+        yield from _cut(files, segment, -(-segment.rows // most))
+
+
+def _cut(files: Files, segment: Segment, parts: int) -> list[Segment]:
+    """Cut a segment into parts of about equal numbers of rows; whole if its rows aren't counted."""
+    if parts <= 1:
+        return [segment]
+    size, bounds = bytes_of(files, segment), [segment.rows * n // parts for n in range(parts + 1)]
+    return [
+        replace(
+            segment,
+            rows=end - start,
+            start=segment.start + start,
+            sequence=segment.sequence + start,
+            bytes=size // parts,
+        )
+        for start, end in pairwise(bounds)
+        if end > start
+    ]
+
+
+def _shares(files: Files, segment: Segment, shares: int) -> list[Segment]:
+    """Cut the rows of a bucket at some key hashes, so that a row and its retraction stay together."""
+    if segment.kind == RUN:
+        return _cut(files, segment, shares)
+    runs = [(name, rows) for name, rows in json.loads(segment.file)]
+    hashes = [read_arrow(files, Segment(RUN, name, rows))[HASH].to_numpy() for name, rows in runs]
+    longest = max(hashes, key=len)
+    bounds = np.unique(longest[np.arange(1, shares) * len(longest) // shares])
+    places = [[0, *np.searchsorted(own, bounds).tolist(), len(own)] for own in hashes]
+    size, total = bytes_of(files, segment), max(sum(rows for _, rows in runs), 1)
+    found = []
+    for number in range(len(bounds) + 1):
+        parts = [
+            [name, own[number + 1] - own[number], own[number]]
+            for (name, _), own in zip(runs, places, strict=True)
+            if own[number + 1] > own[number]
+        ]
+        rows = sum(part[1] for part in parts)
+        if rows:
+            found.append(replace(segment, file=json.dumps(parts), bytes=size * rows // total))
+    return found

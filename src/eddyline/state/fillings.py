@@ -1,0 +1,286 @@
+"""Checkpoints of new views that are being filled: what a crash leaves of them, for the next try.
+
+A checkpoint is a folder `fillings/<random>`: `head.json` says which view it is, `pieces.json` lists what it
+reads, `state.json` appears after each piece and names the runs so far, which are in folders below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from eddyline.changes import Epoch
+from eddyline.errors import EddylineError, StateError
+from eddyline.state.leases import hold_for, release, renew
+from eddyline.state.manifest import committed_epochs, manifest_name, runs_of
+from eddyline.state.run_lists import Arrangements, Buckets, from_json, to_json
+from eddyline.state.runs import verify_run
+from eddyline.storage.files import Files
+
+FOLDER = "fillings"
+HEAD, PIECES, STATE = "head.json", "pieces.json", "state.json"
+KEPT_S = 86_400
+"""How long a checkpoint is kept after its last piece: whoever wants that view has made it again by then."""
+FORMAT_VERSION = 1
+
+_LOG = logging.getLogger("eddyline.epochs")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What doesn't change while a view is filled.
+
+    Attributes:
+        view: its name in lower case.
+        definition: digest of its definition, its plan and what it reads.
+        base, crc: the epoch whose rows it reads, and the checksum of that epoch's manifest.
+        rows: rows of all pieces, as far as known.
+        pieces: number of pieces.
+        lease: what keeps the epoch, also after a crash, for some time from the last piece.
+    """
+
+    view: str
+    definition: str
+    base: Epoch
+    crc: int
+    rows: int
+    pieces: int
+    lease: str = ""
+    format: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is computed.
+
+    Attributes:
+        pieces: number of pieces.
+        rows: their rows, as far as known.
+        seconds: that they have taken.
+        at_once: how many pieces to compute at once from here on.
+        arrangements: the state after them; names without the view's id.
+        counters: of the view and its operators.
+    """
+
+    pieces: int
+    rows: int
+    seconds: float
+    at_once: int
+    arrangements: Arrangements
+    counters: dict[str, dict[str, int]]
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "pieces": self.pieces,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "at_once": self.at_once,
+            "arrangements": to_json(self.arrangements),
+            "counters": self.counters,
+        }
+
+
+class Checkpoint:
+    """The durable state of one filling.
+
+    Attributes:
+        folder: its folder.
+    """
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self.folder = folder
+        self._lease = ""
+
+    @classmethod
+    def new(
+        cls, files: Files, head: Head, pieces: Sequence[Mapping[str, Any]], seconds: int
+    ) -> Checkpoint:
+        """Begin one, and keep its epoch.
+
+        Args:
+            pieces: JSON documents, one for each piece.
+            seconds: how long the epoch is kept after the last piece.
+        """
+        made = cls(files, f"{FOLDER}/{uuid.uuid4().hex[:12]}")
+        files.make_folder(made.folder)
+        files.write_json(f"{made.folder}/{PIECES}", pieces)
+        made.hold(head, seconds)
+        return made
+
+    def head(self) -> Head:
+        """Read what it is of.
+
+        Raises:
+            StateError: it is damaged, or of another version of Eddyline.
+        """
+        document = self._files.read_json(f"{self.folder}/{HEAD}")
+        if document["format"] != FORMAT_VERSION:
+            raise StateError(
+                f"a checkpoint has format {document['format']}, this version reads {FORMAT_VERSION}",
+                condition="NEWER_FORMAT",
+                file=self.folder,
+                hint="use the newer version of Eddyline",
+            )
+        return Head(**document)
+
+    def pieces(self) -> list[dict[str, Any]]:
+        """Read the documents of all pieces."""
+        found: list[dict[str, Any]] = self._files.read_json(f"{self.folder}/{PIECES}")
+        return found
+
+    def done(self) -> Done:
+        """Read what is computed.
+
+        Raises:
+            StateError: that is damaged, or there is none yet.
+        """
+        document = self._files.read_json(f"{self.folder}/{STATE}")
+        return Done(**{**document, "arrangements": from_json(document["arrangements"])})
+
+    def verified(self) -> Done:
+        """Read what is computed, and compare its runs with their checksums."""
+        done = self.done()
+        for buckets in done.arrangements.values():
+            for run in runs_of(buckets):
+                verify_run(self._files, run)
+        return done
+
+    def piece_folder(self, number: int) -> str:
+        """Return the name of a new folder for the files of a piece."""
+        return f"{self.folder}/{number:06d}-{uuid.uuid4().hex[:8]}"
+
+    def store(self, done: Done) -> None:
+        """Make another piece durable, and remove what only those before it needed.
+
+        Raises:
+            StateError: FENCED, another writer has opened the storage.
+        """
+        with self._files.committing():
+            self._files.write_json(f"{self.folder}/{STATE}", done.as_document())
+        if self._lease:
+            renew(self._files, self._lease)
+        self.clean(done)
+
+    def clean(self, done: Done) -> None:
+        """Remove the files that aren't those of a state."""
+        needed = {run.name for buckets in done.arrangements.values() for run in runs_of(buckets)}
+        for name in self._files.names(self.folder):
+            folder = f"{self.folder}/{name}"
+            if name in (HEAD, PIECES, STATE):
+                continue
+            own = [f"{folder}/{one}" for one in self._files.names(folder)]
+            if needed.isdisjoint(own):
+                self._files.remove(folder)
+                continue
+            for one in own:
+                if one not in needed:
+                    self._files.remove(one)
+
+    def hold(self, head: Head, seconds: int) -> None:
+        """Keep its epoch, also after a crash, for some seconds from the last piece."""
+        if head.lease:
+            release(self._files, head.lease)
+        self._lease = hold_for(self._files, head.base, seconds) or ""
+        document = asdict(replace(head, lease=self._lease))
+        self._files.write_json(f"{self.folder}/{HEAD}", document)
+
+    def release(self) -> None:
+        """Let its epoch go."""
+        if self._lease:
+            release(self._files, self._lease)
+
+    def remove(self) -> None:
+        """Remove it; does nothing if the disk refuses that, as the next opening tries again."""
+        with contextlib.suppress(OSError, EddylineError):
+            if lease := self._lease or self.head().lease:
+                release(self._files, lease)
+        with contextlib.suppress(OSError, EddylineError):
+            # without it, nobody takes the rest for one
+            self._files.remove(f"{self.folder}/{HEAD}")
+            self._files.remove(self.folder)
+
+    def age(self) -> float:
+        """Return the seconds since its last piece, or since its begin; 0 if it isn't there."""
+        for name in (STATE, HEAD):
+            with contextlib.suppress(OSError):
+                return time.time() - os.stat(self._files.path(f"{self.folder}/{name}")).st_mtime
+        return 0.0
+
+
+def checkpoints(files: Files) -> Iterator[Checkpoint]:
+    """Yield all checkpoints of a storage, also unfinished ones."""
+    for name in files.names(FOLDER):
+        yield Checkpoint(files, f"{FOLDER}/{name}")
+
+
+def of_view(files: Files, view: str) -> list[tuple[Checkpoint, Head]]:
+    """Return the checkpoints of a view by its name in lower case."""
+    found = []
+    for one in checkpoints(files):
+        with contextlib.suppress(StateError):
+            if (head := one.head()).view == view:
+                found.append((one, head))
+    return found
+
+
+def manifest_crc(files: Files, epoch: Epoch) -> int:
+    """Return the checksum of an epoch's manifest, which tells whether it is still that epoch; 0 of epoch 0."""
+    return files.read_checked(manifest_name(epoch))[1] if epoch else 0
+
+
+def forget(files: Files, view: str) -> None:
+    """Remove the checkpoints of a view by its name in lower case: it is there, or begins anew."""
+    for one, _ in of_view(files, view):
+        one.remove()
+
+
+def prune(files: Files, spared: Collection[str] = ()) -> None:
+    """Remove the checkpoints that nobody can go on with.
+
+    These are unfinished ones, those whose epoch is no longer retained, and those that nobody has gone on with for
+    `KEPT_S` seconds. Of the others what only interrupted pieces have written is removed.
+
+    Args:
+        spared: the names of views, in lower case, that are being filled.
+    """
+    epochs: list[Epoch] | None = None
+    for one in checkpoints(files):
+        try:
+            head, why = one.head(), ""
+            if head.view in spared:
+                continue
+            done = one.done()
+        except StateError as error:
+            if error.condition != "DAMAGED_FILE":
+                continue  # of a newer version, which may go on with it
+            head, done, why = None, None, "it is unfinished"
+        if head is not None:
+            epochs = committed_epochs(files) if epochs is None else epochs
+            if head.base and head.base not in epochs:
+                why = f"epoch {head.base} is no longer retained"
+            elif one.age() > KEPT_S:
+                why = f"it is older than {KEPT_S // 3600} hours"
+        if why:
+            name = "a view" if head is None else f"view {head.view}"
+            _LOG.info("the checkpoint of %s is removed: %s", name, why)
+            one.remove()
+        elif done is not None:
+            one.clean(done)
+
+
+def without_owner(arrangements: Mapping[str, Buckets], owner: str) -> Arrangements:
+    """Return the arrangements of a view by their names without its id, as checkpoints name them."""
+    return {name.removeprefix(f"{owner}/"): dict(own) for name, own in arrangements.items()}
+
+
+def with_owner(arrangements: Mapping[str, Buckets], owner: str) -> Arrangements:
+    """Return the arrangements of a checkpoint by the names that they have for a view's id."""
+    return {f"{owner}/{name}": dict(own) for name, own in arrangements.items()}
