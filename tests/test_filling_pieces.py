@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pytest
 
 from eddyline import Engine, Options, Table
+from eddyline.cli import main
 from eddyline.errors import EngineError
 from eddyline.runtime.epoch import EpochRunner
 from eddyline.runtime.pieces import in_pieces
@@ -176,6 +178,26 @@ def test_status_tells_rows_rate_and_time_left(
     assert shown[0]["seconds_left"] is None  # this process has read nothing yet
     assert shown[2]["rows_per_second"] > 0
     assert 0 < shown[2]["seconds_left"] < shown[2]["seconds"]
+
+
+def test_other_processes_see_what_is_stored(
+    interrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--storage", str(interrupted)]) == 0
+    told = capsys.readouterr().out
+    assert "view being filled" in told
+    assert "totals" in told
+    engine, _ = opened(interrupted)
+    with engine:
+        (one,) = engine.status()["fillings"]
+        assert one["view"] == "totals"
+        assert (one["rows"], one["pieces"], one["pieces_done"]) == (ROWS, 6, 3)
+        assert one["rows_per_second"] * one["seconds_left"] == pytest.approx(ROWS / 2, rel=0.1)
+        assert abs(one["stored_at"] - time.time()) < 600
+        with urlopen(engine.serve()) as page:
+            assert "Views being filled" in page.read().decode()
+        engine.view("totals", QUERY)
+        assert engine.status()["fillings"] == []
 
 
 def test_an_engine_that_is_stopped_leaves_it(

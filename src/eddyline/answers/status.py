@@ -17,6 +17,7 @@ from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.redo_log import expired, last_received
+from eddyline.state.fillings import progress
 from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest, runs_of
 from eddyline.state.runs import read_run
 from eddyline.storage.files import Files
@@ -97,6 +98,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
         "sources": sources,
         "views": views,
         "readers": readers,
+        "fillings": progress(files),
     }
 
 

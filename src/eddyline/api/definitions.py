@@ -41,7 +41,7 @@ from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.progress import Timer
 from eddyline.sql.dialect import extract_versions, remove_emit_final
 from eddyline.sql.names import check_name
-from eddyline.state.fillings import forget
+from eddyline.state.fillings import forget, remove_damaged
 
 KINDS = (TABLE, STREAM, VIEW, SINK)
 
@@ -73,6 +73,8 @@ class Definitions:
         check_name(name, VIEW)
         workspace = self._workspace
         given = query if isinstance(query, str) else frame_of(workspace, name, query)
+        if workspace.writes and name.lower() not in workspace.filling:
+            remove_damaged(workspace.files, name.lower())  # reads much: not under the lock
         with ExitStack() as until_done:
             with workspace.lock:
                 new = self._drafted(name, given, replace=replace, warn=warn, options=options or {})

@@ -45,6 +45,13 @@ PIPELINES = {
     "missed": "missed",
 }
 READERS = ("reader", "view", "epoch", "behind")
+FILLINGS = {
+    "view": "view being filled",
+    "rows_read": "rows read",
+    "rows": "of",
+    "rows_per_second": "rows/s",
+    "seconds_left": "s left",
+}
 FOLDED = "folded"
 PROFILE = {
     "name": "view and operators",
@@ -193,7 +200,16 @@ def _status(args: argparse.Namespace) -> int:
     show_rows(TABLE, _with_violations(SOURCES, sources), sources)
     print()
     show_rows(TABLE, _with_violations(VIEWS, views), views)
-    for heads, rows in ((PIPELINES, status["pipelines"]), (READERS, status["readers"])):
+    fillings = [
+        {**item, **{key: round(item[key] or 0) for key in ("rows_per_second", "seconds_left")}}
+        for item in status["fillings"]
+    ]
+    tables = (
+        (FILLINGS, fillings),
+        (PIPELINES, status["pipelines"]),
+        (READERS, status["readers"]),
+    )
+    for heads, rows in tables:
         if rows:
             print()
             show_rows(TABLE, heads, rows)

@@ -28,6 +28,8 @@ HEAD, PIECES, STATE = "head.json", "pieces.json", "state.json"
 KEPT_S = 86_400
 """How long a checkpoint is kept after its last piece: whoever wants that view has made it again by then."""
 FORMAT_VERSION = 1
+_ROWS_MAX = 1 << 60
+"""More rows are no number, but say that it isn't known."""
 
 _LOG = logging.getLogger("eddyline.epochs")
 
@@ -145,13 +147,15 @@ class Checkpoint:
         document = self._files.read_json(f"{self.folder}/{STATE}")
         return Done(**{**document, "arrangements": from_json(document["arrangements"])})
 
-    def verified(self) -> Done:
-        """Read what is computed, and compare its runs with their checksums."""
-        done = self.done()
-        for buckets in done.arrangements.values():
+    def verify(self) -> None:
+        """Compare the runs of its state with their checksums.
+
+        Raises:
+            StateError: one is damaged or missing, or there is no state yet.
+        """
+        for buckets in self.done().arrangements.values():
             for run in runs_of(buckets):
                 verify_run(self._files, run)
-        return done
 
     def piece_folder(self, number: int) -> str:
         """Return the name of a new folder for the files of a piece."""
@@ -240,6 +244,52 @@ def forget(files: Files, view: str) -> None:
     """Remove the checkpoints of a view by its name in lower case: it is there, or begins anew."""
     for one, _ in of_view(files, view):
         one.remove()
+
+
+def remove_damaged(files: Files, view: str) -> None:
+    """Remove the checkpoints of a view whose files are damaged. Reads all of their state.
+
+    Args:
+        view: the view's name in lower case.
+    """
+    for one, _ in of_view(files, view):
+        try:
+            one.verify()
+        except StateError as error:
+            _LOG.warning("the checkpoint of view %s is removed: %s", view, error)
+            one.remove()
+
+
+def progress(files: Files) -> list[dict[str, Any]]:
+    """Return how far the views are that are filled in pieces, or were when their process ended.
+
+    Returns:
+        Documents of `view`, `epoch` (whose rows it reads), `rows` and `rows_read` (null if not known), `pieces`,
+        `pieces_done`, `rows_per_second`, `seconds_left`, and `stored_at` (seconds since 1970), when the last piece was.
+    """
+    found = []
+    for one in checkpoints(files):
+        with contextlib.suppress(
+            StateError, OSError
+        ):  # it has no piece yet, or has just been committed
+            head, done = one.head(), one.done()
+            known, share = head.rows < _ROWS_MAX, done.pieces / head.pieces
+            if known:
+                share = done.rows / head.rows
+            found.append(
+                {
+                    "view": head.view,
+                    "epoch": head.base,
+                    "rows": head.rows if known else None,
+                    "rows_read": done.rows if known else None,
+                    "pieces": head.pieces,
+                    "pieces_done": done.pieces,
+                    "rows_per_second": done.rows / done.seconds if known else None,
+                    "seconds_left": done.seconds * (1 - share) / share,
+                    "stored_at": time.time() - one.age(),
+                }
+            )
+    return found
 
 
 def prune(files: Files, spared: Collection[str] = ()) -> None:
