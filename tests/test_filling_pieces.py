@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 from eddyline import Engine, Options, Table
+from eddyline.api.filling import Filling
 from eddyline.cli import main
-from eddyline.errors import EngineError
+from eddyline.errors import EngineError, StorageError
 from eddyline.runtime.epoch import EpochRunner
 from eddyline.runtime.pieces import in_pieces
 from eddyline.runtime.sizes import rows_of
@@ -38,12 +39,12 @@ class Computed:
     """The pieces that were computed: number of each by its folder, and its rows.
 
     Attributes:
-        stop_before: the number of the piece before which the user interrupts the program; none if negative.
+        at: a number of a piece, and what happens before it.
     """
 
     pieces: list[int] = dataclasses.field(default_factory=list)
     rows: int = 0
-    stop_before: int = -1
+    at: tuple[int, Callable[[], object]] = (-1, int)
 
 
 @pytest.fixture
@@ -51,9 +52,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     compute, seen = EpochRunner.compute, Computed()
 
     def watched(self: EpochRunner, base: Any, given: Any, *rest: Any) -> Any:
-        if len(seen.pieces) == seen.stop_before:
-            seen.stop_before = -1
-            raise KeyboardInterrupt
+        if len(seen.pieces) == seen.at[0]:
+            seen.at[1]()
         after = compute(self, base, given, *rest)
         folder = rest[1].split("/")
         seen.pieces.append(int(folder[-1].split("-")[0]) if folder[0] == FOLDER else -1)
@@ -88,10 +88,15 @@ def storage(tmp_path: Path) -> Path:
 @pytest.fixture
 def interrupted(storage: Path, computed: Computed) -> Path:
     """A storage whose filling was interrupted before its fourth piece."""
-    computed.stop_before = 3
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    computed.at = 3, interrupt
     engine, _ = opened(storage)
     with engine, pytest.raises(KeyboardInterrupt):
         engine.view("totals", QUERY)
+    computed.at = -1, int
     assert computed.pieces == [0, 1, 2]
     assert len(os.listdir(storage / FOLDER)) == 1
     computed.pieces.clear()
@@ -218,6 +223,44 @@ def test_an_engine_that_is_stopped_leaves_it(
     monkeypatch.setattr(EpochRunner, "compute", compute)
     engine, _ = opened(storage)
     with engine:
+        engine.view("totals", QUERY)
+        assert computed.pieces == [0, 1, 2, 3, 4, 5]
+        assert engine.verify()
+
+
+def test_definitions_that_change_meanwhile_cost_no_piece(
+    storage: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, orders = opened(storage)
+    run = Filling.run
+
+    def changing(self: Filling) -> None:
+        run(self)
+        if engine.catalog.find("others") is None:
+            engine.table("others", "a INT")
+            insert(orders, 2, 4)
+            engine.advance()
+
+    monkeypatch.setattr(Filling, "run", changing)
+    with engine:
+        engine.view("totals", QUERY)
+        assert computed.pieces == [0, 1, 2, 3, 4, 5]
+        assert engine.verify()
+        assert leftovers(storage) == []
+
+
+def test_an_error_that_is_not_the_views_ends_the_call_and_costs_no_piece(
+    storage: Path, computed: Computed
+) -> None:
+    files = FaultyFiles(str(storage))
+    engine, _ = opened(files)
+    with engine:
+        computed.at = 3, lambda: files.arm(1, "full")
+        with pytest.raises(StorageError, match="No space left"):
+            engine.view("totals", QUERY)
+        files.arm(0)
+        assert computed.pieces == [0, 1, 2]
+        computed.at = -1, int
         engine.view("totals", QUERY)
         assert computed.pieces == [0, 1, 2, 3, 4, 5]
         assert engine.verify()

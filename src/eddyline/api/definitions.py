@@ -91,7 +91,10 @@ class Definitions:
                     entry = self._added(new, filling.committed())
                     until_done.close()  # the status has it as live as soon as the lock is free
                     return entry
-        with workspace.lock:  # definitions have changed: it is compiled again
+        # definitions have changed: it is compiled again
+        if filling.is_stored:
+            return self.view(name, query, replace=replace, warn=False, options=options)
+        with workspace.lock:
             new = self._drafted(name, given, replace=replace, warn=False, options=options or {})
             return new if isinstance(new, Entry) else self._added(new)
 

@@ -136,8 +136,8 @@ class Filling:
         """Compute the rows.
 
         Raises:
-            EngineError: STORAGE_IN_USE, the engine was stopped between two pieces, which a later filling
-                goes on with.
+            EddylineError: a piece can't be computed, or the engine was stopped (STORAGE_IN_USE). A later filling
+                goes on after those that are stored.
         """
         watermarks = Watermarks.of_next_epoch(self.base, self.before, self.workspace.clock())
         state = None if self.stored is None else self.stored.state
@@ -146,15 +146,20 @@ class Filling:
                 self.workspace.check_writable()
             try:
                 state = self._computed(number, state, watermarks)
-            except EddylineError as error:  # the epoch that tries it again tells the user
+            except EddylineError as error:
+                if self._pieces_done:
+                    raise
+                # the epoch that tries it again tells the user
                 _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
                 return
             if state is None or self.stored is None:
                 break
-        try:
-            self.state = state if state is None or self.stored is None else self._linked(state)
-        except EddylineError as error:
-            _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
+        self.state = state if state is None or self.stored is None else self._linked(state)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether another filling of the view can go on where this one is."""
+        return self.state is not None and self.stored is not None
 
     @property
     def _pieces_done(self) -> int:
