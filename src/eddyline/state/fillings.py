@@ -194,7 +194,11 @@ class Checkpoint:
             release(self._files, head.lease)
         self._lease = hold_for(self._files, head.base, seconds) or ""
         document = asdict(replace(head, lease=self._lease))
-        self._files.write_json(f"{self.folder}/{HEAD}", document)
+        try:
+            self._files.write_json(f"{self.folder}/{HEAD}", document)
+        except BaseException:
+            self.release()  # nobody else knows of it
+            raise
 
     def release(self) -> None:
         """Let its epoch go."""
