@@ -8,6 +8,7 @@ import pytest
 import eddyline_bench as bench
 from eddyline.errors import EngineError
 from eddyline_bench import (
+    backfill,
     console,
     delivery,
     grouped_count,
@@ -112,6 +113,15 @@ def test_history():
     assert result.equal
     assert set(result.ratios) == set(history.SHAPES)
     assert "ratio" in result.text()
+
+
+@pytest.mark.spark
+def test_backfill():
+    result = backfill.run(rows=20_000, repeat=1)
+    assert result.equal
+    assert set(result.views) == set(backfill.VIEWS)
+    assert 4 <= result.killed[1] <= 8
+    assert "killed after" in result.text()
 
 
 @pytest.mark.spark

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from eddyline.errors import EngineError
 from eddyline_bench import (
+    backfill,
     console,
     delivery,
     grouped_count,
@@ -55,6 +56,7 @@ class Page(Protocol):
 
 
 BENCHMARKS: dict[str, Callable[..., Result]] = {
+    "backfill": backfill.run,
     "console": console.run,
     "grouped-count": grouped_count.run,
     "keyed-total": keyed_total.run,
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
-        "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats); "
+        "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats), of the table (backfill); "
         "orders changed in an epoch (small), rows of an epoch (console, growth), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
