@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -322,6 +323,20 @@ def test_its_epoch_stays_as_long_as_a_lease_and_it_goes_with_it(
         assert leftovers(interrupted) == []
         engine.view("totals", QUERY)
         assert computed.pieces == [0, 1, 2, 3, 4, 5]
+        assert engine.verify()
+
+
+def test_one_of_a_view_that_is_there_is_removed(interrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(interrupted / FOLDER, tmp_path / "kept")
+    engine, _ = opened(interrupted)
+    with engine:
+        engine.view("totals", QUERY)
+    shutil.copytree(tmp_path / "kept", interrupted / FOLDER, dirs_exist_ok=True)
+    engine, _ = opened(interrupted)
+    with engine:
+        assert len(leftovers(interrupted)) == 1
+        engine.view("totals", QUERY)
+        assert leftovers(interrupted) == []
         assert engine.verify()
 
 

@@ -79,6 +79,7 @@ class Definitions:
             with workspace.lock:
                 new = self._drafted(name, given, replace=replace, warn=warn, options=options or {})
                 if isinstance(new, Entry):
+                    forget(workspace.files, name.lower())  # a crash may have kept it
                     return new
                 filling = self._beside(new)
                 if filling is None:
