@@ -37,7 +37,7 @@ from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
 from eddyline.state import front
-from eddyline.state.arrangement import Arrangement, Layout, RunWriter, compaction_start
+from eddyline.state.arrangement import Arrangement, Layout, RunWriter, merge_starts
 from eddyline.state.doubles import (
     HIGHEST,
     LOWEST,
@@ -293,7 +293,7 @@ def extended(
         writer.add(piece)
     added = writer.finish()
     assert sum(part.rows for part in added) == rows.num_rows
-    return held.extend(f"{name}.merged", added, fan_in, most=most)
+    return held.extend(f"{name}.merged", added, fan_in, most=most)[0]
 
 
 @laws
@@ -384,8 +384,10 @@ def test_compaction_leaves_few_runs_and_rewrites_each_row_once_a_tier(
     rewritten = 0
     for size in sizes:
         runs.append(size)
-        start = compaction_start(runs, fan_in)
-        if start is not None:
+        starts = list(merge_starts(runs, fan_in))
+        assert starts == sorted(starts, reverse=True)
+        if starts:
+            start = starts[-1]
             assert len(runs) - start >= fan_in
             rewritten += sum(runs[start:])
             runs[start:] = [sum(runs[start:])]

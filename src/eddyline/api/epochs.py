@@ -27,6 +27,7 @@ from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.execution import Execution
 from eddyline.runtime.failures import VIEW_FAILING, not_compiled, set_aside
 from eddyline.runtime.faults import Piece
+from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
@@ -63,6 +64,7 @@ class Epochs:
         reporting: tells the user of epochs and errors.
         sinks: the sinks, which each commit wakes.
         stops: the streams that a row has stopped.
+        merges: merges large runs of the state beside epochs.
         runner: runs and commits epochs.
     """
 
@@ -82,7 +84,13 @@ class Epochs:
             workspace.lanes,
             self._show_rows,
         )
-        self.runner = EpochRunner(workspace.files, execution, workspace.zone, workspace.settings)
+        options = workspace.options
+        self.merges = Merges(
+            workspace.files, workspace.spark, options.compaction_fan_in, options.slice_bytes
+        )
+        self.runner = EpochRunner(
+            workspace.files, execution, workspace.zone, workspace.settings, self.merges
+        )
         if workspace.writes:
             self.finish_replacement()
 

@@ -16,7 +16,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import STREAM, Catalog, Entry
-from eddyline.changes import Epoch, ViewId
+from eddyline.changes import ViewId
 from eddyline.errors import EddylineError, StateError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import Timed
@@ -30,10 +30,7 @@ from eddyline.runtime.sizes import UNKNOWN, rows_of
 from eddyline.source.segments import Segment
 from eddyline.spark.progress import job_tag, share_done
 from eddyline.state.manifest import Manifest
-from eddyline.state.recover import attempt_folder
-
-AFTER_ALL = Epoch(10**12 - 1)
-"""What stands for the epoch in the name of a filling's folder: no cleaning of older epochs looks there."""
+from eddyline.state.recover import UNCOMMITTED, attempt_folder
 
 _LOG = logging.getLogger("eddyline.epochs")
 
@@ -94,7 +91,7 @@ class Filling:
             part.expiry or isinstance(part.operator, Timed) for part in plan.parts
         ):
             return None
-        base, level, folder = workspace.manifest, catalog.level(entry), attempt_folder(AFTER_ALL)
+        base, level, folder = workspace.manifest, catalog.level(entry), attempt_folder(UNCOMMITTED)
         stored = found(workspace, entry, made)
         if stored is not None:
             filling = cls(

@@ -152,6 +152,7 @@ class Running:
             while workspace.closing:
                 workspace.closing.pop()()
             self._epochs.sinks.stop()
+            self._epochs.merges.stop()
         finally:
             self._epochs.reporting.close()
             with workspace.lock:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from eddyline.operators.base import Operator
 from eddyline.plan.eventtime import Bound, Expiry
+from eddyline.state.expiry import ExpiryColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class StatefulPart:
     operator: Operator
     buckets: int
     expiry: tuple[Expiry, ...] = ()
+
+    @property
+    def expiry_columns(self) -> tuple[ExpiryColumn, ...]:
+        """What is compared with the limits of an epoch, in the order of `expiry`."""
+        return tuple(ExpiryColumn(e.slot, e.column, e.bound.field, e.sessions) for e in self.expiry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import active, cloned, epoch_session
 from eddyline.sql.names import mentions, quoted
-from eddyline.state.expiry import ExpiryColumn
 from eddyline.storage.files import Files
 
 logger = logging.getLogger(__name__)
@@ -388,7 +387,7 @@ class Compiler:
             arrow_schema(schema, self.zone),
             self.options.compaction_fan_in,
             self.options.slice_bytes,
-            tuple(ExpiryColumn(e.slot, e.column, e.bound.field, e.sessions) for e in part.expiry),
+            part.expiry_columns,
         )
 
     def _planned(

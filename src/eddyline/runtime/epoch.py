@@ -17,6 +17,7 @@ from eddyline.runtime.context import EpochContext, part_name
 from eddyline.runtime.execution import Attempted, Execution
 from eddyline.runtime.failures import reads_failing, still_failing
 from eddyline.runtime.faults import Piece
+from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.progress import Span, Timer
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
@@ -66,6 +67,7 @@ class EpochRunner:
 
     Attributes:
         execution: executes each plan.
+        merges: merges large runs of the state beside epochs.
         abandoned: folders of attempts that failed, to be removed.
         pool: runs plans that don't read each other.
     """
@@ -74,6 +76,7 @@ class EpochRunner:
     execution: Execution
     zone: str
     settings: dict[str, str]
+    merges: Merges
     abandoned: list[str] = field(default_factory=list)
     pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(JOBS_AT_ONCE))
 
@@ -156,6 +159,7 @@ class EpochRunner:
                         self._continue_changelog(folder, plan, base, replacement, state)
                 if adopted is not None and plans[0].id in state.failing:
                     state.arrangements = _without(state.arrangements, [plans[0].id])
+                self.merges.commit_to(state.arrangements, folder)
                 manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
                 if adopted is not None:  # the views that hold rows by these clocks haven't run
                     manifest = replace(manifest, clocks=base.clocks)
@@ -170,6 +174,7 @@ class EpochRunner:
         except BaseException:
             self._abandon(folder, epoch)
             raise
+        self.merges.look(manifest, plans, context.limits, state.left)
         return manifest
 
     def compute(

@@ -20,15 +20,13 @@ from eddyline.changes import BUCKET, HASH, BucketId, Epoch
 from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import batches_of, prepare_worker
-from eddyline.state.arrangement import Arrangement, RunWriter
+from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import Manifest, manifest_name, read_arrangements, read_manifest
 from eddyline.state.run_lists import common_start
 from eddyline.state.runs import keep_open
 from eddyline.state.slices import sliced
 from eddyline.storage.files import Files
-
-Limits = Sequence[tuple[ExpiryColumn, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +241,9 @@ class Kernel:
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""
         values = context.limits.get(part_name(self.node, self.part), ())
-        pairs = zip(self.expiry, values, strict=False)
-        limits = [(place, value) for place, value in pairs if value is not None]
         if isinstance(self.operator, Timed):
-            return self.operator.limited(limits[0][1] if limits else None), {}
-        slots = {place.slot for place, _ in limits}
-        return self.operator, {
-            slot: [one for one in limits if one[0].slot == slot] for slot in slots
-        }
+            return self.operator.limited(values[0] if values else None), {}
+        return self.operator, limits_by_slot(self.operator, self.expiry, values)
 
     def _state(
         self, context: EpochContext, operator: Operator, bucket: BucketId
@@ -279,13 +272,33 @@ class Kernel:
     def _extended(self, writer: RunWriter, held: Arrangement, limits: Limits) -> dict[str, Any]:
         """Finish the run that is added to an arrangement; return its entry for the report."""
         added = writer.finish()
-        runs = held.extend(f"{writer.name}.merged", added, self.fan_in, limits, self.slice_bytes)
+        runs, left = held.extend(
+            f"{writer.name}.merged", added, self.fan_in, limits, self.slice_bytes
+        )
         kept = common_start(held.runs, runs)
         return {
             "kept": kept,
             "runs": [run.as_list() for run in runs[kept:]],
             "delta": [run.as_list() for run in added],
+            "merge": left,
         }
+
+
+def limits_by_slot(
+    operator: Operator, expiry: Sequence[ExpiryColumn], values: Sequence[int | None]
+) -> dict[str, Limits]:
+    """Return for each slot of an operator the limits below which its rows are dropped; none for a `Timed` one.
+
+    Args:
+        expiry: the columns to compare.
+        values: for each of them the limit of the epoch; None if no row may be dropped yet.
+    """
+    if isinstance(operator, Timed):
+        return {}
+    pairs = zip(expiry, values, strict=False)
+    limits = [(column, value) for column, value in pairs if value is not None]
+    slots = {column.slot for column, _ in limits}
+    return {slot: [one for one in limits if one[0].slot == slot] for slot in slots}
 
 
 def _manifest(root: str, epoch: Epoch) -> Manifest:

@@ -32,6 +32,7 @@ class EpochState:
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
         replaced: the view whose place another one takes; whether it fails no longer matters to its readers.
+        left: the arrangements and buckets whose runs are to be merged beside later epochs.
     """
 
     arrangements: dict[str, Buckets]
@@ -40,6 +41,7 @@ class EpochState:
     failing: dict[ViewId, Failure] = field(default_factory=dict)
     unflushed: set[str] = field(default_factory=set)
     replaced: ViewId | None = None
+    left: set[tuple[str, BucketId]] = field(default_factory=set)
 
     def failing_upstream(self, plan: EpochPlan) -> str:
         """Return the name of a failing view that a plan reads; empty if there is none."""
@@ -149,6 +151,8 @@ def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochS
     assert len(kept) == written["kept"]  # the task has read the state of the same epoch
     added = [Run(*run) for run in written["runs"]]
     state.arrangements[name] = {**held, bucket: (*kept, *added)}
+    if written["merge"]:
+        state.left.add((name, bucket))
     delta = tuple(Run(*run) for run in written["delta"])
     if delta:
         state.deltas.setdefault(name, {})[bucket] = delta

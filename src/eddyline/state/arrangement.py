@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,13 @@ from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
 _NEXT_PART = "+"
+SMALL_MERGE_SHARE = 16
+"""A merge of so small a part of a slice, 4 MB by default, is done within an epoch,"""
+MERGED_PER_ADDED = 4
+"""and so is one of so many times the bytes that the epoch adds."""
+WAITING_RUNS = 16
+"""So many times the runs of a full tier may wait in a bucket before an epoch merges them in any case."""
+Limits = Sequence[tuple[ExpiryColumn, int]]
 Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
 
@@ -112,49 +119,72 @@ class Arrangement:
         name: str,
         added: Sequence[Run],
         fan_in: int,
-        expired: Sequence[tuple[ExpiryColumn, int]] = (),
+        expired: Limits = (),
         most: int = SLICE_BYTES,
-    ) -> tuple[Run, ...]:
-        """Add the run of an epoch, in its parts, and compact runs if a size tier is full.
+    ) -> tuple[tuple[Run, ...], bool]:
+        """Add the run of an epoch, in its parts, and merge runs if a size tier is full.
+
+        A merge that is large beside what the epoch adds is left to be done beside later epochs, unless too
+        many of them wait.
 
         Args:
             name: file name without extension of a merged run.
             added: the parts; none if nothing has changed.
             fan_in: number of runs of one tier (sizes within a factor `fan_in`) to merge into one.
-            expired: limits below which rows may be dropped; compaction drops them.
+            expired: limits below which rows may be dropped; merges drop them.
             most: about how many bytes are merged at once.
 
         Returns:
-            The runs that now make up the bucket.
+            The runs that now make up the bucket, and whether a merge was left.
         """
         if not added:
-            return self.runs
+            return self.runs, False
         runs = runs_with_parts((*self.runs, *added))
-        first = compaction_start([sum(part.rows for part in run) for run in runs], fan_in)
+        sizes = [sum(part.bytes for part in run) for run in runs]
+        allowed = max(most // SMALL_MERGE_SHARE, MERGED_PER_ADDED * sizes[-1])
+        first, left = None, False
+        for start in merge_starts([sum(part.rows for part in run) for run in runs], fan_in):
+            left = sum(sizes[start:]) > allowed and len(runs) <= WAITING_RUNS * fan_in
+            if left:
+                break
+            first = start
         if first is None:
-            return (*self.runs, *added)
-        merged = RunWriter(self.files, name, self.layout, most)
-        tables = [read_run(self.files, part) for run in runs[first:] for part in run]
-        for pieces in in_slices(tables, most):
-            merged.add(self._merged(name, pieces, expired, whole=first == 0))
-        return (*(part for run in runs[:first] for part in run), *merged.finish())
+            return (*self.runs, *added), left
+        older = tuple(part for run in runs[:first] for part in run)
+        files = [part for run in runs[first:] for part in run]
+        merged = merged_runs(self.files, name, self.layout, files, expired, most, whole=first == 0)
+        return (*older, *merged), left
 
-    def _merged(
-        self,
-        name: str,
-        pieces: Sequence[pa.Table],
-        expired: Sequence[tuple[ExpiryColumn, int]],
-        *,
-        whole: bool,
-    ) -> pa.Table:
-        """Return the rows that stay of some runs; `whole` if these are all the rows of their hashes."""
-        rows = self.layout.consolidate(pa.concat_tables(pieces))
+
+def merged_runs(
+    files: Files,
+    name: str,
+    layout: Layout,
+    runs: Sequence[Run],
+    expired: Limits,
+    most: int,
+    *,
+    whole: bool,
+) -> tuple[Run, ...]:
+    """Write a run, in its parts, with what the rows of some runs come to; none if nothing is left.
+
+    Args:
+        name: file name of the new run without extension.
+        runs: the runs in the files of the storage.
+        expired: limits below which rows are dropped.
+        most: about how many bytes are merged at once.
+        whole: whether these are all runs of the bucket.
+    """
+    merged = RunWriter(files, name, layout, most)
+    for pieces in in_slices([read_run(files, run) for run in runs], most):
+        rows = layout.consolidate(pa.concat_tables(pieces))
         if whole and WEIGHT in rows.column_names:
             check_held("an arrangement", rows, file=name)
             gone = pc.equal(rows[WEIGHT], 0)
             if pc.any(gone).as_py():  # groups without rows, whose sums were rounded
                 rows = rows.filter(pc.invert(gone))
-        return without_expired(rows, expired, whole=whole)
+        merged.add(without_expired(rows, expired, whole=whole))
+    return merged.finish()
 
 
 class RunWriter:
@@ -252,34 +282,46 @@ def _without_hash(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     return rows.add_column(0, HASH, pa.array(np.zeros(len(rows), np.int64)))
 
 
-def compaction_start(rows: Sequence[int], fan_in: int) -> int | None:
-    """Return the index of the oldest run to merge with all newer ones; None if there is no merge.
+def merge_starts(rows: Sequence[int], fan_in: int) -> Iterator[int]:
+    """Yield the index of the oldest run to merge with all newer ones, for each tier that is full, newest first.
 
-    Compaction is size-tiered: the tier of a run is the logarithm of its rows to the base `fan_in`.
-    Once the newest `fan_in` runs are of one tier or below, they are merged; the merged run counts
-    in its own tier again. So a row is rewritten once for each tier, and each tier has fewer than
-    `fan_in` runs.
+    Merges are size-tiered: the tier of a run is the logarithm of its rows to the base `fan_in`. Once the
+    newest `fan_in` runs are of one tier or below, they are merged; the merged run counts in its own tier
+    again. So a row is rewritten once for each tier, and each tier has fewer than `fan_in` runs.
 
     Args:
         rows: the sizes of the runs, old to new.
         fan_in: number of runs of a tier that are merged.
 
     Example:
-        >>> compaction_start([100, 1, 1, 1], 3), compaction_start([100, 1, 1], 3)
-        (1, None)
+        >>> list(merge_starts([100, 1, 1, 1], 3)), list(merge_starts([100, 1, 1], 3))
+        ([1], [])
     """
-    start, merged = None, 0
-    at = len(rows)
+    total, count, start = rows[-1], 1, len(rows) - 1
     while True:
-        total, count, first = merged, int(start is not None), at
-        tier = _tier(rows[at - 1] if start is None else merged, fan_in)
-        while first and _tier(rows[first - 1], fan_in) <= tier:
-            first -= 1
-            total += rows[first]
+        tier = _tier(total, fan_in)
+        while start and _tier(rows[start - 1], fan_in) <= tier:
+            start -= 1
+            total += rows[start]
             count += 1
         if count < fan_in:
-            return start
-        start, merged, at = first, total, first
+            return
+        yield start
+        count = 1
+
+
+def waiting_merge(rows: Sequence[int], fan_in: int) -> tuple[int, int] | None:
+    """Return the first and the last index (excluded) of the runs of a merge that was left; None if there is none.
+
+    Args:
+        rows: the sizes of the runs, old to new.
+        fan_in: number of runs of a tier that are merged.
+    """
+    for end in range(len(rows), fan_in - 1, -1):
+        starts = list(merge_starts(rows[:end], fan_in))
+        if starts:
+            return starts[-1], end
+    return None
 
 
 def _tier(rows: int, fan_in: int) -> int:

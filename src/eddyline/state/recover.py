@@ -30,6 +30,9 @@ from eddyline.storage.files import Files
 
 EPOCHS = "epochs"
 CONSTANTS = "constants"
+UNCOMMITTED = Epoch(10**12 - 1)
+"""What stands for the epoch in the name of a folder with files that a later epoch may commit: no cleaning of
+older epochs looks there, and opening the storage removes it."""
 
 
 @dataclass(frozen=True, slots=True)
