@@ -21,6 +21,7 @@ from eddyline_bench import (
     relay,
     relay_parts,
     sinks,
+    skew,
     small,
     sources,
     state,
@@ -131,6 +132,18 @@ def test_growth():
     assert [sample.epoch for sample in result.samples] == list(range(1, 13))
     assert min(result.ratio(name) for name in ("milliseconds", "files", "heap", "python")) > 0
     assert "opening" in result.text()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_skew():
+    result = skew.run(rows=2000, repeat=1, keys=50, shapes=["join", "lag"])
+    assert result.equal
+    assert list(result.sides) == ["join", "lag"]
+    for side in (side for pair in result.sides.values() for side in pair):
+        assert min(*side.seconds, side.batch) > 0
+        assert 0 < side.shares[0] <= 1
+    assert "longest" in result.text()
 
 
 @pytest.mark.spark

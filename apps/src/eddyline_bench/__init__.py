@@ -22,6 +22,7 @@ from eddyline_bench import (
     relay,
     relay_parts,
     sinks,
+    skew,
     small,
     sources,
     state,
@@ -66,6 +67,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "nexmark": nexmark.run,
     "projects": projects.run,
     "sinks": sinks.run,
+    "skew": skew.run,
     "small": small.run,
     "sources": sources.run,
     "state": state.run,
@@ -90,13 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats), of the table (backfill); "
-        "orders changed in an epoch (small), rows of an epoch (console, growth), events of an epoch (nexmark)",
+        "orders changed in an epoch (small), rows of an epoch (console, growth, skew), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
         "--repeat",
         type=int,
-        help="timed repetitions; epochs (growth, nexmark, small, state, tpcds), samples (webstats), rounds (console)",
+        help="timed repetitions; epochs (growth, nexmark, skew, small, state, tpcds), samples (webstats), rounds (console)",
     )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
