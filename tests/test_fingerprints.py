@@ -103,6 +103,7 @@ FLIPS = {
     "scan_tasks": (2, 5),
     "compaction_fan_in": (8, 2),
     "task_bytes": (1 << 30, 2048),
+    "fill_rows": (16_000_000, 1),
     "retain_epochs": (16, 4),
     "short_lane_rows": (20_000, 0),
     "delivery": ("exactly_once", "at_least_once"),

@@ -116,7 +116,7 @@ def test_an_epoch_commits_the_merges_that_are_ready(
         assert {Path(run.name).name for run in runs} <= held
         assert not {Path(run.name).name for run in merge.runs} & held
     assert not load.merges.ready.keys() & ready.keys()
-    assert any("merged" in record.message for record in caplog.records)
+    assert any("merged" in record.getMessage() for record in caplog.records)
     assert load.engine.verify().equal
     for _ in range(30):
         load.epoch(20)
