@@ -389,6 +389,16 @@ def test_the_active_session_of_the_user_stays_the_active_one(engine, spark):
     assert SparkSession.getActiveSession() is spark
 
 
+def test_few_rows_take_little_memory_in_a_session_of_eddyline(spark):
+    frame = spark.range(0, 3, 1, 1).selectExpr("concat('k', id) AS k").sortWithinPartitions("k")
+    execution = frame._jdf.queryExecution()
+    execution.toRdd().count()
+    node = execution.executedPlan()
+    while node.nodeName() != "Sort":
+        node = node.children().head()
+    assert 0 < node.metrics().apply("peakMemory").value() < 4 << 20  # Spark's own choice is 32 MB
+
+
 def test_a_running_session_is_taken_without_a_change(spark):
     before, taken = spark.conf.getAll, []
 
