@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from eddyline.runtime.merges import Merges
 from eddyline.state.arrangement import merge_starts, runs_with_parts, waiting_merge
 from eddyline.state.manifest import Manifest, last_committed
 from eddyline.storage.files import Files
+from waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -77,15 +77,8 @@ class Load:
             self.epoch(5)
             if self.merges.waiting or self.merges.ready:
                 break
-        wait_for(lambda: not self.merges.waiting)
+        until(lambda: not self.merges.waiting)
         assert self.merges.ready
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def run_counts(manifest: Manifest) -> dict[tuple[str, int], int]:
@@ -138,7 +131,7 @@ def test_what_isnt_committed_is_gone_after_a_restart(
     assert not Path(tmp_path, "epochs", folder).exists()
     again.next = load.next
     again.epoch(1)  # looks at the whole state
-    wait_for(lambda: not again.merges.waiting)
+    until(lambda: not again.merges.waiting)
     assert again.merges.ready
     again.epoch(1)
     assert again.engine.verify().equal

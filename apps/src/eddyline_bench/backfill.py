@@ -239,8 +239,8 @@ def _in_process(
         start_new_session=True,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("begun"):
                 break
@@ -259,7 +259,7 @@ def _in_process(
         return answer["seconds"], 0, answer["equal"]
     finally:
         kill_session(process)
-        process.stdout.close()  # type: ignore[union-attr]
+        process.stdout.close()
 
 
 def child(storage: str, fill_rows: int, cores: int) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -180,8 +180,8 @@ class Tasks:
         return longest / total if total else float("nan")
 
 
-def _milliseconds(task: object) -> int:
-    metrics = task.taskMetrics()  # type: ignore[attr-defined]
+def _milliseconds(task: Any) -> int:
+    metrics = task.taskMetrics()
     return int(metrics.get().executorRunTime()) if metrics.isDefined() else 0
 
 

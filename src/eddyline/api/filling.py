@@ -29,8 +29,9 @@ from eddyline.runtime.scan import bucket_segment
 from eddyline.runtime.sizes import UNKNOWN, rows_of
 from eddyline.source.segments import Segment
 from eddyline.spark.progress import job_tag, share_done
-from eddyline.state.manifest import Manifest
+from eddyline.state.manifest import Manifest, runs_of
 from eddyline.state.recover import UNCOMMITTED, attempt_folder
+from eddyline.state.run_lists import renamed
 
 _LOG = logging.getLogger("eddyline.epochs")
 
@@ -197,20 +198,16 @@ class Filling:
         """Return the state with its files in the folder to commit, which the checkpoint doesn't lose by that."""
         files = self.workspace.files
         files.make_folder(self.folder)
-        runs = {
-            run.name: replace(run, name=f"{self.folder}/{_flat(run.name)}")
-            for buckets in state.arrangements.values()
-            for own in buckets.values()
-            for run in own
-        }
-        for name, run in runs.items():
-            files.link(name, run.name)
+        for own in state.arrangements.values():
+            for run in runs_of(own):
+                files.link(run.name, self._linked_name(run.name))
         files.sync(self.folder)
-        arrangements = {
-            name: {bucket: tuple(runs[run.name] for run in own) for bucket, own in buckets.items()}
-            for name, buckets in state.arrangements.items()
-        }
-        return replace(state, arrangements=arrangements)
+        return replace(state, arrangements=renamed(state.arrangements, self._linked_name))
+
+    def _linked_name(self, name: str) -> str:
+        """Return the name of a run of a piece in the folder to commit, with those of all other pieces."""
+        folder, file = os.path.split(name)
+        return f"{self.folder}/{os.path.basename(folder)}.{file}"
 
     def is_of(self, catalog: Catalog, now: Manifest) -> bool:
         """Return whether the definitions and the number of buckets are those that it began with."""
@@ -298,9 +295,3 @@ class Filling:
 def _rows(piece: Piece) -> int:
     """Return the number of rows of a piece; at least `UNKNOWN` if that isn't known."""
     return rows_of(one for own in piece.values() for one in own)
-
-
-def _flat(name: str) -> str:
-    """Return a name that a run of a piece has in a folder with those of all other pieces."""
-    folder, file = os.path.split(name)
-    return f"{os.path.basename(folder)}.{file}"

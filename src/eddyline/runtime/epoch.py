@@ -36,7 +36,7 @@ from eddyline.state.manifest import (
     write_manifest,
 )
 from eddyline.state.recover import EPOCHS, attempt_folder
-from eddyline.state.run_lists import Buckets
+from eddyline.state.run_lists import Buckets, renamed
 from eddyline.storage.files import Files
 
 JOBS_AT_ONCE = 2
@@ -128,9 +128,7 @@ class EpochRunner:
         if adopted is not None:
             self._adopt_files(adopted, epoch)
             held |= adopted.arrangements
-            file = f"{folder}/{ADOPTED}"
-            write_arrangements(self.files, file, adopted.arrangements)
-            context = replace(context, adopted=(plans[0].id, file))
+            context = self._on_top_of(adopted.arrangements, plans[0].id, context)
         state = EpochState(
             held,
             failing={
@@ -199,13 +197,19 @@ class EpochRunner:
         limits = self._limits([given.plan], watermarks)
         context = EpochContext(folder, base.epoch, limits)
         if before is not None:
-            file = f"{folder}/{ADOPTED}"
-            write_arrangements(self.files, file, dict(before))
-            context = replace(context, adopted=(given.plan.id, file))
+            context = self._on_top_of(before, given.plan.id, context)
         state = EpochState(dict(before or {}), failing=dict(base.failing))
         self._run_plans(context, [given], state, watermarks, timer)
         self.files.sync_all(state.unflushed)
         return None if given.plan.id in state.failing else state
+
+    def _on_top_of(
+        self, computed: Mapping[str, Buckets], view: str, context: EpochContext
+    ) -> EpochContext:
+        """Return the context in which the tasks of a new view find the state that was computed before."""
+        file = f"{context.folder}/{ADOPTED}"
+        write_arrangements(self.files, file, dict(computed))
+        return replace(context, adopted=(view, file))
 
     def make_delta(self, plan: EpochPlan, folder: str, computed: EpochState) -> None:
         """Give what `compute` has computed in pieces its changelog: all rows, in which none is retracted."""
@@ -233,7 +237,9 @@ class EpochRunner:
             folder = attempt_folder(epoch)
             self.files.rename(os.path.dirname(names[0]), folder)
             self.files.sync(EPOCHS)
-            computed.arrangements, computed.deltas = (_moved(part, folder) for part in parts)
+            computed.arrangements, computed.deltas = (
+                renamed(part, lambda name: f"{folder}/{os.path.basename(name)}") for part in parts
+            )
 
     def _limits(
         self, plans: Sequence[EpochPlan], watermarks: Watermarks
@@ -403,17 +409,6 @@ class EpochRunner:
             while self.abandoned:
                 self.files.remove(self.abandoned[-1])
                 self.abandoned.pop()
-
-
-def _moved(parts: Mapping[str, Buckets], folder: str) -> dict[str, Buckets]:
-    """Return arrangements whose runs are in a folder."""
-    return {
-        name: {
-            bucket: tuple(replace(r, name=f"{folder}/{os.path.basename(r.name)}") for r in runs)
-            for bucket, runs in buckets.items()
-        }
-        for name, buckets in parts.items()
-    }
 
 
 def _without(arrangements: Mapping[str, Buckets], nodes: Collection[str]) -> dict[str, Buckets]:

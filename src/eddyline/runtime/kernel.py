@@ -241,9 +241,10 @@ class Kernel:
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""
         values = context.limits.get(part_name(self.node, self.part), ())
-        if isinstance(self.operator, Timed):
-            return self.operator.limited(values[0] if values else None), {}
-        return self.operator, limits_by_slot(self.operator, self.expiry, values)
+        operator = self.operator
+        if isinstance(operator, Timed):
+            operator = operator.limited(values[0] if values else None)
+        return operator, limits_by_slot(operator, self.expiry, values)
 
     def _state(
         self, context: EpochContext, operator: Operator, bucket: BucketId

@@ -6,13 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
 
-from eddyline.changes import BucketId
 from eddyline.errors import EddylineError
 from eddyline.runtime.context import arrangement_name, part_name
 from eddyline.runtime.kernel import limits_by_slot
@@ -30,12 +29,9 @@ from eddyline.state.arrangement import (
 )
 from eddyline.state.manifest import Manifest
 from eddyline.state.recover import UNCOMMITTED, attempt_folder
-from eddyline.state.run_lists import Buckets
+from eddyline.state.run_lists import Buckets, Place
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
-
-Place = tuple[str, BucketId]
-"""An arrangement and one of its buckets."""
 
 _LOG = logging.getLogger("eddyline.state")
 
@@ -111,17 +107,12 @@ class Merges:
         if not (left or self._first):
             return
         with self._lock:
-            for plan in plans:
-                for part in plan.parts:
-                    values = limits.get(part_name(plan.id, part.name), ())
-                    expired = limits_by_slot(part.operator, part.expiry_columns, values)
-                    for slot, layout in part.operator.layouts.items():
-                        name = arrangement_name(plan.id, part.name, slot)
-                        for bucket, runs in manifest.arrangements.get(name, {}).items():
-                            place = (name, bucket)
-                            known = place in self.waiting or place in self.ready
-                            if (self._first or place in left) and not known:
-                                self._plan(place, runs, layout, expired.get(slot, ()))
+            for name, layout, expired in _arrangements(plans, limits):
+                for bucket, runs in manifest.arrangements.get(name, {}).items():
+                    place = (name, bucket)
+                    known = place in self.waiting or place in self.ready
+                    if (self._first or place in left) and not known:
+                        self._plan(place, runs, layout, expired)
             self._first = False
             if self.waiting and self._running is None and not self._stopped:
                 self._running = threading.Thread(
@@ -234,3 +225,15 @@ class Merges:
             time.monotonic() - started,
         )
         return tuple(runs)
+
+
+def _arrangements(
+    plans: Sequence[EpochPlan], limits: Mapping[str, Sequence[int | None]]
+) -> Iterator[tuple[str, Layout, Limits]]:
+    """Yield the arrangements of some plans: name, layout, and the limits below which rows are dropped."""
+    for plan in plans:
+        for part in plan.parts:
+            values = limits.get(part_name(plan.id, part.name), ())
+            expired = limits_by_slot(part.operator, part.expiry_columns, values)
+            for slot, layout in part.operator.layouts.items():
+                yield arrangement_name(plan.id, part.name, slot), layout, expired.get(slot, ())

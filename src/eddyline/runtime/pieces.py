@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from eddyline.changes import HASH
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.recompute import Regroup
@@ -17,6 +15,7 @@ from eddyline.operators.running import Running
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.sizes import UNKNOWN, bytes_of, rows_of
 from eddyline.source.segments import BUCKET_RUNS, RUN, Segment, read_arrow
+from eddyline.state.slices import spans_of_hashes
 from eddyline.storage.files import Files
 
 Piece = dict[str, list[Segment]]
@@ -108,16 +107,13 @@ def _shares(files: Files, segment: Segment, shares: int) -> list[Segment]:
         return _cut(files, segment, shares)
     runs = [(name, rows) for name, rows in json.loads(segment.file)]
     hashes = [read_arrow(files, Segment(RUN, name, rows))[HASH].to_numpy() for name, rows in runs]
-    longest = max(hashes, key=len)
-    bounds = np.unique(longest[np.arange(1, shares) * len(longest) // shares])
-    places = [[0, *np.searchsorted(own, bounds).tolist(), len(own)] for own in hashes]
     size, total = bytes_of(files, segment), max(sum(rows for _, rows in runs), 1)
     found = []
-    for number in range(len(bounds) + 1):
+    for spans in spans_of_hashes(hashes, shares):
         parts = [
-            [name, own[number + 1] - own[number], own[number]]
-            for (name, _), own in zip(runs, places, strict=True)
-            if own[number + 1] > own[number]
+            [name, end - start, start]
+            for (name, _), (start, end) in zip(runs, spans, strict=True)
+            if end > start
         ]
         rows = sum(part[1] for part in parts)
         if rows:

@@ -14,7 +14,7 @@ from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
 from eddyline.runtime.table import TableUpkeep
 from eddyline.state.manifest import Failure, runs_of
-from eddyline.state.run_lists import Buckets
+from eddyline.state.run_lists import Buckets, Place
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
@@ -41,7 +41,7 @@ class EpochState:
     failing: dict[ViewId, Failure] = field(default_factory=dict)
     unflushed: set[str] = field(default_factory=set)
     replaced: ViewId | None = None
-    left: set[tuple[str, BucketId]] = field(default_factory=set)
+    left: set[Place] = field(default_factory=set)
 
     def failing_upstream(self, plan: EpochPlan) -> str:
         """Return the name of a failing view that a plan reads; empty if there is none."""

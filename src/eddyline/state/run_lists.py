@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eddyline.changes import BucketId
@@ -10,6 +11,8 @@ from eddyline.state.runs import Run
 
 Buckets = dict[BucketId, tuple[Run, ...]]
 Arrangements = dict[str, Buckets]
+Place = tuple[str, BucketId]
+"""An arrangement and one of its buckets."""
 
 
 def to_json(arrangements: Mapping[str, Buckets]) -> dict[str, Any]:
@@ -28,6 +31,17 @@ def from_json(document: Mapping[str, Any]) -> Arrangements:
             for bucket, runs in buckets.items()
         }
         for name, buckets in document.items()
+    }
+
+
+def renamed(arrangements: Mapping[str, Buckets], name: Callable[[str], str]) -> Arrangements:
+    """Return the same runs under other names of their files."""
+    return {
+        arrangement: {
+            bucket: tuple(replace(run, name=name(run.name)) for run in runs)
+            for bucket, runs in buckets.items()
+        }
+        for arrangement, buckets in arrangements.items()
     }
 
 

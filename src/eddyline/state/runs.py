@@ -43,8 +43,7 @@ def write_run(files: Files, name: str, table: pa.Table) -> Run:
         content = sink.getvalue()
         size = files.write(name, lambda stream: stream.write(content))
         # the next epoch reads it
-        rows = with_nullable_fields(pa.ipc.open_file(content).read_all())
-        _open_runs.add(files.path(name), rows, size)
+        _open_runs.add(files.path(name), _rows_in(content), size)
         return Run(name, table.num_rows, size, zlib.crc32(content))
     crc = 0
 
@@ -61,6 +60,10 @@ def write_run(files: Files, name: str, table: pa.Table) -> Run:
 def _write_table(sink: pa.NativeFile, table: pa.Table) -> None:
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
+
+
+def _rows_in(content: pa.NativeFile | pa.Buffer) -> pa.Table:
+    return with_nullable_fields(pa.ipc.open_file(content).read_all())
 
 
 class OpenRuns:
@@ -124,7 +127,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
             source = pa.memory_map(path)
             if source.size() != run.bytes:
                 raise _damaged(run, f"it has {source.size()} bytes")
-            table = with_nullable_fields(pa.ipc.open_file(source).read_all())
+            table = _rows_in(source)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise _damaged(run, str(error)) from error
         except OSError as error:

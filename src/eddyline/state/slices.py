@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import IO
 
 import numpy as np
@@ -34,15 +35,24 @@ def in_slices(tables: Sequence[pa.Table], most: int) -> Iterator[list[pa.Table]]
         if tables:
             yield list(tables)
         return
-    hashes = [table[HASH].to_numpy() for table in tables]
-    longest = max(hashes, key=len)
-    bounds = np.unique(longest[np.arange(1, slices) * len(longest) // slices])
-    places = [[0, *np.searchsorted(own, bounds), len(own)] for own in hashes]
-    for number in range(len(bounds) + 1):
+    for spans in spans_of_hashes([table[HASH].to_numpy() for table in tables], slices):
         yield [
-            table.slice(own[number], own[number + 1] - own[number])
-            for table, own in zip(tables, places, strict=True)
+            table.slice(start, end - start)
+            for table, (start, end) in zip(tables, spans, strict=True)
         ]
+
+
+def spans_of_hashes(hashes: Sequence[np.ndarray], most: int) -> Iterator[list[tuple[int, int]]]:
+    """Cut sorted arrays at the same hashes; yield for each slice where it begins and ends in each array.
+
+    Args:
+        most: the number of slices; fewer if there are fewer hashes.
+    """
+    longest = max(hashes, key=len)
+    bounds = np.unique(longest[np.arange(1, most) * len(longest) // most])
+    cuts = [pairwise([0, *np.searchsorted(own, bounds).tolist(), len(own)]) for own in hashes]
+    for spans in zip(*cuts, strict=True):
+        yield list(spans)
 
 
 def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
