@@ -94,8 +94,24 @@ def test_the_command_knows_every_benchmark():
 def test_grouped_count():
     result = grouped_count.run(rows=2000, repeat=1, epochs=2)
     assert result.equal
-    assert result.ratio > 0
+    assert all(result.ratio(side) > 0 for side in result.sides)
     assert "results are equal" in result.text()
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # installs Flink
+def test_grouped_count_beside_flink():
+    result = grouped_count.run(rows=2000, repeat=1, epochs=2, flink=True)
+    assert result.equal
+    assert "Flink SQL" in result.sides
+
+
+def test_only_the_grouped_count_runs_flink():
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(EngineError, match="only the benchmark grouped-count") as refused:
+        bench.run(parser.parse_args(["nexmark", "--flink"]))
+    assert refused.value.condition == "BAD_OPTION"
 
 
 @pytest.mark.spark

@@ -100,6 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="timed repetitions; epochs (growth, nexmark, skew, small, state, tpcds), samples (webstats), rounds (console)",
     )
+    parser.add_argument(
+        "--flink",
+        action="store_true",
+        help="also run Flink SQL, installed from PyPI (grouped-count)",
+    )
     parser.add_argument("--cores", type=int, help="cores of the local Spark session; 2 by default")
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
@@ -124,6 +129,14 @@ def run(args: argparse.Namespace) -> int:
             condition="BAD_OPTION",
             hint="eddyline bench small --scale 0.01",
         )
+    if args.flink:
+        if args.name != "grouped-count":
+            raise EngineError(
+                "only the benchmark grouped-count runs Flink SQL",
+                condition="BAD_OPTION",
+                hint="eddyline bench grouped-count --flink",
+            )
+        given["flink"] = True
     code = 0
     for name in [args.name] if args.name else list(BENCHMARKS):
         result = BENCHMARKS[name](**given)
