@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline import Engine
-from eddyline.source.json import decode_documents
+from eddyline.source.json import _places, decode_documents
 from eddyline.source.lines import read_json
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import local_session
@@ -391,8 +392,8 @@ def _line(source: random.Random, odd: bool) -> bytes:
     return line
 
 
-def decoded(path: Path) -> list[tuple[Any, ...]]:
-    tables = [SCHEMA.empty_table(), *read_json(str(path), SCHEMA)]
+def decoded(path: Path, schema: pa.Schema = SCHEMA) -> list[tuple[Any, ...]]:
+    tables = [schema.empty_table(), *read_json(str(path), schema)]
     return comparable(pa.concat_tables(tables))
 
 
@@ -483,6 +484,32 @@ def test_a_block_is_read_like_its_lines(
     together = decoded(written(folder, lines))
     poisoned = decoded(written(folder, [*lines, b"{"]))
     assert together == poisoned[:-1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1 << 60), letters=st.integers(2, 9))
+def test_longer_names_are_found_as_short_ones(
+    seed: int, letters: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("lines")
+    source = random.Random(seed)
+    lines = fuzzed(source, 40, odd=source.choice([0.0, 0.02]))
+    longer = lines
+    for name in NAMES:
+        quoted = b'"%s"'
+        longer = [line.replace(quoted % name, quoted % (name * letters)) for line in longer]
+    schema = pa.schema([field.with_name(field.name * letters) for field in SCHEMA])
+    poisoned = decoded(written(folder, [*longer, b"{"]), schema)
+    assert decoded(written(folder, longer), schema) == poisoned[:-1]
+
+
+@given(
+    block=st.text('"ab:', max_size=40),
+    name=st.text("ab", max_size=6),
+)
+def test_the_places_of_a_name_are_all_found(block: str, name: str) -> None:
+    wanted = [found.start() for found in re.finditer(f'(?="{name}")', block)]
+    assert sorted(_places(block.encode(), f'"{name}"'.encode())) == wanted
 
 
 @pytest.mark.spark

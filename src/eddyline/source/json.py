@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,6 @@ class Decoder:
         self._flat = all(map(_is_flat, schema.types))
         self._wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in schema}
         self._names = {name: _quoted(name) for name in schema.names}
-        alternatives = b"|".join(map(re.escape, self._names.values()))
-        self._any_name = alternatives.decode()
 
     def tables(self, block: bytes) -> Iterator[pa.Table]:
         """Decode whole lines."""
@@ -122,22 +120,33 @@ class Decoder:
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
             if self._documents and frame.height != len(ends):
                 return None  # polars skips blank lines
-            if _is_extreme(block, ends) or self._is_ambiguous(block, frame):
+            places = {name: _places(block, quoted) for name, quoted in self._names.items()}
+            if _is_extreme(block, ends) or self._is_ambiguous(block, frame, places):
                 return None
-            columns = [self._column(frame[field.name], field, block) for field in self._schema]
+            columns = [
+                self._column(frame[field.name], field, block, places[field.name])
+                for field in self._schema
+            ]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError):
             return None
         return pa.table(columns, schema=self._schema)
 
-    def _column(self, values: pl.Series, wanted: pa.Field, block: bytes) -> pa.Array:
-        """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it."""
+    def _column(
+        self, values: pl.Series, wanted: pa.Field, block: bytes, places: np.ndarray[Any, Any]
+    ) -> pa.Array:
+        """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it.
+
+        Args:
+            places: where the column's name occurs in the block.
+        """
         column, kind = values.to_arrow(), wanted.type
         if kind == pa.string():
-            return self._texts(column.cast(kind), self._names[wanted.name], block)
+            return self._texts(column.cast(kind), self._names[wanted.name], block, places)
         if pa.types.is_timestamp(kind):
             return self._moments(column, wanted, block)
         if pa.types.is_decimal(kind):
-            return self._texts(column.cast(pa.string()), self._names[wanted.name], block).cast(kind)
+            texts = column.cast(pa.string())
+            return self._texts(texts, self._names[wanted.name], block, places).cast(kind)
         if kind == pa.float32():
             numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
             if halfway(numbers).any():
@@ -147,11 +156,15 @@ class Decoder:
             return pa.array(singles, mask=column.is_null().to_numpy(zero_copy_only=False))
         return column.cast(kind)
 
-    def _texts(self, column: pa.Array, name: bytes, block: bytes) -> pa.Array:
+    def _texts(
+        self, column: pa.Array, name: bytes, block: bytes, places: np.ndarray[Any, Any]
+    ) -> pa.Array:
         """Return texts as they are written; ValueError if polars may have changed one."""
         if _zeros(column):  # half of a surrogate pair
             raise ValueError
-        if not _may_be_literal(column) or not _member(name, _REWRITTEN).search(block):
+        if not _may_be_literal(column) or _are_quoted(block, places + len(name)):
+            return column
+        if not _member(name, _REWRITTEN).search(block):
             return column
         if column.null_count or block.count(name) != len(column):
             raise ValueError
@@ -175,14 +188,16 @@ class Decoder:
             raise ValueError
         return pc.multiply(seconds, _SECOND).cast(wanted.type)
 
-    def _is_ambiguous(self, block: bytes, frame: pl.DataFrame) -> bool:
+    def _is_ambiguous(
+        self, block: bytes, frame: pl.DataFrame, places: dict[str, np.ndarray[Any, Any]]
+    ) -> bool:
         """Whether a line may have two members of a wanted name: polars takes the first, Spark the last."""
         nulls = dict(zip(frame.columns, frame.null_count().row(0), strict=True))
         escaped = b"\\" in block
         values = frame.height * frame.width - sum(nulls.values())
-        if not escaped and _most_names(block, self._names.values()) == values:
+        missing = sum(map(len, places.values())) - values
+        if not missing and not escaped:
             return False  # each value stands beside the only occurrence of its name
-        missing = _count(block, f"(?:{self._any_name})") - values
         if missing and not escaped:
             some = [self._names[name].decode() for name, count in nulls.items() if count]
             explicit = [re.escape(name) + r"\s*:\s*null" for name in some]
@@ -192,8 +207,6 @@ class Decoder:
                     for name, null in zip(some, explicit, strict=True)
                 ]
                 return _count(block, "|".join(twice)) > 0
-        if not missing and not escaped:
-            return False
         members = Members(block)
         if members.has_escaped_name(self._names):
             return True
@@ -286,20 +299,35 @@ def _count(block: bytes, pattern: str) -> int:
     return int(found.str.count_matches(pattern).item())
 
 
-def _most_names(block: bytes, names: Iterable[bytes]) -> int:
-    """Return how often quotes stand as far apart as in these names, before their first letters.
+def _places(block: bytes, name: bytes) -> np.ndarray[Any, Any]:
+    """Return where a name, given with its quotes, occurs in a block; not in order.
 
-    The names, given with quotes, are written at most so often. Counting them exactly takes longer.
+    Its first bytes are compared as one number, at each of the alignments that such a number can have. That is
+    faster than a search for the text.
     """
+    kind = np.dtype("<u4" if len(name) >= 4 else "<u2")
+    wanted, width = np.frombuffer(name, kind, 1)[0], kind.itemsize
+    found = []
+    for shift in range(min(width, len(block) - width + 1)):
+        count = (len(block) - shift) // width
+        alike = np.frombuffer(block, kind, count, shift) == wanted
+        found.append(np.flatnonzero(alike) * width + shift)
+    places = np.concatenate(found) if found else np.empty(0, np.int64)
+    places = places[places <= len(block) - len(name)]
     data = np.frombuffer(block, np.uint8)
-    quotes, found = data == 34, 0
-    for name in names:
-        last = len(name) - 1
-        first = max(len(data) - last, 0)
-        like = quotes[:first] & quotes[last : last + first]
-        like &= data[1 : first + 1] == name[1]
-        found += int(np.count_nonzero(like))
-    return found
+    for offset in range(width, len(name)):
+        places = places[data[places + offset] == name[offset]]
+    return places
+
+
+def _are_quoted(block: bytes, ends: np.ndarray[Any, Any]) -> bool:
+    """Whether a text in quotes is the value behind each name that ends before these places."""
+    data = np.frombuffer(block, np.uint8)
+    if ends.max(initial=0) + 2 >= len(data):
+        return False
+    second = data[ends + 1]
+    quoted = (second == 34) | ((second == 32) & (data[ends + 2] == 34))
+    return bool((quoted & (data[ends] == 58)).all())
 
 
 def _is_extreme(block: bytes, ends: np.ndarray[Any, Any]) -> bool:
