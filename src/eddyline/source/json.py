@@ -308,10 +308,13 @@ def _places(block: bytes, name: bytes) -> np.ndarray[Any, Any]:
     kind = np.dtype("<u4" if len(name) >= 4 else "<u2")
     wanted, width = np.frombuffer(name, kind, 1)[0], kind.itemsize
     found = []
+    alike = np.empty(
+        len(block) // width, np.bool_
+    )  # new memory for each comparison would cost as much as it does
     for shift in range(min(width, len(block) - width + 1)):
         count = (len(block) - shift) // width
-        alike = np.frombuffer(block, kind, count, shift) == wanted
-        found.append(np.flatnonzero(alike) * width + shift)
+        np.equal(np.frombuffer(block, kind, count, shift), wanted, out=alike[:count])
+        found.append(np.flatnonzero(alike[:count]) * width + shift)
     places = np.concatenate(found) if found else np.empty(0, np.int64)
     places = places[places <= len(block) - len(name)]
     data = np.frombuffer(block, np.uint8)
