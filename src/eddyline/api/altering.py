@@ -55,7 +55,7 @@ class Altering:
                 return
             fields, key = changed(table, change)
             check_unused(workspace, table, change)
-            with workspace.sources.inbox(table).closed():
+            with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
                 while self._epochs.run_next(Timer()):  # so that the table's state has all rows
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)

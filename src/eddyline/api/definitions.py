@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
@@ -245,11 +246,13 @@ class Definitions:
             entry = workspace.catalog.get(name, kind)
             letters = workspace.catalog.letters_of(entry)
             family = workspace.catalog.companions(entry.name)
-            workspace.save(workspace.catalog.drop(name))
-            gone = [one for one in (*family, entry, letters) if one is not None]
-            # a source stops before the files go that it writes
-            for one in sorted(gone, key=lambda one: workspace.sources.connected(one) is None):
-                workspace.forget(one)
+            table = kind == TABLE
+            with workspace.sources.log(entry).writing if table else contextlib.nullcontext():
+                workspace.save(workspace.catalog.drop(name))
+                gone = [one for one in (*family, entry, letters) if one is not None]
+                # a source stops before the files go that it writes
+                for one in sorted(gone, key=lambda one: workspace.sources.connected(one) is None):
+                    workspace.forget(one)
 
     def pause(self, name: str) -> list[str]:
         """Pause a view and its readers; see `Engine.pause`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -18,6 +19,7 @@ from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
 from eddyline.source.bulk import SMALL_ROWS, TableRows, is_small
+from eddyline.source.group_commit import GroupCommit
 from eddyline.source.inbox import FOLDER, being_altered, log_files, withdraw_batch
 from eddyline.source.log_files import as_operations
 from eddyline.source.redo_log import RedoLog
@@ -28,54 +30,79 @@ from eddyline.sql.names import quoted
 
 
 class Writing:
-    """Writes operations to the redo logs of tables, durably before each call returns."""
+    """Writes operations to the redo logs of tables, durably before each call returns.
+
+    Rows wait for other writes to their table, not for epochs. Those of several threads are written together. A
+    statement that reads the storage to find what to write holds up epochs, and other writes to its table: it
+    would undo what comes between.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._groups: dict[str, GroupCommit[pa.Table]] = {}
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
-        """Write operations (`append` or `delete`, rows), all or none.
+        """Write operations (`append` or `delete`, rows), all or none; epochs go on meanwhile.
 
-        The rows of a large DataFrame are written by Spark's tasks, meanwhile epochs go on.
+        The rows of a large DataFrame are written by Spark's tasks.
         """
         for operation, _ in operations:
             check_choice("operation", operation, (APPEND, DELETE))
         entry = self._workspace.catalog.get(table, TABLE)
-        self._write(entry, [((operation,), rows) for operation, rows in operations])
+        parts = [((operation,), rows) for operation, rows in operations]
+        self._write(entry, parts, self._group(entry).write)
 
     def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
         """INSERT INTO table (columns) query."""
         workspace = self._workspace
-        with workspace.lock:
+        if not workspace.compiler.mentioned(query, workspace.catalog):  # as VALUES
             entry = workspace.catalog.get(table, TABLE)
+            rows = Dml(workspace.session(), workspace.files).insert(entry, columns, query)
+            self._write(entry, [((APPEND,), rows)], self._group(entry).write, 0)
+            return
+        with self._alone(table) as (entry, append):
             query = workspace.plain_sql(query)
             dml, read = self._dml(query)
-            self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], read)
+            self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], append, read)
 
     def delete_where(self, table: str, condition: str | None) -> None:
         """DELETE FROM table WHERE condition."""
-        with self._workspace.lock:
-            entry = self._workspace.catalog.get(table, TABLE)
+        with self._alone(table) as (entry, append):
             dml, read = self._dml(f"{quoted(entry.name)} {condition or ''}")
-            self._write(entry, [((DELETE,), dml.rows(entry, condition))], read)
+            self._write(entry, [((DELETE,), dml.rows(entry, condition))], append, read)
 
     def update_where(
         self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
     ) -> None:
         """UPDATE table SET column = expression, ... WHERE condition."""
-        with self._workspace.lock:
-            entry = self._workspace.catalog.get(table, TABLE)
+        with self._alone(table) as (entry, append):
             texts = " ".join(text for _, text in assignments)
             dml, read = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
             given = ", ".join(f"{name} = {text}" for name, text in assignments)
             query = f"UPDATE {entry.name} SET {given}"
             both = dml.update(entry, assignments, condition)
-            self._write(entry, [((DELETE, APPEND), both)], read, query)
+            self._write(entry, [((DELETE, APPEND), both)], append, read, query)
+
+    def _group(self, entry: Entry) -> GroupCommit[pa.Table]:
+        """Return what writes the rows of several threads to a table together."""
+        log = self._workspace.sources.log(entry)
+        new = GroupCommit[pa.Table](log.writing, partial(self._append, entry))
+        return self._groups.setdefault(entry.id, new)
+
+    @contextmanager
+    def _alone(self, table: str) -> Iterator[tuple[Entry, Callable[[pa.Table], None]]]:
+        """Let no epoch run and nobody write to a table; yield its entry, and what appends operations to it."""
+        workspace = self._workspace
+        with workspace.lock:
+            entry = workspace.catalog.get(table, TABLE)
+            with workspace.sources.log(entry).writing:
+                yield entry, lambda operations: self._append(entry, [operations])
 
     def _write(
         self,
         entry: Entry,
         parts: Sequence[tuple[tuple[str, ...], Rows]],
+        append: Callable[[pa.Table], None],
         read: int | None = None,
         query: str = "",
     ) -> None:
@@ -83,6 +110,7 @@ class Writing:
 
         Args:
             parts: what the rows do, and the rows: see `TableRows`.
+            append: writes operations that the driver holds.
             read: how many rows their DataFrames read of the storage; None if that isn't known.
             query: the statement that they come from, for errors.
         """
@@ -97,12 +125,16 @@ class Writing:
         frames = [rows for _, rows in parts if isinstance(rows, DataFrame)]
         if all(is_small(frame, read) for frame in frames):
             found = [one for task, rows in tasks for one in task.converted(rows)]
-            logged = pa.concat_tables([as_operations(part, kind) for _, kind, part in found])
-            with self._appending(entry) as log:
-                if logged.num_rows:
-                    log.append_tables([logged])
+            append(pa.concat_tables([as_operations(part, kind) for _, kind, part in found]))
         else:
             self._write_files(entry, tasks, attempt)
+
+    def _append(self, entry: Entry, operations: Sequence[pa.Table]) -> None:
+        """Append operations to the log of a table, as one entry."""
+        with self._appending(entry) as log:
+            rows = pa.concat_tables(operations)
+            if rows.num_rows:
+                log.append_tables([rows])
 
     def _write_files(
         self, entry: Entry, tasks: Sequence[tuple[TableRows, Rows]], attempt: str
@@ -126,13 +158,14 @@ class Writing:
 
     @contextmanager
     def _appending(self, entry: Entry) -> Iterator[RedoLog]:
-        """Provide the log of a table, under the lock, with what other processes have written before."""
+        """Provide the log of a table to write to, with what other processes have written before."""
         workspace = self._workspace
-        with workspace.lock:
+        log = workspace.sources.log(entry)
+        with log.writing:
             workspace.check_writable()
             self._check_same(entry)
             workspace.sources.take_written(entry)
-            yield workspace.sources.log(entry)
+            yield log
 
     def _check_same(self, entry: Entry) -> None:
         """Raise an error if a table has been altered or dropped."""

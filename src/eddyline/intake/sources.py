@@ -79,7 +79,8 @@ class Sources:
         if log is None:
             # the account of a queue counts its dead letters: always flush them with it
             files = self.files.flushing() if entry.holds_letters else self.files
-            log = self._logs[entry.source] = RedoLog(files, entry.source, self.clock)
+            # another thread may have made one meanwhile
+            log = self._logs.setdefault(entry.source, RedoLog(files, entry.source, self.clock))
         return log
 
     def columns(

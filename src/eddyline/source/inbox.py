@@ -198,8 +198,9 @@ class TableInbox:
         if now >= self._tidy_at:
             self._tidy_at = now + ABANDONED_S / 24
             self._remove_abandoned(time.time() - ABANDONED_S)
-        for batch in self._committed():
-            self._take(batch)
+        with self._log.writing:
+            for batch in self._committed():
+                self._take(batch)
 
     @contextmanager
     def closed(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ class RedoLog:
     the number of the micro-batch, so that a batch that Spark repeats is recognised.
 
     Only one process writes. It caches the list of entries, and reads the folder again only after a
-    failed write.
+    failed write. Its threads hold `writing` while they append to the log of a table.
 
     Args:
         files: files of the storage.
@@ -74,6 +74,7 @@ class RedoLog:
         self.source = source
         self.folder = f"logs/{source}"
         self._index: Index | None = None
+        self.writing = threading.RLock()
         self._lock = threading.RLock()  # Spark's batches and epochs write from several threads
         files.make_folder(self.folder)
 
