@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import postgres
-from eddyline.catalog.entries import STREAM, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
 from eddyline.catalog.postgres import POINTER
 from eddyline.catalog.requests import DONE, REFUSED, WAITING, Inbox
 from eddyline.catalog.sqlite import NAME

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from eddyline.catalog.entries import SINK, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import SINK, TABLE, VIEW, Entry
 from eddyline.console.graph import HEIGHT, WIDTH, Graph, make_graph
 
 EMPTY = '{"type": "struct", "fields": []}'

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, StateError, StorageError

@@ -16,6 +16,7 @@ import eddyline.api.epochs
 from eddyline.changes import Epoch
 from eddyline.errors import StateError, StorageError
 from eddyline.source import log_index
+from eddyline.source.log_entries import LogEntries
 from eddyline.source.redo_log import RedoLog, last_received
 from eddyline.source.segments import LOG, NDJSON, Segment, read_arrow
 from eddyline.storage.files import Files
@@ -276,19 +277,19 @@ def test_a_reader_meets_a_merge_or_the_end_of_rows(
 ) -> None:
     files = Files(str(tmp_path))
     log, wanted = filled(files, 9)
-    read, reads = RedoLog._read, 0
+    read, reads = LogEntries._read, 0
 
-    def meanwhile(self: RedoLog, *args: Any) -> list[Segment]:
+    def meanwhile(self: LogEntries, *args: Any) -> list[Segment]:
         nonlocal reads
         reads += 1
         if reads == 2:
-            monkeypatch.setattr(RedoLog, "_read", read)
-            self.merge(9, Epoch(1), Epoch(1))
-            self.expire(100, 8, Epoch(2), Epoch(2), remove=True)
-            monkeypatch.setattr(RedoLog, "_read", meanwhile)
+            monkeypatch.setattr(LogEntries, "_read", read)
+            log.merge(9, Epoch(1), Epoch(1))
+            log.expire(100, 8, Epoch(2), Epoch(2), remove=True)
+            monkeypatch.setattr(LogEntries, "_read", meanwhile)
         return read(self, *args)
 
-    monkeypatch.setattr(RedoLog, "_read", meanwhile)
+    monkeypatch.setattr(LogEntries, "_read", meanwhile)
     assert content(log, 0, 9) == wanted
     assert log.expired().end == 8
 
@@ -305,7 +306,7 @@ def test_what_is_left_of_a_merged_entry_is_merged_on(
     log.expire(100, 1, Epoch(6), Epoch(5), remove=True)
     assert log.start() == 1
     log.merge(9, Epoch(7), Epoch(7))
-    assert log._known().merged == {8: 0}
+    assert log._entries.index().merged == {8: 0}
     assert content(log, 1, 10) == [one for one in wanted if one[1] >> 32 >= 1]
     assert not caplog.records
 

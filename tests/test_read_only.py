@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.store import open_store
 from eddyline.changes import BucketId, Epoch
 from eddyline.cli import main

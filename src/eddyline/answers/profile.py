@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.catalog import Catalog
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
 from eddyline.state.manifest import committed_epochs, read_manifest

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.answers.failing import check_live
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW
 from eddyline.changes import WEIGHT, Epoch
 from eddyline.errors import QueryError
 from eddyline.state.leases import pinned

@@ -6,7 +6,8 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
 from eddyline.sink.cursors import READERS, CursorFile

@@ -14,7 +14,8 @@ from eddyline.answers.changelog import CDF, FORMS, RETRACT
 from eddyline.answers.failing import check_holder, check_live, holder_as_of
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
-from eddyline.catalog.entries import STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, VIEW, Entry
 from eddyline.catalog.expectations import filter_of
 from eddyline.catalog.logged import logged
 from eddyline.changes import Epoch

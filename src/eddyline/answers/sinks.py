@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.catalog import Catalog
 from eddyline.changes import Epoch
 from eddyline.sink.outbox import Outbox
 from eddyline.storage.files import Files

@@ -10,13 +10,15 @@ from typing import Any
 import pyarrow.compute as pc
 
 from eddyline.answers.readers import readers_status
-from eddyline.catalog.entries import RETAIN, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import RETAIN, VIEW, Entry
 from eddyline.catalog.expectations import VIOLATIONS, expectations_of
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
+from eddyline.source.log_expiry import expired
 from eddyline.source.log_files import SET_ASIDE
-from eddyline.source.redo_log import expired, last_received
+from eddyline.source.redo_log import last_received
 from eddyline.state.fillings import progress
 from eddyline.state.manifest import ROWS, Manifest, committed_epochs, read_manifest, runs_of
 from eddyline.state.runs import read_run

@@ -19,7 +19,8 @@ from eddyline.answers.changelog import CDF
 from eddyline.answers.failing import check_holder, holder_as_of
 from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket, expiry, feed_schema
 from eddyline.answers.tasks import stored_catalog
-from eddyline.catalog.entries import STREAM, TABLE, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, TABLE, Entry
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError, StateError

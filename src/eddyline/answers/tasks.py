@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eddyline.answers.status import LIVE, row_count, state_text, view_state
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.requests import WAITING, Inbox, Request
 from eddyline.catalog.store import CatalogStore
 from eddyline.errors import StateError, StorageError

@@ -14,7 +14,8 @@ from eddyline.answers.difference import Difference, difference
 from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
 from eddyline.catalog.altered import seen_by
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError

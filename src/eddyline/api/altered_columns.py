@@ -12,7 +12,8 @@ from eddyline.answers.stored import Relation
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.altered import keep_seen, seen_by
-from eddyline.catalog.entries import COMPANION, LATE, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import COMPANION, LATE, TABLE, VIEW, Entry
 from eddyline.catalog.expectations import expectations_of
 from eddyline.errors import CatalogError, DataError, QueryError
 from eddyline.spark.schema import widens

@@ -25,6 +25,7 @@ from eddyline.api.replacing import (
 from eddyline.api.watermarks import reset_clock
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
+from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import (
     COMPANION,
     EXPECTATIONS,
@@ -32,7 +33,6 @@ from eddyline.catalog.entries import (
     STREAM,
     TABLE,
     VIEW,
-    Catalog,
     Entry,
 )
 from eddyline.changes import ViewId

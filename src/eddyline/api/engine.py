@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from os import PathLike
@@ -20,7 +20,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.expecting import Expecting
 from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
-from eddyline.api.lineage import lineage_of
+from eddyline.api.observing import Observed
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.rebucketing import rebucket
@@ -31,17 +31,16 @@ from eddyline.api.streams import Streams
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
 from eddyline.arguments import checked
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.catalog import Catalog
 from eddyline.options import Options
 from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, Settings
 from eddyline.relay.queue import DataQueue
-from eddyline.runtime.progress import Progress
 from eddyline.source.rows import Rows
 from eddyline.storage.files import Files
 
 
 @checked
-class Engine(ChangeFlows, Served):
+class Engine(ChangeFlows, Observed, Served):
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
     Args:
@@ -287,18 +286,6 @@ class Engine(ChangeFlows, Served):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def progress(self) -> Progress | None:
-        """Return the Progress of this engine's last epoch; None before the first."""
-        return self._epochs.reporting.progress
-
-    def on_progress(self, callback: Callable[[Progress], Any]) -> None:
-        """Call `callback` with the Progress of each epoch, after its commit."""
-        self._epochs.reporting.callbacks.append(callback)
-
-    def on_error(self, callback: Callable[[Exception], Any]) -> None:
-        """Call `callback` with each failure of the background run, a stream's or a view's too."""
-        self._epochs.reporting.error_callbacks.append(callback)
-
     def execute(self, script: str) -> DataFrame | None:
         """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any.
 
@@ -320,18 +307,6 @@ class Engine(ChangeFlows, Served):
     def explain(self, name_or_query: str, stage: str = "dag") -> str:
         """Show how a view or query is kept live (`stage` "dag"), or Spark's "logical" or "physical" plan."""
         return self._reading.explain(name_or_query, stage)
-
-    def lineage(self, view: str) -> list[dict[str, Any]]:
-        """Return for each column of a view where it comes from, read from Spark's plan of its query.
-
-        Each has `column`, `from` (columns of what the view reads) and `sources` (those of tables and streams,
-        through all views): lists of `relation`, `kind`, `column` and `how`. The last one, `(rows)`, has the
-        columns that decide which rows there are.
-
-        Raises:
-            CatalogError: there is no such view. QueryError: a function that it calls is missing here.
-        """
-        return lineage_of(self._workspace, view)
 
     def status(self) -> dict[str, Any]:
         """Report the last epoch, `buckets`, sources, views and pipelines in numbers.

@@ -8,14 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from eddyline.api.observing import observe
 from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.reporting import Reporting, named
 from eddyline.api.retiring import retire_old
 from eddyline.api.sinks import Sinks
 from eddyline.api.stopping import Stops
+from eddyline.api.telemetry import connect_telemetry
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
@@ -71,7 +72,7 @@ class Epochs:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self.reporting = Reporting()
-        observe(workspace, self.reporting)
+        connect_telemetry(workspace, self.reporting)
         self.sinks = Sinks(workspace, self.reporting.error, self.reporting.delivered)
         self.sinks.recover()
         self.stops = Stops(workspace, self.reporting.error)

@@ -15,7 +15,8 @@ from eddyline.api.checkpointing import Stored, begun, found
 from eddyline.api.epochs import Epochs
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import EddylineError, StateError
 from eddyline.intake.watermarks import Watermarks

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW
 from eddyline.plan.lineage import Lineage, Origins, through_views
 
 ROWS = "(rows)"

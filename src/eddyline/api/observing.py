@@ -1,41 +1,44 @@
-"""Connects an engine to the systems that watch it: traces of its epochs, and events of its lineage."""
+"""What an engine reports in its own process: progress and errors to callbacks, and the lineage of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import Any
 
-from eddyline.api.reporting import Reporting
+from eddyline.api.epochs import Epochs
+from eddyline.api.lineage import lineage_of
 from eddyline.api.workspace import Workspace
-from eddyline.telemetry.lineage import tracker_of
-from eddyline.telemetry.traces import traces_of
+from eddyline.arguments import checked
+from eddyline.runtime.progress import Progress
 
 
-def observe(workspace: Workspace, reporting: Reporting) -> None:
-    """Tell of the epochs and definitions of an engine that writes, as options and environment ask for.
+@checked
+class Observed:
+    """The part of an engine that reports its progress, its errors, and where columns come from."""
 
-    Raises:
-        EngineError: MISSING_PACKAGE, BAD_OPTION: it can't be done. The storage is released.
-    """
-    if not workspace.writes:
-        return
+    _workspace: Workspace
+    _epochs: Epochs
 
-    def formats() -> Mapping[str, str]:
-        return {sink.name: sink.format for sink in workspace.catalog.sinks}
+    def progress(self) -> Progress | None:
+        """Return the Progress of this engine's last epoch; None before the first."""
+        return self._epochs.reporting.progress
 
-    def definitions() -> None:
-        now = workspace.manifest
-        if reporting.tracker is not None:
-            reporting.tracker.observe(workspace.catalog, now.epoch, frozenset(now.failing))
+    def on_progress(self, callback: Callable[[Progress], Any]) -> None:
+        """Call `callback` with the Progress of each epoch, after its commit."""
+        self._epochs.reporting.callbacks.append(callback)
 
-    root, options = workspace.files.root, workspace.options
-    try:
-        reporting.traces = traces_of(root, options.otlp_endpoint, formats)
-        lineage = workspace.compiler.lineage
-        reporting.tracker = tracker_of(root, lineage, options.lineage_seconds)
-    except BaseException:
-        reporting.close()
-        workspace.release()
-        raise
-    if reporting.tracker is not None:
-        workspace.saved.append(definitions)
-        definitions()
+    def on_error(self, callback: Callable[[Exception], Any]) -> None:
+        """Call `callback` with each failure of the background run, a stream's or a view's too."""
+        self._epochs.reporting.error_callbacks.append(callback)
+
+    def lineage(self, view: str) -> list[dict[str, Any]]:
+        """Return for each column of a view where it comes from, read from Spark's plan of its query.
+
+        Each has `column`, `from` (columns of what the view reads) and `sources` (those of tables and streams,
+        through all views): lists of `relation`, `kind`, `column` and `how`. The last one, `(rows)`, has the
+        columns that decide which rows there are.
+
+        Raises:
+            CatalogError: there is no such view. QueryError: a function that it calls is missing here.
+        """
+        return lineage_of(self._workspace, view)

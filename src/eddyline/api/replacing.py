@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.altered import keep_seen, seen_by
-from eddyline.catalog.entries import Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import Entry
 from eddyline.errors import CatalogError, QueryError
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.spark.schema import plain_schema

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, Entry
 from eddyline.errors import EngineError
 from eddyline.sql.names import literal, quoted
 

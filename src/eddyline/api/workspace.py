@@ -20,7 +20,8 @@ from eddyline.answers.results import Results
 from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
-from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Entry
 from eddyline.catalog.expectations import new_kept_out
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store

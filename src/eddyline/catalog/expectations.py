@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import (
     COMPANION,
     EXPECTATIONS,
@@ -22,7 +23,6 @@ from eddyline.catalog.entries import (
     KEPT_OUT,
     OF,
     STREAM,
-    Catalog,
     Entry,
 )
 from eddyline.changes import OPERATION

@@ -15,8 +15,9 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.database import Database, Execute, Row
-from eddyline.catalog.entries import SINK, Catalog, Entry
+from eddyline.catalog.entries import SINK, Entry
 from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, WAITING, Request
 from eddyline.catalog.sqlite import NAME, SqliteDatabase

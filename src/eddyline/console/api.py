@@ -20,7 +20,8 @@ from starlette.routing import BaseRoute, Route
 from eddyline.answers.dead_letters import DeadLetter
 from eddyline.answers.quick import Answer
 from eddyline.arguments import wrong_argument
-from eddyline.catalog.entries import VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.console.actions import SHOWN, Actions, request_json
 from eddyline.console.events import Hub
 from eddyline.console.graph import make_graph

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW
 
 WIDTH, HEIGHT = 190, 46
 GAP_X, GAP_Y = 70, 16

@@ -21,7 +21,8 @@ from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import Relation, Snapshot, check_stored
 from eddyline.answers.tasks import Task, list_tasks, stored_catalog
-from eddyline.catalog.entries import DEAD, PIPELINE, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import DEAD, PIPELINE, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, QueryError

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from eddyline.catalog.entries import VIEW, Catalog
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import VIEW
 from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from eddyline.catalog.entries import RETAIN, STREAM, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import RETAIN, STREAM, Entry
 from eddyline.changes import ViewId
 from eddyline.errors import DataError, StateError
 from eddyline.intake.sources import Sources

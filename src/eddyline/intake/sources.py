@@ -12,7 +12,8 @@ from zoneinfo import ZoneInfo
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType
 
-from eddyline.catalog.entries import PIPELINE, RETAIN, STREAM, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import PIPELINE, RETAIN, STREAM, VIEW, Entry
 from eddyline.catalog.logged import as_source
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
@@ -22,8 +23,9 @@ from eddyline.source.base import Source, Tenant, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
+from eddyline.source.log_entries import SEQUENCE_SHIFT
 from eddyline.source.readers import Reader
-from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog
+from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files

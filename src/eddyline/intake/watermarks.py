@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from eddyline.catalog.entries import Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import Entry
 from eddyline.state.manifest import CLOCK, Clock, Manifest
 
 if TYPE_CHECKING:

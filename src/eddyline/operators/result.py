@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import APPEND, HASH, OPERATION, REJECTED, REPLACED, SEQUENCE, WEIGHT
 from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
-from eddyline.source.redo_log import SEQUENCE_SHIFT
+from eddyline.source.log_entries import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import Groups, group_rows
 from eddyline.state.kernels import distinct_hashes, ordered, with_weights

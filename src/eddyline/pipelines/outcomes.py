@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Entry
 from eddyline.relay.batch import Batch
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment

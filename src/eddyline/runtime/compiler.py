@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.catalog.altered import seen_by
-from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, Entry
 from eddyline.catalog.expectations import filter_of, strict
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError

@@ -9,7 +9,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from eddyline.catalog.entries import FRAME, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import FRAME, VIEW, Entry
 from eddyline.catalog.expectations import filter_of
 from eddyline.errors import QueryError
 from eddyline.plan.catalyst import Catalyst

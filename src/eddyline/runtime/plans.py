@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import pyspark
 
-from eddyline.catalog.entries import STREAM, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import STREAM, Entry
 from eddyline.errors import EddylineError, StateError
 from eddyline.intake.sources import Sources
 from eddyline.operators.base import STATE_VERSION

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import CatalogError
+from eddyline.source.log_entries import SEQUENCE_SHIFT
 from eddyline.source.log_files import as_operations
-from eddyline.source.redo_log import SEQUENCE_SHIFT, RedoLog
+from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment, read_arrow
 
 LETTERS = (

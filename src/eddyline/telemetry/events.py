@@ -22,7 +22,8 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_new_uuid
 from pyspark.sql.types import StructField
 
-from eddyline.catalog.entries import SINK, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import SINK, VIEW, Entry
 from eddyline.errors import installed_version
 from eddyline.plan.lineage import DIRECT, IDENTITY, Lineage
 from eddyline.telemetry.datasets import Named, namespace_of, nested, outside

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.deliverer import Delivered
-from eddyline.catalog.entries import SINK, VIEW, Catalog, Entry
+from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.entries import SINK, VIEW, Entry
 from eddyline.errors import EngineError, condition_of, missing_package
 from eddyline.intake.backoff import back_off
 from eddyline.plan.lineage import Lineage

@@ -10,7 +10,7 @@ from ipaddress import ip_network
 import pyarrow as pa
 
 from eddyline.answers.quick import quick_answer
-from eddyline.catalog.entries import Catalog
+from eddyline.catalog.catalog import Catalog
 from eddyline.errors import CatalogError, DataError
 from eddyline.source.inbox import FOLDER, commit_batch, write_files
 from eddyline.storage.files import Files
