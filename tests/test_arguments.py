@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.api.cdc import ChangeFlows
-from eddyline.api.observing import Observed
+from eddyline.api.observing import Monitored
 from eddyline.arguments import check_choice, checked
 from eddyline.errors import EddylineError, ViewFailingWarning
 from eddyline.relay.acker import Acker, Ackers
@@ -338,7 +338,7 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.timeout(900)
 def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
     names = {
-        name for name, function in {**vars(ChangeFlows), **vars(Observed), **vars(el.Engine)}.items()
+        name for name, function in {**vars(ChangeFlows), **vars(Monitored), **vars(el.Engine)}.items()
         if inspect.isfunction(function) and not name.startswith("_")
     }  # fmt: skip
     parameters = {

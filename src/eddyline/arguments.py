@@ -103,27 +103,42 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, one) for one in arguments)
     if kind is Any or isinstance(kind, TypeVar):
         return True
-    if kind is int or kind is float:
-        number = numbers.Integral if kind is int else numbers.Real
-        isnt_nan = value == value
-        return not isinstance(value, bool) and isinstance(value, number) and isnt_nan
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool) and value == value
     if getattr(kind, "_is_protocol", False) and kind.__module__.startswith("eddyline."):
         return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
     if not isinstance(value, tuple | list if kind is tuple else kind):
         return False
-    if kind is Sequence and isinstance(value, str | bytes):
+    return kind not in _ITEMS or _ITEMS[kind](typing.cast(Any, value), arguments)
+
+
+def _fits_sequence(value: Sequence[object], arguments: tuple[Any, ...]) -> bool:
+    if isinstance(value, str | bytes):
         return False
-    if kind is Sequence and isinstance(value, list | tuple):
+    # items of others may be expensive to get: those of a pandas Series, a column of Arrow
+    is_plain = isinstance(value, list | tuple)
+    return not is_plain or all(_fits(item, arguments[0]) for item in value)
+
+
+def _fits_tuple(value: Sequence[object], arguments: tuple[Any, ...]) -> bool:
+    if arguments[-1] is Ellipsis:
         return all(_fits(item, arguments[0]) for item in value)
-    if kind is tuple:
-        items = typing.cast(Sequence[object], value)
-        if arguments[-1] is Ellipsis:
-            return all(_fits(item, arguments[0]) for item in items)
-        return len(items) == len(arguments) and all(map(_fits, items, arguments))
-    if kind in (Mapping, dict):
-        entries = typing.cast(Mapping[object, object], value).items()
-        return all(_fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in entries)
-    return True
+    return len(value) == len(arguments) and all(map(_fits, value, arguments))
+
+
+def _fits_mapping(value: Mapping[object, object], arguments: tuple[Any, ...]) -> bool:
+    key_hint, item_hint = arguments
+    return all(_fits(key, key_hint) and _fits(item, item_hint) for key, item in value.items())
+
+
+_NUMBERS: Mapping[Any, Any] = {int: numbers.Integral, float: numbers.Real}
+_ITEMS: Mapping[Any, Callable[[Any, tuple[Any, ...]], bool]] = {
+    Sequence: _fits_sequence,
+    tuple: _fits_tuple,
+    Mapping: _fits_mapping,
+    dict: _fits_mapping,
+}
+"""By type the check of what a value of it contains."""
 
 
 def _text(hint: Any) -> str:

@@ -20,7 +20,7 @@ from eddyline.api.epochs import Epochs
 from eddyline.api.expecting import Expecting
 from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
-from eddyline.api.observing import Observed
+from eddyline.api.observing import Monitored
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.rebucketing import rebucket
@@ -40,7 +40,7 @@ from eddyline.storage.files import Files
 
 
 @checked
-class Engine(ChangeFlows, Observed, Served):
+class Engine(ChangeFlows, Monitored, Served):
     """Keeps SQL views live over tables and streams, durably, in one storage folder.
 
     Args:

@@ -13,7 +13,7 @@ from eddyline.runtime.progress import Progress
 
 
 @checked
-class Observed:
+class Monitored:
     """The part of an engine that reports its progress, its errors, and where columns come from."""
 
     _workspace: Workspace

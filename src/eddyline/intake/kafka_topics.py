@@ -180,40 +180,42 @@ class KafkaTopics:
         while left and (most is None or (len(messages) < most and size < ENTRY_BYTES)):
             self._check_stopped()
             rest = _READ_AT_ONCE if most is None else min(_READ_AT_ONCE, most - len(messages))
-            # a wait for several messages lasts for its whole time, however many are there
-            found = self._consumer.consume(1, 0.1) or []
-            if found and rest > 1:
-                found += self._consumer.consume(rest - 1, 0)
-            told = [message for message in found if message.error() is not None]
-            if told:
-                found = [message for message in found if message.error() is None]
+            found, reports = self._consume(rest)
             if found:
-                topics, numbers = [m.topic() for m in found], [m.partition() for m in found]
-                places: Any = zip(topics, numbers, strict=True)
-                last: Any = zip(places, [m.offset() for m in found], strict=True)
-                offsets |= {one: offset + 1 for one, offset in dict(last).items()}
+                offsets |= _offsets_after(found)
                 messages += found
                 size += sum(map(len, found))
                 moved = time.monotonic()
-            if not self._accept(told, offsets) and messages and most is not None:
-                break
+            all_there = self._handle_reports(reports, offsets)
             left = {one: end for one, end in left.items() if offsets[one] < end}
             waited = time.monotonic() - moved
-            if messages and most is not None and waited > _STALL_S:
+            may_stop = bool(messages) and most is not None
+            if may_stop and (not all_there or waited > _STALL_S):
                 break
             if waited > TIMEOUT_S:
                 raise timed_out()
         return messages, offsets
 
-    def _accept(self, told: Sequence[Message], offsets: dict[Partition, int]) -> bool:
-        """Take in what the client tells beside records; return whether all topics are there.
+    def _consume(self, most: int) -> tuple[list[Message], list[Message]]:
+        """Wait a moment for records; return up to `most`, and what the client reports beside them."""
+        # a wait for several messages lasts for its whole time, however many are there
+        found = self._consumer.consume(1, 0.1) or []
+        if found and most > 1:
+            found += self._consumer.consume(most - 1, 0)
+        reports = [message for message in found if message.error() is not None]
+        if reports:
+            found = [message for message in found if message.error() is None]
+        return found, reports
+
+    def _handle_reports(self, reports: Sequence[Message], offsets: dict[Partition, int]) -> bool:
+        """Process what the client reports beside records; return whether all topics are there.
 
         Raises:
             EngineError: SOURCE_LOST.
             KafkaException: brokers refuse something.
         """
         there = True
-        for message in told:
+        for message in reports:
             error, one = message.error(), _partition(message)
             assert error is not None
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
@@ -276,6 +278,14 @@ def _described(topic: Any) -> Described:
     number = topic.topic_id
     known = number.get_most_significant_bits() or number.get_least_significant_bits()
     return Described(str(number) if known else "", len(topic.partitions))
+
+
+def _offsets_after(messages: Sequence[Message]) -> dict[Partition, int]:
+    """Return for each partition the offset after the last of some records, without a step for each record."""
+    topics, numbers = [m.topic() for m in messages], [m.partition() for m in messages]
+    places: Any = zip(topics, numbers, strict=True)
+    last: Any = zip(places, [m.offset() for m in messages], strict=True)
+    return {one: offset + 1 for one, offset in dict(last).items()}
 
 
 def _partition(message: Message) -> Partition:

@@ -177,43 +177,81 @@ def _kept(over: Expression) -> _Kept | None:
 
 def _called(call: Expression) -> _Kept | None:
     """Return what the operator keeps for an aggregate function, or nth_value; None if it can't."""
-    is_aggregate = kind(call) == "AggregateExpression"
-    function = call.aggregateFunction() if is_aggregate else call
-    name = kind(function)
-    if not is_aggregate and name != "NthValue":
+    if kind(call) == "NthValue":
+        return _nth_value(call)
+    if kind(call) != "AggregateExpression":
         return None
+    function = call.aggregateFunction()
     argument, *others = children_of(function)
-    given = rules.Call(name, (type_of(argument).simpleString(),))
-    if name == "NthValue":  # also what Spark makes of first_value
-        if function.ignoreNulls() or others[0].eval(None) != 1 or not rules.is_ordered(given):
-            return None
-        result = function.evaluateExpression()
-        return _Kept(((Function.FIRST, argument),), ((result, "{0}"),), result)
     if others:
         return None
-    buffers, result = items(function.aggBufferAttributes()), function.evaluateExpression()
+    name, given = kind(function), rules.Call(kind(function), (type_of(argument).simpleString(),))
     if name == "Count":
-        of_all = argument.foldable() and argument.eval(None) is not None
-        counted = None if of_all else argument
-        return _Kept(((Function.COUNT, counted),), ((buffers[0], "{0}"),), result)
-    if name in ("First", "Last") and rules.is_ordered(given):
-        parts = tuple(zip(buffers, ("{0}", "true"), strict=True))
-        return _Kept(((_ENDS[name, function.ignoreNulls()], argument),), parts, result)
-    if name in _EXTREMES and rules.is_ordered(given):
-        return _Kept(((_EXTREMES[name], argument),), ((buffers[0], "{0}"),), result)
+        return _count(function, argument)
+    if name in (*_EXTREMES, "First", "Last"):
+        return _chosen(function, argument) if rules.is_ordered(given) else None
     is_number = given.argument in INTEGERS or given.argument in FLOATS or _is_short(given)
-    if name not in ("Sum", "Average") or not is_number:
+    if name in ("Sum", "Average") and is_number:
+        return (_sum if name == "Sum" else _average)(function, argument, given)
+    return None
+
+
+def _nth_value(function: Expression) -> _Kept | None:
+    """Keep nth_value(x, 1), which Spark also makes of first_value."""
+    argument, place = children_of(function)
+    given = rules.Call("NthValue", (type_of(argument).simpleString(),))
+    if function.ignoreNulls() or place.eval(None) != 1 or not rules.is_ordered(given):
         return None
-    zero = f"cast(0 as {sql_type(type_of(buffers[0]))})"
-    if name == "Sum":
-        # another number of buffers: a variant of the function with other results
-        if len(buffers) != 1 + given.is_decimal:
-            return None
-        sums = (f"coalesce({{0}}, {zero})", "{0} is null") if given.is_decimal else ("{0}",)
-        return _Kept(((Function.SUM, argument),), tuple(zip(buffers, sums, strict=True)), result)
+    result = function.evaluateExpression()
+    return _Kept(((Function.FIRST, argument),), ((result, "{0}"),), result)
+
+
+def _count(function: Expression, argument: Expression) -> _Kept:
+    """Keep a count of all rows, or of those with a value."""
+    of_all = argument.foldable() and argument.eval(None) is not None
+    calls = ((Function.COUNT, None if of_all else argument),)
+    return _Kept(calls, ((_buffers(function)[0], "{0}"),), function.evaluateExpression())
+
+
+def _chosen(function: Expression, argument: Expression) -> _Kept:
+    """Keep the value of one row: min, max, first or last."""
+    name, buffers = kind(function), _buffers(function)
+    if name in _EXTREMES:
+        call, values = _EXTREMES[name], ["{0}"]
+    else:  # the second buffer of Spark's function: whether it has met a row
+        call, values = _ENDS[name, function.ignoreNulls()], ["{0}", "true"]
+    parts = tuple(zip(buffers, values, strict=True))
+    return _Kept(((call, argument),), parts, function.evaluateExpression())
+
+
+def _sum(function: Expression, argument: Expression, given: rules.Call) -> _Kept | None:
+    """Keep a sum; None for a variant of the function with other buffers, and so other results."""
+    buffers = _buffers(function)
+    if len(buffers) != 1 + given.is_decimal:
+        return None
+    sums = (
+        (f"coalesce({{0}}, {_zero(buffers[0])})", "{0} is null") if given.is_decimal else ("{0}",)
+    )
+    parts = tuple(zip(buffers, sums, strict=True))
+    return _Kept(((Function.SUM, argument),), parts, function.evaluateExpression())
+
+
+def _average(function: Expression, argument: Expression, given: rules.Call) -> _Kept:
+    """Keep the sum and the count that an average is computed from."""
+    buffers = _buffers(function)
     how = Function.SUM if given.is_decimal else Function.DOUBLE_SUM
-    parts = tuple(zip(buffers, (f"coalesce({{0}}, {zero})", "{1}"), strict=True))
-    return _Kept(((how, argument), (Function.COUNT, argument)), parts, result)
+    sums = (f"coalesce({{0}}, {_zero(buffers[0])})", "{1}")
+    parts = tuple(zip(buffers, sums, strict=True))
+    calls = ((how, argument), (Function.COUNT, argument))
+    return _Kept(calls, parts, function.evaluateExpression())
+
+
+def _buffers(function: Expression) -> list[Expression]:
+    return items(function.aggBufferAttributes())
+
+
+def _zero(buffer: Expression) -> str:
+    return f"cast(0 as {sql_type(type_of(buffer))})"
 
 
 def _is_short(call: rules.Call) -> bool:

@@ -61,6 +61,50 @@ class Replacement:
     predecessors: Predecessors
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One attempt at an epoch; see the arguments of `EpochRunner.run`.
+
+    Attributes:
+        epoch: the epoch to commit.
+        folder: holds its files.
+    """
+
+    epoch: Epoch
+    folder: str
+    base: Manifest
+    plans: Sequence[EpochPlan]
+    rebuilt: tuple[ViewId, ...]
+    replacement: Replacement | None
+    adopted: EpochState | None
+
+    def initial_state(self, aside: Mapping[ViewId, Failure]) -> EpochState:
+        """Return the state to begin with: that of the base without rebuilt views, and what is adopted."""
+        held = _without(self.base.arrangements, self.rebuilt)
+        if self.adopted is not None:
+            held |= self.adopted.arrangements
+        failing = {v: why for v, why in self.base.failing.items() if v not in self.rebuilt}
+        replaced = None if self.replacement is None else self.replacement.replaced
+        return EpochState(held, failing={**failing, **aside}, replaced=replaced)
+
+    def check_rebuilt(self, state: EpochState) -> None:
+        """Raise EngineError VIEW_FAILING if all views to rebuild failed before, and still do."""
+        still = self.base.failing.keys() & state.failing.keys()
+        if self.rebuilt and self.replacement is None and still >= set(self.rebuilt):
+            raise still_failing(state.failing[self.rebuilt[0]])
+
+    def finish_manifest(self, manifest: Manifest, state: EpochState) -> Manifest:
+        """Return the manifest to commit, with the chain of replaced views and the clocks that hold."""
+        if self.adopted is not None:  # the views that hold rows by these clocks haven't run
+            manifest = replace(manifest, clocks=self.base.clocks)
+        if self.replacement is None:
+            return manifest
+        chain = self.replacement.predecessors
+        if self.replacement.view in state.failing:
+            chain = (("", manifest.epoch),)  # its changelog begins with its first rows
+        return replace(manifest, replaced={**self.base.replaced, self.replacement.view: chain})
+
+
 @dataclass(slots=True)
 class EpochRunner:
     """Runs epochs against one storage, in one time zone and with fixed settings of Spark.
@@ -119,60 +163,32 @@ class EpochRunner:
                 and all of them still fail, and to replace none. EPOCH_FAILED: a job failed for another reason.
         """
         epoch = Epoch(base.epoch + 1)
-        folder = attempt_folder(epoch)
+        folder, plans = attempt_folder(epoch), [one.plan for one in inputs]
+        attempt = _Attempt(epoch, folder, base, plans, tuple(rebuilt), replacement, adopted)
         self._remove_abandoned()
         self.files.make_folder(folder)
-        plans = [one.plan for one in inputs]
-        context = EpochContext(folder, base.epoch, self._limits(plans, watermarks), tuple(rebuilt))
-        held = _without(base.arrangements, rebuilt)
+        limits = self._limits(plans, watermarks)
+        context = EpochContext(folder, base.epoch, limits, attempt.rebuilt)
         if adopted is not None:
             self._adopt_files(adopted, epoch)
-            held |= adopted.arrangements
             context = self._on_top_of(adopted.arrangements, plans[0].id, context)
-        state = EpochState(
-            held,
-            failing={
-                **{view: why for view, why in base.failing.items() if view not in rebuilt},
-                **(aside or {}),
-            },
-            replaced=None if replacement is None else replacement.replaced,
-        )
+        state = attempt.initial_state(aside or {})
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
-            if (
-                rebuilt
-                and replacement is None
-                and base.failing.keys() & state.failing.keys() >= set(rebuilt)
-            ):
-                raise still_failing(state.failing[rebuilt[0]])
+            attempt.check_rebuilt(state)
             with timer.stage("commit"):
-                for plan in (plan for plan in plans if plan.id not in state.failing):
-                    if plan.id in rebuilt:
-                        # another plan may have stored it under another operator's name
-                        before = base.result(plan.id, ROWS)
-                        self._replace_delta(folder, plan, base.arrangements, before, state)
-                    elif adopted is not None:
-                        self._replace_delta(folder, plan, {}, "", state)
-                    elif replacement is not None and plan.id == replacement.view:
-                        self._continue_changelog(folder, plan, base, replacement, state)
-                if adopted is not None and plans[0].id in state.failing:
-                    state.arrangements = _without(state.arrangements, [plans[0].id])
+                self._replace_deltas(attempt, state)
                 self.merges.commit_to(state.arrangements, folder)
-                manifest = self._next_manifest(base, plans, state, positions, watermarks, rebuilt)
-                if adopted is not None:  # the views that hold rows by these clocks haven't run
-                    manifest = replace(manifest, clocks=base.clocks)
-                if replacement is not None:
-                    chain = replacement.predecessors
-                    if replacement.view in state.failing:
-                        chain = (("", manifest.epoch),)  # its changelog begins with its first rows
-                    chains = {**base.replaced, replacement.view: chain}
-                    manifest = replace(manifest, replaced=chains)
+                manifest = self._next_manifest(
+                    base, plans, state, positions, watermarks, attempt.rebuilt
+                )
+                manifest = attempt.finish_manifest(manifest, state)
                 self.files.sync_all(state.unflushed)
                 manifest = write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
             raise
-        self.merges.look(manifest, plans, context.limits, state.left)
+        self.merges.look(manifest, plans, limits, state.left)
         return manifest
 
     def compute(
@@ -309,20 +325,31 @@ class EpochRunner:
         with timer.stage("run"):
             run_in_order(after, start, finish, self.pool)
 
+    def _replace_deltas(self, attempt: _Attempt, state: EpochState) -> None:
+        """Replace the deltas of views whose changelog isn't what their operators emitted in this epoch."""
+        for plan in attempt.plans:
+            if plan.id in state.failing:
+                continue
+            if plan.id in attempt.rebuilt:
+                # another plan may have stored it under another operator's name
+                before = attempt.base.result(plan.id, ROWS)
+                self._replace_delta(attempt.folder, plan, attempt.base.arrangements, before, state)
+            elif attempt.adopted is not None:
+                self._replace_delta(attempt.folder, plan, {}, "", state)
+            elif attempt.replacement is not None and plan.id == attempt.replacement.view:
+                self._continue_changelog(attempt, plan, attempt.replacement, state)
+        if attempt.adopted is not None and attempt.plans[0].id in state.failing:
+            state.arrangements = _without(state.arrangements, [attempt.plans[0].id])
+
     def _continue_changelog(
-        self,
-        folder: str,
-        plan: EpochPlan,
-        base: Manifest,
-        replacement: Replacement,
-        state: EpochState,
+        self, attempt: _Attempt, plan: EpochPlan, replacement: Replacement, state: EpochState
     ) -> None:
         """Let the changelog of a replaced view go on, if the columns are the same."""
         before = replacement.predecessors[-1][0]
         if before:
-            columns = numbered("c", replacement.columns)
+            base, columns = attempt.base, numbered("c", replacement.columns)
             old = base.result(before, ROWS)
-            self._replace_delta(folder, plan, base.arrangements, old, state, columns)
+            self._replace_delta(attempt.folder, plan, base.arrangements, old, state, columns)
 
     def _replace_delta(
         self,
