@@ -84,7 +84,7 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
     if request.node.get_closest_marker("spark") is None:
         return
-    from eddyline.runtime.lanes import SHORT, WIDE, Lanes
+    from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
 
     chance = random.Random(request.node.nodeid)
 

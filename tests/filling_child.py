@@ -18,7 +18,7 @@ from eddyline import Engine, Options
 from eddyline.runtime.epoch import EpochRunner
 from eddyline.runtime.sizes import rows_of
 from eddyline.spark.session import local_session
-from eddyline.state.fillings import Checkpoint, Done
+from eddyline.state.fillings import Done, FillingCheckpoint
 from eddyline.testing import FaultyFiles
 
 ROWS, PIECE_ROWS = 40_000, 5000
@@ -29,18 +29,18 @@ QUERY = """
 
 
 def main(folder: str, fail_at: int) -> None:
-    compute, store = EpochRunner.compute, Checkpoint.store
+    compute, store = EpochRunner.compute, FillingCheckpoint.store
 
     def computed(self: EpochRunner, base: Any, given: Any, *rest: Any) -> Any:
         rows = rows_of(one for own in given.segments.values() for one in own)
         print("piece", rest[1].split("/")[-1], rows, flush=True)
         return compute(self, base, given, *rest)
 
-    def stored(self: Checkpoint, done: Done) -> None:
+    def stored(self: FillingCheckpoint, done: Done) -> None:
         store(self, done)
         print("stored", done.pieces, flush=True)
 
-    EpochRunner.compute, Checkpoint.store = computed, stored  # type: ignore[method-assign]
+    EpochRunner.compute, FillingCheckpoint.store = computed, stored  # type: ignore[method-assign]
     files = FaultyFiles(folder)
     options = Options(fill_rows=PIECE_ROWS, buckets=2)
     with Engine(files, local_session(), options) as engine:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from eddyline.operators.base import Step
+from eddyline.operators.base import BucketResult
 from eddyline.state.arrangement import Arrangement, Layout
 
 laws = settings(deadline=None, max_examples=25)
@@ -113,7 +113,7 @@ class Stepping(Protocol):
     @property
     def layouts(self) -> dict[str, Layout]: ...
 
-    def step(self, delta: pa.Table, state: Any) -> Step: ...
+    def step(self, delta: pa.Table, state: Any) -> BucketResult: ...
 
 
 class Bucket:

@@ -213,7 +213,7 @@ def test_a_decision_outlives_a_restart_that_skips_input(
 def test_dead_letters_are_kept_within_limits(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eddyline.api.running.RETIRE_EVERY_S", 0.0)
+    monkeypatch.setattr("eddyline.api.run_loop.RETIRE_EVERY_S", 0.0)
     shop = Shop(tmp_path, spark, Options(dead_letter_rows=3, dead_letter_days=10))
     shop.queue.put([f"bad{n}" for n in range(5)])
     shop.engine.advance()

@@ -29,7 +29,7 @@ import eddyline as el
 from eddyline.errors import EddylineError
 from eddyline.source import delta
 from eddyline.source.delta import ADDED, DeltaStream
-from eddyline.source.delta_log import DeltaLog, Layout
+from eddyline.source.delta_log import DeltaLog, TableVersion
 from eddyline.source.log_files import LogColumn
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
@@ -91,7 +91,7 @@ def source(tmp_path: Path) -> Source:
     return Source(tmp_path / "table")
 
 
-def misfit(layout: Layout) -> str:
+def misfit(layout: TableVersion) -> str:
     if not layout.feed:
         return "its change data feed is off"
     types = {one["name"]: one["type"] for one in json.loads(layout.schema)["fields"]}
@@ -106,7 +106,7 @@ def stream_of(
     columns: pa.Schema = COLUMNS,
     *,
     starting: int | None = None,
-    fits: Callable[[Layout], str] = misfit,
+    fits: Callable[[TableVersion], str] = misfit,
 ) -> DeltaStream:
     wanted = pa.schema([*columns, *ADDED])
     return DeltaStream(

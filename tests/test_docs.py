@@ -223,7 +223,14 @@ def test_examples_in_docstrings(module):
 
 @pytest.mark.parametrize(
     "name",
-    ["relay.acker", "relay.bolts", "relay.flow", "relay.queue", "relay.records", "storage.frames"],
+    [
+        "relay.acker",
+        "relay.bolts",
+        "relay.flow",
+        "relay.queue",
+        "relay.records",
+        "storage.frame_log",
+    ],
 )
 def test_examples_of_the_relay(name):
     result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))

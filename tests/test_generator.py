@@ -21,8 +21,8 @@ from eddyline.source import generator as generator_module
 from eddyline.source import nexmark
 from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.nexmark import AUCTION, BID, EVENTS, KINDS, PERSON, Nexmark
-from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment, distribute
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eddyline.runtime.lanes import SHORT, WIDE, Lanes, Line
+from eddyline.runtime.lane_choice import SHORT, WIDE, CostLine, Lanes
 
 
 def run(lanes, cost, rows, epochs):
@@ -62,7 +62,7 @@ def test_the_first_epoch_in_a_lane_counts_for_nothing():
     st.integers(0, 1 << 40),
 )
 def test_a_line_never_falls_and_is_never_negative(points, rows):
-    line = Line(0.1, 1e-6)
+    line = CostLine(0.1, 1e-6)
     for each, seconds in points:
         line.add(each, seconds)
     fixed, slope = line.fitted()

@@ -19,7 +19,7 @@ from referencing import Registry, Resource
 
 import eddyline as el
 from eddyline.cli import main
-from eddyline.telemetry import datasets, lineage
+from eddyline.telemetry import datasets, tracker
 from eddyline.telemetry.datasets import outside
 from eddyline_apps.processes import free_port
 from telemetry_receivers import Taken, events_in, taking
@@ -432,7 +432,7 @@ def test_events_wait_for_a_receiver_that_refuses_and_an_absent_one_stops_nothing
         receiver.status = 200
         until(lambda: told(receiver, "START", "view.v"))
     assert [one["eventType"] for one in receiver.items] == ["START", "COMPLETE"]
-    monkeypatch.setattr(lineage, "CLOSE_S", 0.5)
+    monkeypatch.setattr(tracker, "CLOSE_S", 0.5)
     monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{free_port()}")
     for name in ("TYPE", "URL"):
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{name}")
@@ -462,12 +462,12 @@ def test_secrets_and_rows_are_in_no_event(spark, tmp_path, receiver, monkeypatch
 def test_only_standard_configuration_turns_it_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert not lineage.is_wanted({})
-    assert lineage.is_wanted({"OPENLINEAGE_URL": "http://127.0.0.1:1"})
-    assert lineage.is_wanted({"OPENLINEAGE__TRANSPORT__TYPE": "console"})
-    assert not lineage.is_wanted({"OPENLINEAGE_URL": "http://x", "OPENLINEAGE_DISABLED": "true"})
+    assert not tracker.is_wanted({})
+    assert tracker.is_wanted({"OPENLINEAGE_URL": "http://127.0.0.1:1"})
+    assert tracker.is_wanted({"OPENLINEAGE__TRANSPORT__TYPE": "console"})
+    assert not tracker.is_wanted({"OPENLINEAGE_URL": "http://x", "OPENLINEAGE_DISABLED": "true"})
     (tmp_path / "openlineage.yml").write_text("transport: {type: noop}\n")
-    assert lineage.is_wanted({})
+    assert tracker.is_wanted({})
 
 
 def test_openlineage_yml_is_read(spark, tmp_path, monkeypatch):

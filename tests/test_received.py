@@ -18,8 +18,8 @@ from pyspark.sql.functions import lit
 
 import eddyline as el
 from eddyline.relay.embedded import LogBackend
-from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import RUN
 from eddyline.testing import FaultyFiles
 

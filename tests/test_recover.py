@@ -23,8 +23,8 @@ from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.source.files import FileStream
 from eddyline.source.log_files import write_rows
-from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import NDJSON, PARQUET
 from eddyline.state.manifest import (
     Manifest,

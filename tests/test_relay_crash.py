@@ -14,7 +14,7 @@ from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.storage.files import Files
-from eddyline.storage.frames import HEADER, FrameLog
+from eddyline.storage.frame_log import HEADER, FrameLog
 from eddyline.testing import FaultyFiles
 from processes import Child
 from waiting import PATIENCE_S

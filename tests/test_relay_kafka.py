@@ -12,7 +12,7 @@ import pytest
 from broker import Broker
 from eddyline.errors import QueueError, StateError
 from eddyline.relay.account import Account
-from eddyline.relay.backend import Span
+from eddyline.relay.backend import RowRange
 from eddyline.relay.queue import DataQueue
 from waiting import until
 
@@ -248,7 +248,7 @@ def test_records_that_expire_between_plan_and_load_are_planned_again(
     put_singly(broker, f"{app}.eden", list("abcd"))
     read, raised = backend.read, []
 
-    def late(span: Span) -> pa.Table:
+    def late(span: RowRange) -> pa.Table:
         if not raised:
             expire(broker, f"{app}.eden", 2)
             backend._readers.clear()  # what was fetched while planning

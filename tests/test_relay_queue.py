@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eddyline.errors import QueueError, QueueFullError
-from eddyline.relay.backend import EDEN, FROM, TO, Backend, QueueState, Span
+from eddyline.relay.backend import EDEN, FROM, TO, Backend, QueueState, RowRange
 from eddyline.relay.backflow import Backflow
 from eddyline.relay.batch import Batch
 from eddyline.relay.embedded import LogBackend
@@ -471,7 +471,7 @@ def test_random_histories_lose_and_double_nothing(tmp_path_factory, steps):
 
 
 def test_a_stored_batch_tells_what_is_missed_and_an_older_one_misses_nothing() -> None:
-    batch = Batch(3, (Span(EDEN, (1,), (9,), 5, missed=3), Span(TO, (0,), (1,), 1)))
+    batch = Batch(3, (RowRange(EDEN, (1,), (9,), 5, missed=3), RowRange(TO, (0,), (1,), 1)))
     document = json.loads(json.dumps(batch.as_dict()))
     assert Batch.from_dict(document) == batch
     for span in document["spans"]:

@@ -17,7 +17,7 @@ from eddyline.errors import DataError
 from eddyline.operators.running import Call, Function, Running
 from eddyline.state import around
 from eddyline.state.grouping import sorted_places
-from eddyline.state.running import totals, totals_of_doubles
+from eddyline.state.running_totals import totals, totals_of_doubles
 from laws import (
     KINDS,
     Bucket,

@@ -29,8 +29,8 @@ from eddyline.source.files import FileStream
 from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.json import LINES_BYTES, decode_documents
 from eddyline.source.lines import read_json
-from eddyline.source.readers import read_segment
 from eddyline.source.redo_log import RedoLog, last_received
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, distribute
 from eddyline.source.spark import SparkStream
 from eddyline.testing import FaultyFiles

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from eddyline.answers.stored import Feed, Snapshot
+    from eddyline.answers.stored import Feed, StoredSnapshot
 
 
 class DefaultSource(DataSource):
@@ -45,7 +45,7 @@ class DefaultSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._chosen: Snapshot | Feed | None = None
+        self._chosen: StoredSnapshot | Feed | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -82,7 +82,7 @@ class DefaultSource(DataSource):
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
 
-    def _choice(self) -> Snapshot | Feed:
+    def _choice(self) -> StoredSnapshot | Feed:
         """Return what a DataFrame reads. Spark keeps this object, and with it the epoch."""
         if self._chosen is None:
             from pyspark_eddyline.readers import chosen

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket
-from eddyline.answers.stored import Feed, Snapshot, held_feed, held_snapshot
+from eddyline.answers.stored import Feed, StoredSnapshot, held_feed, held_snapshot
 from eddyline.errors import EngineError
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.leases import renew
@@ -57,7 +57,7 @@ class Part(InputPartition):
 class BatchReader(DataSourceReader):
     """Reads a snapshot, a task for each bucket, or a change feed, a task for each epoch."""
 
-    def __init__(self, chosen: Snapshot | Feed, schema: StructType) -> None:
+    def __init__(self, chosen: StoredSnapshot | Feed, schema: StructType) -> None:
         check_columns(chosen.schema, schema)
         self._chosen = chosen
         self._schema = schema
@@ -89,7 +89,7 @@ class FilteringReader(BatchReader):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReadOptions:
     """The options of a reader.
 
     Attributes:
@@ -109,7 +109,7 @@ class Request:
     seconds: int
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Request:
+    def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """Return the options; EngineError BAD_OPTION if one is missing or has a wrong value."""
         storage, name = options.get("path"), options.get("view") or options.get("table")
         if not storage or not name:
@@ -145,13 +145,13 @@ class Request:
         return max((self.starting or 0) - 1, 0)
 
 
-def chosen(options: Mapping[str, str]) -> Snapshot | Feed:
+def chosen(options: Mapping[str, str]) -> StoredSnapshot | Feed:
     """Return what a DataFrame with these options reads, held for a time.
 
     Raises:
         EddylineError: an option is wrong, or what it names can't be read.
     """
-    asked = Request.of(options)
+    asked = ReadOptions.of(options)
     if not asked.feed:
         return held_snapshot(asked.storage, asked.name, asked.version, asked.seconds)
     if asked.version is not None:

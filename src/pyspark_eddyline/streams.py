@@ -11,9 +11,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from eddyline.answers.changed import changes_expired, check_feed
+from eddyline.answers.named_readers import reader_file
 from eddyline.answers.reader import feed_schema
-from eddyline.answers.readers import reader_file
-from eddyline.answers.stored import Feed, Relation, no_such_epoch, stored_relation
+from eddyline.answers.stored import Feed, StoredRelation, no_such_epoch, stored_relation
 from eddyline.changes import CHANGE_TYPE, INSERT, Epoch, ViewId
 from eddyline.errors import EngineError, StateError
 from eddyline.sink.cursors import Cursor, CursorFile
@@ -22,7 +22,7 @@ from eddyline.state.leases import Leases
 from pyspark_eddyline.readers import (
     ZONE,
     Part,
-    Request,
+    ReadOptions,
     bad_option,
     check_columns,
     epochs_of,
@@ -50,7 +50,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._asked = Request.of(options)
+        self._asked = ReadOptions.of(options)
         if self._asked.version is not None or self._asked.ending is not None:
             raise bad_option(
                 "a stream has no end", "leave out versionAsOf and endingVersion, or use spark.read"
@@ -159,7 +159,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._leases is not None:
                 self._leases.release(epoch)
 
-    def _parts(self, relation: Relation, start: Offset, end: Offset) -> Sequence[Any]:
+    def _parts(self, relation: StoredRelation, start: Offset, end: Offset) -> Sequence[Any]:
         """Return what the tasks of a micro-batch read."""
         entry, now = relation.entry, relation.manifest
         first, last, view = Epoch(start["epoch"]), Epoch(end["epoch"]), ViewId(entry.id)
@@ -174,13 +174,13 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return relation.snapshot(last).inserts()
         return Feed(relation.files, entry, first, last, now.epoch, "").parts()
 
-    def _relation(self) -> Relation:
+    def _relation(self) -> StoredRelation:
         return stored_relation(self._asked.storage, self._asked.name)
 
-    def _cursor(self, relation: Relation) -> CursorFile:
+    def _cursor(self, relation: StoredRelation) -> CursorFile:
         return reader_file(relation.files, relation.entry.name, self._reader)
 
-    def _hold(self, relation: Relation, epoch: Epoch) -> bool:
+    def _hold(self, relation: StoredRelation, epoch: Epoch) -> bool:
         """Keep an epoch and all after it until a later one is committed; False if it is gone."""
         if self._leases is None:
             self._leases = Leases(relation.files)
@@ -191,5 +191,5 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
 
-def _offset(relation: Relation, epoch: Epoch) -> Offset:
+def _offset(relation: StoredRelation, epoch: Epoch) -> Offset:
     return {"epoch": epoch, "view": relation.entry.id}

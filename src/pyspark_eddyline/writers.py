@@ -19,7 +19,7 @@ from eddyline.answers.stored import stored_table
 from eddyline.catalog.entries import Entry
 from eddyline.errors import DataError, EngineError
 from eddyline.source.inbox import FOLDER, commit_batch, withdraw_batch, write_files
-from eddyline.source.rows import as_arrow
+from eddyline.source.user_rows import as_arrow
 from eddyline.spark.schema import arrow_schema, widens
 from eddyline.storage.files import Files
 from pyspark_eddyline.readers import ZONE, bad_option
@@ -28,7 +28,7 @@ QUERY_ID = "sql.streaming.queryId"  # the property under which Spark tells tasks
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTable:
     """The table that a DataFrame is written into.
 
     Attributes:
@@ -46,7 +46,7 @@ class Target:
     given: tuple[str, ...]
 
     @classmethod
-    def of(cls, options: Mapping[str, str], columns: StructType, *, overwrite: bool) -> Target:
+    def of(cls, options: Mapping[str, str], columns: StructType, *, overwrite: bool) -> TargetTable:
         """Return the table that the options name.
 
         Raises:
@@ -106,7 +106,7 @@ class BatchWriter(DataSourceArrowWriter):
     """Appends a DataFrame to a table, all or nothing."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._target = Target.of(options, schema, overwrite=overwrite)
+        self._target = TargetTable.of(options, schema, overwrite=overwrite)
         self._attempt = uuid.uuid4().hex
         self._batch: tuple[str, int | None] = _transaction(options) or (self._attempt, None)
 
@@ -126,7 +126,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Appends the micro-batches of a streaming query to a table, each once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._target = Target.of(options, schema, overwrite=overwrite)
+        self._target = TargetTable.of(options, schema, overwrite=overwrite)
         if _transaction(options) is not None:
             raise bad_option(
                 "a streaming query numbers its micro-batches itself",

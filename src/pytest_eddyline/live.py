@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import eddyline as el
 from eddyline.answers.difference import Difference, difference
-from eddyline.source.rows import Rows, as_arrow
+from eddyline.source.user_rows import Rows, as_arrow
 from eddyline.spark.schema import arrow_schema, loosened
 from eddyline.testing import FaultyFiles
 

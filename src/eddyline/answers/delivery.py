@@ -39,7 +39,7 @@ ROWS_MAX = 1_000_000
 """Changes that are delivered as one: epochs are put together up to about so many rows."""
 
 
-class Changelog(Protocol):
+class ViewChanges(Protocol):
     """The committed changes of one view."""
 
     @property
@@ -171,7 +171,7 @@ class Delivery:
     """
 
     def __init__(
-        self, changelog: Changelog, outbox: Outbox, sink: Sink, *, each: bool = False
+        self, changelog: ViewChanges, outbox: Outbox, sink: Sink, *, each: bool = False
     ) -> None:
         self.changelog = changelog
         self.outbox = outbox

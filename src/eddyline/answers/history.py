@@ -14,7 +14,7 @@ from eddyline.catalog.logged import Logged
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of
-from eddyline.source.readers import Reader, read_segment
+from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import Segment, accepted_by_time, rejected_by_time
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import numbers, zone_of

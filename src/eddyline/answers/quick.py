@@ -77,7 +77,7 @@ class _NeedsSpark(Exception):  # noqa: N818  # not an error
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuickAnswer:
     """The result of a query, in the forms in which the command line writes it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Answer:
 
 def quick_answer(
     files: Files, catalog: Catalog, query: str, rows_max: int | None = None
-) -> Answer | None:
+) -> QuickAnswer | None:
     """Answer a simple query; None if it needs Spark.
 
     Args:
@@ -113,7 +113,9 @@ def quick_answer(
         return None
 
 
-def _found(files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None) -> Answer:
+def _found(
+    files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None
+) -> QuickAnswer:
     entry = catalog.find(_plain(asked["name"]))
     if entry is None or not (entry.kind == VIEW or entry.arranged):
         raise _NeedsSpark
@@ -330,7 +332,7 @@ _SORTED = (
 )
 
 
-def _answer(rows: pa.Table) -> Answer:
+def _answer(rows: pa.Table) -> QuickAnswer:
     columns = [_texts(column) for column in rows.columns]
     numeric = [
         place
@@ -345,7 +347,7 @@ def _answer(rows: pa.Table) -> Answer:
 
     texts = list(zip(*columns, strict=True)) if columns else []
     plain = all(_is_plain_json(kind) for kind in rows.schema.types)
-    return Answer(list(rows.column_names), numeric, lambda: texts, lines if plain else None)
+    return QuickAnswer(list(rows.column_names), numeric, lambda: texts, lines if plain else None)
 
 
 def _is_plain_json(kind: pa.DataType) -> bool:

@@ -23,7 +23,7 @@ from eddyline.errors import QueryError
 from eddyline.intake.sources import Sources
 from eddyline.plan.limits import Order
 from eddyline.runtime.compiler import CompiledPlan
-from eddyline.runtime.frames import UNDEFINED
+from eddyline.runtime.empty_frames import UNDEFINED
 from eddyline.runtime.plans import PlanInput
 from eddyline.runtime.scan import bucket_segment
 from eddyline.source.segments import Segment, distribute

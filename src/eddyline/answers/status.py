@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from eddyline.answers.readers import readers_status
+from eddyline.answers.named_readers import readers_status
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import RETAIN, VIEW, Entry
 from eddyline.catalog.expectations import VIOLATIONS, expectations_of

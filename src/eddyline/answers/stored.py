@@ -31,14 +31,14 @@ from eddyline.storage.files import Files, no_storage
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class StoredRelation:
     """A table or view, and the last committed epoch."""
 
     files: Files
     entry: Entry
     manifest: Manifest
 
-    def snapshot(self, version: int | None = None, lease: str = "") -> Snapshot:
+    def snapshot(self, version: int | None = None, lease: str = "") -> StoredSnapshot:
         """Return the rows as of an epoch.
 
         Args:
@@ -55,11 +55,11 @@ class Relation:
             then = read_manifest(self.files, Epoch(version))
             holder = holder_as_of(self.entry, then, now)
         check_holder(holder, then)
-        return Snapshot(self.files, self.entry, holder, then.epoch, lease)
+        return StoredSnapshot(self.files, self.entry, holder, then.epoch, lease)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoredSnapshot:
     """The rows of a table or view as of an epoch.
 
     Attributes:
@@ -141,7 +141,7 @@ class Feed:
         return epoch_changes(self.files, runs, len(self.entry.columns), CDF, key)
 
 
-def stored_relation(storage: str, name: str) -> Relation:
+def stored_relation(storage: str, name: str) -> StoredRelation:
     """Find a table or view as of the last committed epoch; the storage isn't locked.
 
     Raises:
@@ -151,10 +151,10 @@ def stored_relation(storage: str, name: str) -> Relation:
     files, catalog, manifest = _stored(storage)
     entry = catalog.get(name)
     check_stored(entry)
-    return Relation(files, entry, manifest)
+    return StoredRelation(files, entry, manifest)
 
 
-def stored_table(storage: str, name: str) -> Relation:
+def stored_table(storage: str, name: str) -> StoredRelation:
     """Find a table as of the last committed epoch; the storage isn't locked.
 
     Raises:
@@ -162,7 +162,7 @@ def stored_table(storage: str, name: str) -> Relation:
         CatalogError: NOT_FOUND: no table has this name.
     """
     files, catalog, manifest = _stored(storage)
-    return Relation(files, catalog.get(name, TABLE), manifest)
+    return StoredRelation(files, catalog.get(name, TABLE), manifest)
 
 
 def _stored(storage: str) -> tuple[Files, Catalog, Manifest]:
@@ -189,11 +189,11 @@ def check_stored(entry: Entry) -> None:
         )
 
 
-def held_snapshot(storage: str, name: str, version: int | None, seconds: int) -> Snapshot:
+def held_snapshot(storage: str, name: str, version: int | None, seconds: int) -> StoredSnapshot:
     """Return the rows of a table or view as of an epoch that stays for a time.
 
     Raises:
-        EddylineError: see `stored_relation` and `Relation.snapshot`.
+        EddylineError: see `stored_relation` and `StoredRelation.snapshot`.
     """
     while True:
         relation = stored_relation(storage, name)

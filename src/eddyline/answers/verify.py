@@ -26,7 +26,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.clock import at_moment
 from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
-from eddyline.runtime.frames import Frames
+from eddyline.runtime.empty_frames import Frames
 from eddyline.spark.failures import FAILURES
 from eddyline.spark.schema import loosened
 from eddyline.spark.session import cloned

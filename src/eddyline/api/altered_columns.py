@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import StructField
 
-from eddyline.answers.stored import Relation
+from eddyline.answers.stored import StoredRelation
 from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.altered import keep_seen, seen_by
@@ -145,7 +145,7 @@ def stored_columns(
         names: of each column its name so far; None for a new one.
     """
     known = relation.columns.names
-    for part in Relation(workspace.files, relation, workspace.manifest).snapshot().parts():
+    for part in StoredRelation(workspace.files, relation, workspace.manifest).snapshot().parts():
         rows = part.read()
         if rows is not None:
             yield [

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, StructType, VariantType
 
+from eddyline.api.dataframe_views import relation
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
-from eddyline.api.frames import relation
 from eddyline.api.handles import View
 from eddyline.api.reading import Reading
 from eddyline.api.workspace import Workspace
@@ -18,7 +18,7 @@ from eddyline.arguments import check_choice, checked, wrong_argument
 from eddyline.catalog.entries import VIEW
 from eddyline.errors import QueryError
 from eddyline.spark.failures import query_errors
-from eddyline.sql.cdc import RESERVED, ChangeFlow, Column, live_query
+from eddyline.sql.cdc import RESERVED, ChangeFlow, SortedColumn, live_query
 from eddyline.sql.names import check_name, quoted
 
 _UNORDERED = (MapType, VariantType)
@@ -137,7 +137,7 @@ def flow_query(flow: ChangeFlow, target: str, source: DataFrame) -> str:
                     "leave it out, or make it text with to_json in a view between",
                 )
     sequence = _sequence_type(flow, target, source)
-    columns = [Column(name, _sort_key(name, schema[name].dataType)) for name in names]
+    columns = [SortedColumn(name, _sort_key(name, schema[name].dataType)) for name in names]
     parts = list(_parts("", sequence))
     flow = replace(flow, keys=keys)
     return live_query(flow, columns, parts)

@@ -16,7 +16,7 @@ from eddyline.runtime.pieces import Piece
 from eddyline.runtime.reports import EpochState
 from eddyline.source.segments import Segment
 from eddyline.state import fillings
-from eddyline.state.fillings import Checkpoint, Done, Head
+from eddyline.state.fillings import Done, FillingCheckpoint, Head
 from eddyline.state.manifest import Manifest, read_manifest
 
 TOUCHED_MAX = 1 / 16
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("eddyline.epochs")
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredFilling:
     """The checkpoint of a filling, and what it holds.
 
     Attributes:
@@ -37,7 +37,7 @@ class Stored:
         rows_before: how many rows another process had computed.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: FillingCheckpoint
     owner: str
     view: str
     base: Manifest
@@ -102,7 +102,7 @@ def begun(
     base: Manifest,
     pieces: Sequence[Piece],
     rows: int,
-) -> Stored:
+) -> StoredFilling:
     """Begin the checkpoint of a new view."""
     crc, view = fillings.manifest_crc(workspace.files, base.epoch), entry.name.lower()
     head = Head(view, _definition(workspace, entry, made), base.epoch, crc, rows, len(pieces))
@@ -110,11 +110,13 @@ def begun(
         {leaf: [one.as_dict() for one in own] for leaf, own in piece.items()} for piece in pieces
     ]
     seconds = workspace.options.lease_seconds
-    checkpoint = Checkpoint.new(workspace.files, head, documents, seconds)
-    return Stored(checkpoint, made.plan.id, entry.name, base, pieces, Done(0, 0, 0.0, 1, {}, {}))
+    checkpoint = FillingCheckpoint.new(workspace.files, head, documents, seconds)
+    return StoredFilling(
+        checkpoint, made.plan.id, entry.name, base, pieces, Done(0, 0, 0.0, 1, {}, {})
+    )
 
 
-def found(workspace: Workspace, entry: Entry, made: CompiledPlan) -> Stored | None:
+def found(workspace: Workspace, entry: Entry, made: CompiledPlan) -> StoredFilling | None:
     """Return the checkpoint that a filling of a view has left, if it is of the same definition and epoch."""
     files, stored = workspace.files, None
     for checkpoint, head in fillings.of_view(files, entry.name.lower()):
@@ -122,7 +124,7 @@ def found(workspace: Workspace, entry: Entry, made: CompiledPlan) -> Stored | No
             one = _opened(workspace, entry, made, checkpoint, head) if stored is None else "old"
         except StateError as error:
             one = error.message
-        if isinstance(one, Stored):
+        if isinstance(one, StoredFilling):
             stored = one
         else:
             _LOG.info("view %s is filled anew: %s", entry.name, one)
@@ -131,8 +133,12 @@ def found(workspace: Workspace, entry: Entry, made: CompiledPlan) -> Stored | No
 
 
 def _opened(
-    workspace: Workspace, entry: Entry, made: CompiledPlan, checkpoint: Checkpoint, head: Head
-) -> Stored | str:
+    workspace: Workspace,
+    entry: Entry,
+    made: CompiledPlan,
+    checkpoint: FillingCheckpoint,
+    head: Head,
+) -> StoredFilling | str:
     """Return a checkpoint that can be used, or why it can't.
 
     Raises:
@@ -158,7 +164,7 @@ def _opened(
         head.pieces,
         done.rows,
     )
-    return Stored(checkpoint, plan.id, entry.name, base, pieces, done, done.rows)
+    return StoredFilling(checkpoint, plan.id, entry.name, base, pieces, done, done.rows)
 
 
 def _definition(workspace: Workspace, entry: Entry, made: CompiledPlan) -> str:

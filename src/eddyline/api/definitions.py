@@ -12,9 +12,9 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 
 from eddyline.api import drafts
+from eddyline.api.dataframe_views import Query, connected, frame_of
 from eddyline.api.epochs import Epochs
 from eddyline.api.filling import Filling
-from eddyline.api.frames import Query, connected, frame_of
 from eddyline.api.replacing import (
     Reader,
     check_circle,

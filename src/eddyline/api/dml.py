@@ -21,7 +21,7 @@ from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
 from eddyline.plan.types import contains_type
-from eddyline.source.readers import read_segment
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema

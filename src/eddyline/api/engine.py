@@ -15,16 +15,16 @@ from eddyline.answers.verify import Report
 from eddyline.api import drafts
 from eddyline.api.altering import Altering
 from eddyline.api.cdc import ChangeFlows
+from eddyline.api.dataframe_views import Query, relation
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
 from eddyline.api.expecting import Expecting
-from eddyline.api.frames import Query, relation
 from eddyline.api.handles import Sink, Stream, Table, View
 from eddyline.api.observing import Monitored
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
 from eddyline.api.rebucketing import rebucket
-from eddyline.api.running import Running
+from eddyline.api.run_loop import RunLoop
 from eddyline.api.script import run_script
 from eddyline.api.serving import Served
 from eddyline.api.streams import Streams
@@ -33,9 +33,9 @@ from eddyline.api.writing import Writing
 from eddyline.arguments import checked
 from eddyline.catalog.catalog import Catalog
 from eddyline.options import Options
-from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, Settings
+from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, PipelineSettings
 from eddyline.relay.queue import DataQueue
-from eddyline.source.rows import Rows
+from eddyline.source.user_rows import Rows
 from eddyline.storage.files import Files
 
 
@@ -84,7 +84,7 @@ class Engine(ChangeFlows, Monitored, Served):
         self._streams = Streams(self._workspace, self.writing)
         self._definitions = Definitions(self._workspace, self._epochs)
         self.altering = Altering(self._workspace, self._epochs)
-        self._running = Running(
+        self._running = RunLoop(
             self._workspace, self._epochs, self._definitions, self._streams, self._reading
         )
         self._streams.connect_stored()
@@ -195,7 +195,7 @@ class Engine(ChangeFlows, Monitored, Served):
             slow: the send window of a lane shrinks if it takes longer than this, in seconds.
             acks: whether failed records are retried; if not, they are dropped.
         """
-        settings = Settings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
+        settings = PipelineSettings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
         return Pipeline(name, source, settings, self._workspace, self.writing, self._streams)
 
     def relation(self, name: str) -> DataFrame:

@@ -26,12 +26,12 @@ from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
 from eddyline.runtime.execution import Execution
-from eddyline.runtime.failures import VIEW_FAILING, not_compiled, set_aside
-from eddyline.runtime.faults import Piece
 from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
+from eddyline.runtime.rows_at_fault import Piece
+from eddyline.runtime.view_failures import VIEW_FAILING, not_compiled, set_aside
 from eddyline.spark.failures import jvm_lost
 from eddyline.spark.schema import plain_schema
 from eddyline.state.manifest import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eddyline.answers.changed import changed_runs
-from eddyline.api.checkpointing import Stored, begun, found
+from eddyline.api.checkpointing import StoredFilling, begun, found
 from eddyline.api.epochs import Epochs
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
@@ -29,7 +29,7 @@ from eddyline.runtime.reports import EpochState
 from eddyline.runtime.scan import bucket_segment
 from eddyline.runtime.sizes import UNKNOWN, rows_of
 from eddyline.source.segments import Segment
-from eddyline.spark.progress import job_tag, share_done
+from eddyline.spark.job_progress import job_tag, share_done
 from eddyline.state.manifest import Manifest, runs_of
 from eddyline.state.recover import UNCOMMITTED, attempt_folder
 from eddyline.state.run_lists import renamed
@@ -66,7 +66,7 @@ class Filling:
     rows: Sequence[int]
     folder: str
     level: int
-    stored: Stored | None = None
+    stored: StoredFilling | None = None
     started: float = field(default_factory=time.monotonic)
     state: EpochState | None = None
     timer: Timer = field(default_factory=Timer)

@@ -16,7 +16,7 @@ from eddyline.arguments import checked
 from eddyline.catalog.entries import STREAM, TABLE, VIEW
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError
-from eddyline.source.rows import Rows
+from eddyline.source.user_rows import Rows
 
 
 @checked

@@ -16,7 +16,7 @@ from eddyline.api.writing import Writing
 from eddyline.arguments import check_choice, checked
 from eddyline.catalog.entries import PIPELINE
 from eddyline.errors import EngineError
-from eddyline.pipelines.batches import Settings
+from eddyline.pipelines.batches import PipelineSettings
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
 from eddyline.relay.queue import DataQueue
@@ -58,7 +58,7 @@ class Pipeline:
 
     name: str
     source: DataQueue
-    settings: Settings
+    settings: PipelineSettings
     _workspace: Workspace = field(repr=False)
     _writing: Writing = field(repr=False)
     _streams: Streams = field(repr=False)

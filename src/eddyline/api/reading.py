@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from eddyline.answers.changed import changes_expired
 from eddyline.answers.failing import view_failing
-from eddyline.answers.readers import no_reader, reader_file
+from eddyline.answers.named_readers import no_reader, reader_file
 from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.workspace import Workspace

@@ -14,11 +14,11 @@ from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError
 from eddyline.options import check_buckets
-from eddyline.runtime.failures import failed_view
 from eddyline.runtime.plans import other_plan
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.rebucket import divided
 from eddyline.runtime.reports import row_count
+from eddyline.runtime.view_failures import failed_view
 from eddyline.state.manifest import Manifest, commit_time, last_committed, write_manifest
 from eddyline.state.recover import attempt_folder
 from eddyline.state.run_lists import Buckets

@@ -13,13 +13,13 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import LATE, VIEW
 from eddyline.changes import ViewId
 from eddyline.errors import EddylineError
-from eddyline.runtime.lanes import SHORT, WIDE
+from eddyline.runtime.lane_choice import SHORT, WIDE
 from eddyline.runtime.progress import Progress, Timer
 from eddyline.state.manifest import Clock, Failure, Manifest
 
 if TYPE_CHECKING:
-    from eddyline.telemetry.lineage import Tracker
     from eddyline.telemetry.traces import Traces
+    from eddyline.telemetry.tracker import Tracker
 
 _LOG = logging.getLogger("eddyline.epochs")
 _WHERE = ("view", "operator", "stream", "table", "file")

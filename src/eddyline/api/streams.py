@@ -30,7 +30,7 @@ from eddyline.catalog.entries import (
     Entry,
 )
 from eddyline.errors import EngineError
-from eddyline.pipelines.batches import PipelineStream, Settings
+from eddyline.pipelines.batches import PipelineSettings, PipelineStream
 from eddyline.pipelines.outcomes import pipeline_files, stored_status
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import Bolt
@@ -126,7 +126,7 @@ class Streams:
         name: str,
         queue: DataQueue,
         bolts: Sequence[Bolt],
-        settings: Settings,
+        settings: PipelineSettings,
         into: Entry | None,
         *,
         own_queue: bool = False,

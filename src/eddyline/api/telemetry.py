@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from eddyline.api.reporting import Reporting
 from eddyline.api.workspace import Workspace
-from eddyline.telemetry.lineage import tracker_of
 from eddyline.telemetry.traces import traces_of
+from eddyline.telemetry.tracker import tracker_of
 
 
 def connect_telemetry(workspace: Workspace, reporting: Reporting) -> None:

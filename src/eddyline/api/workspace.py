@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
+from eddyline.answers.named_readers import forget_readers
 from eddyline.answers.open_reads import OpenReads
-from eddyline.answers.readers import forget_readers
 from eddyline.answers.results import Results
 from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
@@ -34,7 +34,7 @@ from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
 from eddyline.runtime.compiler import CompiledPlan, Compiler
-from eddyline.runtime.lanes import Lanes
+from eddyline.runtime.lane_choice import Lanes
 from eddyline.spark.query_errors import quiet_query_errors
 from eddyline.spark.session import (
     ZONE,

@@ -23,8 +23,8 @@ from eddyline.source.group_commit import GroupCommit
 from eddyline.source.inbox import FOLDER, being_altered, log_files, withdraw_batch
 from eddyline.source.log_files import as_operations
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.rows import Rows
 from eddyline.source.segments import Segment
+from eddyline.source.user_rows import Rows
 from eddyline.spark.schema import arrow_schema
 from eddyline.sql.names import quoted
 

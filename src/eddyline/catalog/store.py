@@ -22,8 +22,8 @@ from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, WAITING, Request
 from eddyline.catalog.sqlite import NAME, SqliteDatabase
 from eddyline.errors import CatalogError, StateError, StorageError
-from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files, damaged
+from eddyline.storage.os_errors import storage_errors
 
 FORMAT_VERSION = 4
 """Format 2 had no sinks."""

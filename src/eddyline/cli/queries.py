@@ -16,7 +16,7 @@ from eddyline.errors import ScriptError
 from eddyline.options import Options
 
 if TYPE_CHECKING:
-    from eddyline.answers.quick import Answer
+    from eddyline.answers.quick import QuickAnswer
 
 SOURCES = {
     "name": "source",
@@ -116,7 +116,7 @@ def _sql(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer_from_files(storage: str, query: str) -> Answer | None:
+def _answer_from_files(storage: str, query: str) -> QuickAnswer | None:
     """Answer a simple query on stored results from their files; None where it needs Spark."""
     from eddyline.answers.quick import quick_answer
 

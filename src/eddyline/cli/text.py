@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from eddyline.answers.quick import Answer
+    from eddyline.answers.quick import QuickAnswer
     from eddyline.runtime.progress import Progress
 
 SHORT = 60  # characters of an error or a payload in a list
@@ -84,12 +84,12 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def spark_answer(frame: DataFrame) -> Answer:
+def spark_answer(frame: DataFrame) -> QuickAnswer:
     """Return the rows of a DataFrame, each value in the text form that Spark gives it."""
     from pyspark.sql.functions import col, struct, to_json
     from pyspark.sql.types import NumericType
 
-    from eddyline.answers.quick import Answer
+    from eddyline.answers.quick import QuickAnswer
 
     def lines() -> list[str]:
         line = to_json(struct("*"), {"ignoreNullFields": "false"})
@@ -105,10 +105,10 @@ def spark_answer(frame: DataFrame) -> Answer:
         for place, column in enumerate(frame.schema.fields)
         if isinstance(column.dataType, NumericType)
     ]
-    return Answer(frame.columns, numeric, texts, lines)
+    return QuickAnswer(frame.columns, numeric, texts, lines)
 
 
-def as_table(answer: Answer) -> str:
+def as_table(answer: QuickAnswer) -> str:
     """Format a result as an aligned table; a single column of long text, as of EXPLAIN, as it is."""
     rows = [tuple("NULL" if text is None else text for text in row) for row in answer.texts()]
     if len(answer.columns) == 1 and any("\n" in row[0] for row in rows):
@@ -117,7 +117,7 @@ def as_table(answer: Answer) -> str:
     return f"{layout(answer.columns, rows, right=answer.numeric)}\n({count})"
 
 
-def as_csv(answer: Answer) -> str:
+def as_csv(answer: QuickAnswer) -> str:
     """Format a result as CSV with a header; a null is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -126,13 +126,13 @@ def as_csv(answer: Answer) -> str:
     return text.getvalue().removesuffix("\n")
 
 
-def as_json(answer: Answer) -> str:
+def as_json(answer: QuickAnswer) -> str:
     """Format a result as one JSON object a line, nulls included."""
     assert answer.lines is not None
     return "\n".join(answer.lines())
 
 
-FORMATTERS: dict[str, Callable[[Answer], str]] = {
+FORMATTERS: dict[str, Callable[[QuickAnswer], str]] = {
     "table": as_table,
     "csv": as_csv,
     "json": as_json,

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from eddyline.answers.dead_letters import DeadLetter
-from eddyline.answers.quick import Answer
+from eddyline.answers.quick import QuickAnswer
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
@@ -30,7 +30,7 @@ from eddyline.console.metrics import CONTENT_TYPE, metrics_text
 from eddyline.console.observer import QUERY_ROWS, Observer, Rows
 from eddyline.console.openapi import openapi
 from eddyline.console.posted import Posted, posted
-from eddyline.console.settings import Settings
+from eddyline.console.settings import ConsoleSettings
 from eddyline.console.tally import Tally, streaming_progress
 from eddyline.console.values import as_json
 from eddyline.errors import BUG, USER, EddylineError, EngineError
@@ -98,7 +98,7 @@ class Api:
         registry: CollectorRegistry,
         limiter: CapacityLimiter,
         actions: Actions,
-        settings: Settings,
+        settings: ConsoleSettings,
         explain: Explain | None = None,
     ) -> None:
         self.observer = observer
@@ -408,7 +408,7 @@ def described(catalog: Catalog, entry: Entry) -> dict[str, Any]:
     }
 
 
-def answer_json(answer: Answer) -> dict[str, Any]:
+def answer_json(answer: QuickAnswer) -> dict[str, Any]:
     """Return the result of a query as JSON: values as texts in the form that Spark gives them."""
     rows = answer.texts()
     return {

@@ -18,7 +18,7 @@ NAME_LENGTH = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A box of the graph.
 
     Attributes:
@@ -46,7 +46,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class ViewGraph:
     """Nodes, and edges between their ids in the direction of the data.
 
     Attributes:
@@ -54,7 +54,7 @@ class Graph:
         curves: the path of each edge.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     edges: tuple[tuple[str, str], ...]
     width: int
     height: int
@@ -67,7 +67,9 @@ class Graph:
         return {"nodes": nodes, "edges": [list(edge) for edge in self.edges]}
 
 
-def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, float]) -> Graph:
+def make_graph(
+    catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, float]
+) -> ViewGraph:
     """Return the graph of a catalog.
 
     Args:
@@ -98,7 +100,7 @@ def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, 
 Box = tuple[str, str, str, str, int, float | None]
 
 
-def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> Graph:
+def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> ViewGraph:
     """Place each level in a column; in it, each box near the boxes that it reads.
 
     An edge that passes columns has a lane of its own in each, so that it crosses no box.
@@ -133,10 +135,10 @@ def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> Graph:
             rows[name] = y + height / 2
             y += height + GAP_Y
         bottom = max(bottom, y - GAP_Y)
-    nodes = tuple(Node(*box, *places[box[0]]) for box in boxes)
+    nodes = tuple(GraphNode(*box, *places[box[0]]) for box in boxes)
     curves = tuple(_curve(way, places, rows) for way in ways)
     width = 2 * MARGIN + max(len(columns), 1) * (WIDTH + GAP_X) - GAP_X
-    return Graph(nodes, tuple(edges), width, bottom + MARGIN, curves)
+    return ViewGraph(nodes, tuple(edges), width, bottom + MARGIN, curves)
 
 
 def _curve(way: list[str], places: dict[str, tuple[int, int]], rows: dict[str, float]) -> str:

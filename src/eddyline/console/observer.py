@@ -16,10 +16,10 @@ from eddyline.answers.changed import changed_runs, epoch_changes
 from eddyline.answers.changelog import RETRACT
 from eddyline.answers.dead_letters import DeadLetter, can_replay, find_letter, list_letters
 from eddyline.answers.profile import Spent, profile
-from eddyline.answers.quick import Answer, filtered, quick_answer
+from eddyline.answers.quick import QuickAnswer, filtered, quick_answer
 from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
-from eddyline.answers.stored import Relation, Snapshot, check_stored
+from eddyline.answers.stored import StoredRelation, StoredSnapshot, check_stored
 from eddyline.answers.tasks import Task, list_tasks, stored_catalog
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import DEAD, PIPELINE, Entry
@@ -262,9 +262,9 @@ class Observer:
             newest = now if now.epoch >= then.epoch else then
             failing = ViewId(entry.id) in then.failing
             if last_good and failing:
-                snapshot = Snapshot(self.files, entry, ViewId(entry.id), then.epoch, "")
+                snapshot = StoredSnapshot(self.files, entry, ViewId(entry.id), then.epoch, "")
             else:
-                snapshot = Relation(self.files, entry, newest).snapshot(then.epoch)
+                snapshot = StoredRelation(self.files, entry, newest).snapshot(then.epoch)
             kinds = arrow_schema(plain_schema(entry.columns), now.zone or "UTC")
             batches = [b for part in snapshot.parts() for b in part.batches(kinds)]
         table = pa.Table.from_batches(batches, kinds).rename_columns(entry.columns.names)
@@ -327,7 +327,7 @@ class Observer:
             ]
         return now.epoch, [one for one in found if one.table.num_rows]
 
-    def query(self, text: str) -> Answer:
+    def query(self, text: str) -> QuickAnswer:
         """Answer a SELECT from the files.
 
         Raises:

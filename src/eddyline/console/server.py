@@ -25,9 +25,9 @@ try:
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
     from eddyline.console.pages import Addition, Pages
-    from eddyline.console.settings import Settings
+    from eddyline.console.settings import ConsoleSettings
     from eddyline.console.tally import Tally
-    from eddyline.relay.serving import LOOPBACK, AppServer
+    from eddyline.relay.asgi_server import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the console", str(error.name), "console") from error
 
@@ -88,7 +88,7 @@ class Console:
             actions = Actions(
                 observer, self._store, allowed=bool(secret) and writes and not read_only
             )
-            settings = Settings(
+            settings = ConsoleSettings(
                 observer, self._store, options, actions,
                 inside=explain is not None, address=f"{host}:{port}" if port else host, token=bool(secret),
             )  # fmt: skip

@@ -27,7 +27,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-class Settings:
+class ConsoleSettings:
     """The settings of a console.
 
     Args:

@@ -16,7 +16,7 @@ from eddyline.catalog.entries import VIEW
 from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
-from eddyline.runtime.lanes import SHORT, WIDE
+from eddyline.runtime.lane_choice import SHORT, WIDE
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 KEPT = 120

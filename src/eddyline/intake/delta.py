@@ -18,8 +18,8 @@ from eddyline.sink.delta import is_held, package
 from eddyline.sink.secrets import filled_in
 from eddyline.source.base import Source
 from eddyline.source.delta import ADDED, DeltaStream
-from eddyline.source.delta_log import DeltaLog, Layout
-from eddyline.source.readers import Reader
+from eddyline.source.delta_log import DeltaLog, TableVersion
+from eddyline.source.segment_readers import Reader
 
 PATH, STARTING = "path", "startingversion"
 OPTIONS: Mapping[str, str] = {
@@ -144,7 +144,7 @@ def _log(stream: str, given: Mapping[str, str]) -> DeltaLog:
     )
 
 
-def _layout(stream: str, given: Mapping[str, str]) -> Layout:
+def _layout(stream: str, given: Mapping[str, str]) -> TableVersion:
     """Return the layout of the version that a stream begins with."""
     delta = _log(stream, given)
     if not delta.is_table():
@@ -170,12 +170,12 @@ def _layout(stream: str, given: Mapping[str, str]) -> Layout:
     return delta.layout(delta.open(int(starting)))
 
 
-def _columns(layout: Layout) -> StructType:
+def _columns(layout: TableVersion) -> StructType:
     own = StructType.fromJson(json.loads(layout.schema))
     return StructType([*own, *from_arrow_schema(ADDED)])
 
 
-def _misfit(stream: Entry, layout: Layout) -> str:
+def _misfit(stream: Entry, layout: TableVersion) -> str:
     """Return why a stream can't read a table of a layout; an empty text if it can."""
     if why := _unreadable(layout):
         return why
@@ -193,7 +193,7 @@ def _misfit(stream: Entry, layout: Layout) -> str:
     return ""
 
 
-def _unreadable(layout: Layout) -> str:
+def _unreadable(layout: TableVersion) -> str:
     """Return why no stream can read a table of a layout; an empty text if it can."""
     if not layout.feed:
         return _NO_FEED

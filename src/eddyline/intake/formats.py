@@ -25,9 +25,9 @@ from eddyline.source.generator import GeneratedStream, Generator
 from eddyline.source.lines import readable
 from eddyline.source.log_files import LogColumn
 from eddyline.source.parquet import parquet_fault
-from eddyline.source.readers import Reader
 from eddyline.source.received import is_received
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import NDJSON
 from eddyline.source.spark import FILE, RECORD, SparkStream
 from eddyline.source.tail import COLUMNS, TailStream

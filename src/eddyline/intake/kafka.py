@@ -19,7 +19,7 @@ from eddyline.errors import DataError
 from eddyline.intake.formats import Context, SparkFormat, check_columns, log_columns
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.avro import AvroReader, AvroValues
-from eddyline.source.avro_schema import Kind, UnreadableError
+from eddyline.source.avro_schema import AvroType, UnreadableError
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream, Partition
@@ -34,8 +34,8 @@ from eddyline.source.kafka_rows import (
     Json,
     Values,
 )
-from eddyline.source.readers import Reader
 from eddyline.source.schema_registry import Registry
+from eddyline.source.segment_readers import Reader
 from eddyline.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _registry(stream: str, given: Mapping[str, str]) -> Registry:
     return Registry(stream, options[REGISTRY], options.get(REGISTRY_USER, ""))
 
 
-def _latest(stream: str, given: Mapping[str, str]) -> Kind:
+def _latest(stream: str, given: Mapping[str, str]) -> AvroType:
     """Return the latest schema of the values of a stream's one topic."""
     names = _names(given)
     if len(names) != 1:
@@ -315,6 +315,6 @@ def _decode(stream: Entry, given: Mapping[str, str], context: Context) -> Decode
     return Decoded(wanted, values, stream.operation, bool(stream.key))
 
 
-def _numbered(stream: str, given: Mapping[str, str], number: int) -> Kind:
+def _numbered(stream: str, given: Mapping[str, str], number: int) -> AvroType:
     """Return the schema of a number; the registry isn't asked before it is needed."""
     return _registry(stream, given).numbered(number)

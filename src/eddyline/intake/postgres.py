@@ -15,10 +15,10 @@ from eddyline.sink.postgres import check_url, connection_settings, package, tabl
 from eddyline.sink.postgres_text import spark_type
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.base import Source
-from eddyline.source.pgoutput import ADDED, Table
+from eddyline.source.pgoutput import ADDED, PublishedTable
 from eddyline.source.postgres import PostgresStream
 from eddyline.source.postgres_server import Server
-from eddyline.source.readers import Reader
+from eddyline.source.segment_readers import Reader
 
 OPTIONS: Mapping[str, str] = {
     "url": "postgresql://user@host:port/database, or key=value pairs; without a password",
@@ -101,7 +101,7 @@ def _server(options: Mapping[str, str]) -> Server:
     return Server(package("a stream of format postgres"), settings)
 
 
-def _columns(stream: str, table: Table) -> StructType:
+def _columns(stream: str, table: PublishedTable) -> StructType:
     for one in table.columns:
         if one.name.lower() in ADDED.names:
             raise DataError(
@@ -115,7 +115,7 @@ def _columns(stream: str, table: Table) -> StructType:
     return StructType([*own, *from_arrow_schema(ADDED)])
 
 
-def _check_fit(stream: Entry, table: Table) -> None:
+def _check_fit(stream: Entry, table: PublishedTable) -> None:
     """Raise DataError unless a stream's columns are the table's: of their types, or STRING."""
     texts = {one.name for one in stream.given_columns if isinstance(one.dataType, StringType)}
     known = {one.name for one in table.columns}

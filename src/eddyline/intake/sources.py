@@ -24,8 +24,8 @@ from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
 from eddyline.source.log_entries import SEQUENCE_SHIFT
-from eddyline.source.readers import Reader
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files

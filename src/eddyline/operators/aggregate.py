@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
 from eddyline.operators import exact_sums
-from eddyline.operators.base import State, Step, checked_weights, negative_weight, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, negative_weight, numbered
 from eddyline.operators.percentiles import percentiles
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
@@ -104,7 +104,7 @@ class Reduce:
     def _columns(self, wanted: Measure) -> tuple[str, ...]:
         return tuple(name for name, measure in self._named if measure is wanted)
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout, given = self.layouts[SLOT], delta
         keys = [HASH, *layout.identity]
@@ -143,12 +143,12 @@ class Reduce:
         if not changed.all():
             kept[SLOT] = kept[SLOT].filter(pa.array(changed))
         if not (self.largest or self.fractions):
-            return Step([self._output(rows, before, after, changed)], kept)
+            return BucketResult([self._output(rows, before, after, changed)], kept)
         # an extreme or percentile can move in a group whose accumulators didn't
         values, more = self._values(given, rows, state)
         before, after = (_with(table, values[when]) for when, table in enumerate((before, after)))
         every = np.ones(len(groups), bool)
-        return Step([self._output(rows, before, after, every)], {**kept, **more})
+        return BucketResult([self._output(rows, before, after, every)], {**kept, **more})
 
     def _values(
         self, delta: pa.Table, groups: pa.Table, state: State

@@ -19,7 +19,7 @@ STATE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BucketResult:
     """The result of one epoch for one bucket of an operator.
 
     Attributes:
@@ -45,7 +45,7 @@ class Operator(Protocol):
         """The arrangements that the operator keeps."""
         ...
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch; return the changes of output and state."""
         ...
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.operators.hold import PENDING, below
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
@@ -43,7 +43,7 @@ class Flip:
         """Return the operator for an epoch with this bound."""
         return replace(self, bound=bound)
 
-    def step(self, delta: pa.Table | None, state: State) -> Step:
+    def step(self, delta: pa.Table | None, state: State) -> BucketResult:
         """Process one epoch; the delta is None if only the clock has advanced."""
         layout, output, changes = self.layouts[PENDING], [], []
         flipped = [rows for t in state[PENDING].tables() if (rows := below(t, self.bound)).num_rows]
@@ -65,10 +65,10 @@ class Flip:
             output += [self._shown(past, not self.first), self._shown(waiting, self.first)]
             changes.append(waiting)
         if not changes:
-            return Step([])
+            return BucketResult([])
         merged = [cast_to(rows, changes[0].schema) for rows in changes]
         change = layout.consolidate(pa.concat_tables(merged))
-        return Step([rows for rows in output if rows.num_rows], {PENDING: change})
+        return BucketResult([rows for rows in output if rows.num_rows], {PENDING: change})
 
     @property
     def _moment(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
 from eddyline.state.kernels import with_weights
@@ -46,13 +46,13 @@ class Hold:
         """Return the operator for an epoch with this bound."""
         return replace(self, bound=bound)
 
-    def step(self, delta: pa.Table | None, state: State) -> Step:
+    def step(self, delta: pa.Table | None, state: State) -> BucketResult:
         """Process one epoch; the delta is None if only the bound has changed."""
         layout = self.layouts[PENDING]
         given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
         due = [below(table, self.bound) for table in (*state[PENDING].tables(), *given)]
         if not given and not any(table.num_rows for table in due):
-            return Step([])
+            return BucketResult([])
         schema = (given or due)[0].schema
         final = layout.consolidate(
             pa.concat_tables([cast_to(t, schema) for t in due] or [given[0][:0]])
@@ -61,7 +61,7 @@ class Hold:
         change = layout.consolidate(
             pa.concat_tables([*given, with_weights(final, -final[WEIGHT].to_numpy())])
         )
-        return Step([final.drop_columns([HASH])], {PENDING: change})
+        return BucketResult([final.drop_columns([HASH])], {PENDING: change})
 
     def _by_time(self, delta: pa.Table) -> pa.Table:
         rows = delta.select(self.layouts[PENDING].columns)

@@ -12,8 +12,8 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import QueryError
 from eddyline.operators.base import (
+    BucketResult,
     State,
-    Step,
     checked_weights,
     empty_like,
     negative_weight,
@@ -81,7 +81,7 @@ class Join:
             RIGHT: Layout((*keys, *numbered("r", self.right))),
         }
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layouts = self.layouts
         side = delta[SIDE].to_numpy()
@@ -107,7 +107,7 @@ class Join:
         codes = self._codes(tables)
         if self.scalar:
             self._check_scalar(tables, codes)
-        return Step(
+        return BucketResult(
             self._output(tables, codes, unmatchable),
             {LEFT: fresh[LEFT], RIGHT: fresh[RIGHT]},
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.around import Stretches, rows_around, values_around
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import SortKey
@@ -58,12 +58,12 @@ class Neighbours:
         row = (*numbered("k", self.keys), *sorts, *numbered("c", self.columns))
         return {SLOT: Layout(row, order=order)}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:
-            return Step([], {SLOT: delta})
+            return BucketResult([], {SLOT: delta})
         read = values_around if self.by_value else rows_around
         near = read(state[SLOT], delta, numbered("k", self.keys), self.before + self.after)
         for weights in (near.old, near.new):
@@ -74,7 +74,7 @@ class Neighbours:
             self._version(near, old, *first, version=-1, number=0),
             self._version(near, new, *second, version=1, number=old.total),
         ]
-        return Step(versions, {SLOT: delta})
+        return BucketResult(versions, {SLOT: delta})
 
     def _by_rows(self, near: Stretches, old: _Copies, new: _Copies) -> list[_Masks]:
         """Return which copies of rows are shown in each version, and which are needed for these."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import distinct_hashes, repeat, sorted_rows
 from eddyline.state.retyping import cast_to
@@ -36,12 +36,12 @@ class Regroup:
         """One arrangement: the input rows by key."""
         return {SLOT: Layout(numbered("c", self.columns))}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:
-            return Step([], {SLOT: delta})
+            return BucketResult([], {SLOT: delta})
         stored = state[SLOT].lookup(distinct_hashes(delta))
         if stored is None:
             old = delta.slice(0, 0)
@@ -51,7 +51,7 @@ class Regroup:
             new = layout.consolidate(pa.concat_tables([old, cast_to(delta, old.schema)]))
         new = checked_weights("recompute", new)
         versions = [_version(old, -1, layout), _version(new, 1, layout)]
-        return Step(versions, {SLOT: delta})
+        return BucketResult(versions, {SLOT: delta})
 
 
 def _version(table: pa.Table, version: int, layout: Layout) -> pa.Table:

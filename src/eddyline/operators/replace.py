@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import WEIGHT
-from eddyline.operators.base import State, Step, numbered
+from eddyline.operators.base import BucketResult, State, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import distinct_hashes, with_weights
 from eddyline.state.retyping import cast_to
@@ -31,7 +31,7 @@ class Replace:
         """One arrangement: the rows by group."""
         return {SLOT: Layout(numbered("c", self.columns))}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = delta.select(layout.columns)
@@ -41,4 +41,4 @@ class Replace:
             weights = np.concatenate([new[WEIGHT].to_numpy(), -stored[WEIGHT].to_numpy()])
             new = with_weights(pa.concat_tables([new, cast_to(stored, new.schema)]), weights)
         change = layout.consolidate(new)
-        return Step([change], {SLOT: change})
+        return BucketResult([change], {SLOT: change})

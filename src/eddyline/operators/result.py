@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import APPEND, HASH, OPERATION, REJECTED, REPLACED, SEQUENCE, WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, empty_like, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, empty_like, numbered
 from eddyline.source.log_entries import SEQUENCE_SHIFT
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import Groups, group_rows
@@ -29,10 +29,10 @@ class Materialize:
         """One arrangement: the result."""
         return {ROWS: Layout(numbered("c", self.columns))}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout = self.layouts[ROWS]
-        return Step([], {ROWS: layout.consolidate(delta.select(layout.columns))})
+        return BucketResult([], {ROWS: layout.consolidate(delta.select(layout.columns))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Apply:
         """One arrangement: the rows."""
         return {ROWS: Layout(numbered("c", self.columns))}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         stored = state[ROWS].lookup(distinct_hashes(delta))
-        return Step([], {ROWS: self.resolve(delta, stored)})
+        return BucketResult([], {ROWS: self.resolve(delta, stored)})
 
     def resolve(self, operations: pa.Table, stored: pa.Table | None) -> pa.Table:
         """Return the change that operations make to the stored rows.

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.around import Tails, tails
 from eddyline.state.arrangement import Layout
 from eddyline.state.grouping import SortKey, group_rows, merged, ranked
 from eddyline.state.kernels import matched, with_weights
 from eddyline.state.retyping import cast_to
-from eddyline.state.running import (
+from eddyline.state.running_totals import (
     lengths_of,
     places_of_largest,
     totals,
@@ -109,12 +109,12 @@ class Running:
         sorts = numbered("s", len(self.descending))
         return tuple(map(SortKey, sorts, self.descending, self.nulls_last))
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         given, kept = Layout(self._row, order=self._order), self.layouts[SLOT]
         delta = given.consolidate(delta.select(given.columns))
         if delta.num_rows == 0:
-            return Step([])
+            return BucketResult([])
         old = tails(state[SLOT], given.sorted(delta), numbered("k", self.keys))
         new = self._computed(given, delta, old)
         if old is not None:
@@ -123,7 +123,7 @@ class Running:
         change = kept.consolidate(new)
         results = [PLACE] * self.placed + [*numbered("a", len(self.calls))]
         shown = Layout((*numbered("c", self.columns), *results))
-        return Step([shown.consolidate(change.select(shown.columns))], {SLOT: change})
+        return BucketResult([shown.consolidate(change.select(shown.columns))], {SLOT: change})
 
     def _computed(self, given: Layout, delta: pa.Table, old: Tails | None) -> pa.Table:
         """Return the rows from the first change of each group on, after the epoch, each copy with its results."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import State, Step, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import PLACE, Ties, front
 from eddyline.state.grouping import SortKey
@@ -52,12 +52,12 @@ class Top:
         # without sort keys the rows of a hash are in the order of their values
         return {SLOT: Layout(row, order=order or (SortKey(HASH, False, False),))}
 
-    def step(self, delta: pa.Table, state: State) -> Step:
+    def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layout = self.layouts[SLOT]
         delta = layout.consolidate(delta.select(layout.columns))
         if delta.num_rows == 0:
-            return Step([])
+            return BucketResult([])
         groups = distinct(delta, [HASH, *numbered("k", self.keys)])
         wanted = self.offset + self.limit
         old = front(state[SLOT], delta.slice(0, 0), groups, wanted, self.ties)
@@ -66,7 +66,7 @@ class Top:
         kept = delta
         if self.append_only:
             kept = self._difference(new, old, new[WEIGHT].to_numpy(), old[WEIGHT].to_numpy())
-        return Step([change.drop_columns(list(numbered("k", self.keys)))], {SLOT: kept})
+        return BucketResult([change.drop_columns(list(numbered("k", self.keys)))], {SLOT: kept})
 
     def _shown(self, rows: pa.Table) -> np.ndarray:
         """Return how many copies of each row are at the wanted places."""

@@ -28,8 +28,8 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import source_places
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError, QueueError
-from eddyline.pipelines.failures import retries_and_letters, untried_records
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
+from eddyline.pipelines.retries import retries_and_letters, untried_records
 from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
 from eddyline.relay.backend import EDEN, EXPIRED
@@ -41,8 +41,8 @@ from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.log_files import as_operations, write_rows
-from eddyline.source.rows import as_arrow
 from eddyline.source.segments import LOG, Segment, read_arrow
+from eddyline.source.user_rows import as_arrow
 from eddyline.spark.schema import arrow_schema
 
 TUPLE_ROWS = 1000
@@ -53,7 +53,7 @@ PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PipelineSettings:
     """The settings of a pipeline.
 
     Attributes:
@@ -104,7 +104,7 @@ class PipelineStream:
         columns: StructType | None,
         spark: SparkSession,
         zone: str,
-        settings: Settings,
+        settings: PipelineSettings,
         *,
         keyed: bool = False,
         own_queue: bool = False,

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from eddyline.catalog.entries import PIPELINE, Entry
 from eddyline.errors import DataError
 from eddyline.intake.formats import Context
-from eddyline.pipelines.batches import PipelineStream, Settings
+from eddyline.pipelines.batches import PipelineSettings, PipelineStream
 from eddyline.pipelines.decode import Decode
 from eddyline.pipelines.outcomes import pipeline_files
 from eddyline.relay.bolts import Bolt
@@ -17,7 +17,7 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import DECODE
-from eddyline.source.readers import Reader
+from eddyline.source.segment_readers import Reader
 from eddyline.spark.schema import arrow_schema
 
 
@@ -73,7 +73,7 @@ class DocumentStream(PipelineStream):
                 stream.columns,
                 context.spark,
                 context.zone,
-                Settings(),
+                PipelineSettings(),
                 keyed=bool(stream.key),
                 own_queue=True,
             )

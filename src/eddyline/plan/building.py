@@ -13,7 +13,7 @@ from pyspark.util import PythonEvalType
 
 from eddyline.changes import HASH
 from eddyline.plan.logical import Expression, Plan, Seq, items, output_of
-from eddyline.spark import trees
+from eddyline.spark import plan_trees as trees
 from eddyline.spark.scala import scala_of
 
 LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_json_string
 
-from eddyline.spark import trees
+from eddyline.spark import plan_trees as trees
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

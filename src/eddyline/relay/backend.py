@@ -22,7 +22,7 @@ Position = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowRange:
     """A range of rows of one queue: from `start` up to but not including `end`.
 
     Attributes:
@@ -74,7 +74,7 @@ class QueueState:
         """The name of the queue at fromP, to which failed records are written."""
         return other_retry_queue(self.to)
 
-    def after_reading(self, span: Span) -> QueueState:
+    def after_reading(self, span: RowRange) -> QueueState:
         """Return the state in which the rows of `span` are read as well."""
         state = self.after_missing(span.queue, span.missed)
         read = {**self.read, span.queue: span.end}
@@ -140,11 +140,11 @@ class Backend(Protocol):
         """
         ...
 
-    def expired(self, span: Span) -> Mapping[str, int]:
+    def expired(self, span: RowRange) -> Mapping[str, int]:
         """Return how many messages of a span were gone when it was measured, by topic and partition."""
         ...
 
-    def read(self, span: Span) -> pa.Table:
+    def read(self, span: RowRange) -> pa.Table:
         """Return the records of a span; every call returns the same records.
 
         Raises:

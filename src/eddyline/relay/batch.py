@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eddyline.errors import QueueError
-from eddyline.relay.backend import QueueState, Span
+from eddyline.relay.backend import QueueState, RowRange
 from eddyline.relay.records import failed_records, no_records
 
 
@@ -26,7 +26,7 @@ class Batch:
     """
 
     number: int
-    spans: tuple[Span, ...]
+    spans: tuple[RowRange, ...]
 
     @property
     def rows(self) -> int:
@@ -46,7 +46,7 @@ class Batch:
     def from_dict(cls, document: Mapping[str, Any]) -> Batch:
         """Return the batch that `as_dict` described."""
         spans = (
-            Span(s["queue"], tuple(s["start"]), tuple(s["end"]), s["rows"], s.get("missed", 0))
+            RowRange(s["queue"], tuple(s["start"]), tuple(s["end"]), s["rows"], s.get("missed", 0))
             for s in document["spans"]
         )
         return cls(document["number"], tuple(spans))

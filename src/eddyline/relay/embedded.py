@@ -18,12 +18,12 @@ from eddyline.relay.backend import (
     TO,
     Position,
     QueueState,
-    Span,
+    RowRange,
     queue_taken_over,
 )
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
 from eddyline.storage.files import Files, damaged
-from eddyline.storage.frames import SEGMENT_BYTES, Frame, FrameLog
+from eddyline.storage.frame_log import SEGMENT_BYTES, Frame, FrameLog
 from eddyline.storage.lock import StorageLock
 
 FORMAT_VERSION = 2
@@ -115,11 +115,11 @@ class LogBackend:
         end = max(start[0], min(end, start[0] + rows_max))
         return (end,), end - start[0]
 
-    def expired(self, span: Span) -> Mapping[str, int]:
+    def expired(self, span: RowRange) -> Mapping[str, int]:
         """Return none: a record is only removed after it was read."""
         return {}
 
-    def read(self, span: Span) -> pa.Table:
+    def read(self, span: RowRange) -> pa.Table:
         (start,), (end,) = span.start, span.end
         log = self._logs[span.queue]
         tables = [_frame_records(frame, span.queue, log.folder) for frame in log.frames(start, end)]

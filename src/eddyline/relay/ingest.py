@@ -37,7 +37,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    from eddyline.relay.serving import LOOPBACK, AppServer
+    from eddyline.relay.asgi_server import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the HTTP endpoint", str(error.name), "http") from error
 

@@ -31,7 +31,7 @@ from eddyline.relay.backend import (
     TO,
     Position,
     QueueState,
-    Span,
+    RowRange,
     queue_taken_over,
 )
 from eddyline.relay.kafka_client import (
@@ -164,12 +164,12 @@ class KafkaBackend:
                 self._readers[queue] = TopicReader(self._consumer(), self._topic(queue))
             return self._readers[queue].measure(start, self._ends(queue), rows_max, before_ms)
 
-    def expired(self, span: Span) -> dict[str, int]:
+    def expired(self, span: RowRange) -> dict[str, int]:
         topic, reader = self._topic(span.queue), self._readers[span.queue]
         gaps = reader.expired(span.start, span.end)
         return {f"{topic} partition {partition}": count for partition, count in gaps.items()}
 
-    def read(self, span: Span) -> pa.Table:
+    def read(self, span: RowRange) -> pa.Table:
         with kafka_errors(self.app):
             reader = self._readers.get(span.queue)
             messages = None if reader is None else reader.pop_measured(span)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.errors import StateError
-from eddyline.relay.backend import EDEN, Span
+from eddyline.relay.backend import EDEN, RowRange
 from eddyline.relay.kafka_client import Message
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, new_records
 
@@ -86,7 +86,7 @@ class QueueMessage:
             return table
         return as_read(table, first + np.arange(table.num_rows), self.time_ms)
 
-    def records_within(self, span: Span) -> pa.Table:
+    def records_within(self, span: RowRange) -> pa.Table:
         """Return the records that belong to a span, which may start or end within the bundle."""
         row = row_number(self.offset)
         start = max(span.start[self.partition] - row, 0)

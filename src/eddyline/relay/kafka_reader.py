@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from eddyline.relay.backend import Position, Span
+from eddyline.relay.backend import Position, RowRange
 from eddyline.relay.kafka_client import (
     TIMEOUT_S,
     TRANSIENT,
@@ -86,7 +86,7 @@ class TopicReader:
             pass
         return [m for m in self.fetched if row_number(m.offset) < end[m.partition]]
 
-    def pop_measured(self, span: Span) -> list[QueueMessage] | None:
+    def pop_measured(self, span: RowRange) -> list[QueueMessage] | None:
         """Return the messages of a span if it was measured last; otherwise None."""
         return self.measured.pop((span.start, span.end), None)
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import EddylineError, QueueError
 from eddyline.relay.account import Account
-from eddyline.relay.backend import EDEN, EXPIRED, FROM, TO, Backend, Position, QueueState, Span
+from eddyline.relay.backend import EDEN, EXPIRED, FROM, TO, Backend, Position, QueueState, RowRange
 from eddyline.relay.batch import Batch, OpenBatch, RecordOutcome
 from eddyline.relay.producer import UNREAD_ROWS_MAX, Producer
 from eddyline.relay.records import no_records
@@ -204,7 +204,7 @@ class DataQueue:
             start = self._planned.read[queue]
             end, rows = self.backend.measure(queue, start, UNREAD_ROWS_MAX)
             if rows:
-                yield self.backend.read(Span(queue, start, end, rows))
+                yield self.backend.read(RowRange(queue, start, end, rows))
 
     def abandon(self, batch: Batch) -> None:
         """Make a batch, and all that were planned after it, unread again.
@@ -302,9 +302,9 @@ class DataQueue:
 
     def _next_spans(
         self, planned: QueueState, rows_max: int, *, fresh: bool
-    ) -> tuple[list[Span], QueueState]:
+    ) -> tuple[list[RowRange], QueueState]:
         """Choose replayed records first; then new ones, as far as there is room."""
-        spans: list[Span] = []
+        spans: list[RowRange] = []
         replays_max = UNREAD_ROWS_MAX if self.together else rows_max
         due_ms = self.clock() - self.retry_delay_ms if self.retry_delay_ms else None
         if self.together and due_ms is not None and self._is_any_due(planned, due_ms):
@@ -317,7 +317,7 @@ class DataQueue:
             end, rows = self.backend.measure(queue, start, room, before_ms) if room else (start, 0)
             if end == start:
                 return planned
-            spans.append(Span(queue, start, end, rows))
+            spans.append(RowRange(queue, start, end, rows))
             return planned.after_reading(spans[-1])
 
         planned = read_next(planned.to, planned, replays_max, due_ms)
@@ -334,8 +334,8 @@ class DataQueue:
         return spans, read_next(EDEN, planned, rows_max) if fresh else planned
 
     def _with_missed(
-        self, before: QueueState, spans: list[Span], planned: QueueState
-    ) -> tuple[list[Span], QueueState]:
+        self, before: QueueState, spans: list[RowRange], planned: QueueState
+    ) -> tuple[list[RowRange], QueueState]:
         """Count the records that the spans miss, and log them.
 
         Args:

@@ -39,17 +39,17 @@ from eddyline.plan.lower import (
 )
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.plan.partitions import check_partitions
-from eddyline.runtime.frames import Frames
+from eddyline.runtime.empty_frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
 from eddyline.runtime.relations import as_seen, in_log, plain, relation_of
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared import SharedReader, SharedRows, SharedWriter
-from eddyline.runtime.short_lane import NotShortError, ShortPlan
+from eddyline.runtime.short_lane import DriverRun, NotShortError
 from eddyline.runtime.sizes import keeps_rows_short
 from eddyline.runtime.table import TableUpkeep
 from eddyline.source.log_files import write_rows
-from eddyline.source.readers import Reader
+from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
@@ -238,7 +238,7 @@ class Compiler:
         check_query(catalyst, entry.query)
         return catalyst.analyzed(entry.query)
 
-    def _short(self, build: Build) -> ShortPlan | None:
+    def _short(self, build: Build) -> DriverRun | None:
         """Return a lowered view's plan for the short lane; None if it can't, or shall never, run there."""
         if not self.options.short_lane_rows:
             return None
@@ -246,7 +246,7 @@ class Compiler:
         try:
             catalyst = Catalyst(session)
             with active(session), catalyst.keeping_operators():
-                return ShortPlan(Driver(session), catalyst, build.steps.recorded)
+                return DriverRun(Driver(session), catalyst, build.steps.recorded)
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", build.view, error)
             return None
@@ -397,7 +397,7 @@ class Compiler:
         catalog: Catalog | None,
         compiled: Compiled,
         upstream: Sequence[str],
-        short: Callable[[], ShortPlan | None] = lambda: None,
+        short: Callable[[], DriverRun | None] = lambda: None,
     ) -> CompiledPlan:
         """Return the plan that epochs run.
 

@@ -15,13 +15,13 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
 from eddyline.runtime.context import EpochContext, part_name
 from eddyline.runtime.execution import Attempted, Execution
-from eddyline.runtime.failures import reads_failing, still_failing
-from eddyline.runtime.faults import Piece
 from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.progress import Span, Timer
 from eddyline.runtime.reports import EpochState, collect_reports, row_count
+from eddyline.runtime.rows_at_fault import Piece
 from eddyline.runtime.schedule import run_in_order
+from eddyline.runtime.view_failures import reads_failing, still_failing
 from eddyline.source.segments import RUN, Segment
 from eddyline.state.arrangement import difference_runs
 from eddyline.state.manifest import (

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from eddyline.errors import EddylineError, EngineError
 from eddyline.plan.catalyst import Catalyst
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name
-from eddyline.runtime.failures import VIEW_FAILING, failed_in_driver, failed_view
-from eddyline.runtime.faults import Piece, pieces_at_fault
-from eddyline.runtime.lanes import SHORT, WIDE, Lanes
+from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, Reports, ShortPlan
+from eddyline.runtime.rows_at_fault import Piece, pieces_at_fault
 from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
+from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.source.segments import Segment, distribute
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
 from eddyline.storage.files import Files

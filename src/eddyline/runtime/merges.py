@@ -18,7 +18,7 @@ from eddyline.runtime.kernel import limits_by_slot
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.worker import prepare_worker
 from eddyline.spark.failures import message_of
-from eddyline.spark.progress import job_tag
+from eddyline.spark.job_progress import job_tag
 from eddyline.state.arrangement import (
     SMALL_MERGE_SHARE,
     Layout,
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("eddyline.state")
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeTask:
     """Runs of a bucket that are to become one; a function that Spark runs.
 
     Attributes:
@@ -80,8 +80,8 @@ class Merges:
     spark: SparkSession
     fan_in: int
     most: int
-    waiting: dict[Place, Merge] = field(default_factory=dict)
-    ready: dict[Place, tuple[Merge, tuple[Run, ...]]] = field(default_factory=dict)
+    waiting: dict[Place, MergeTask] = field(default_factory=dict)
+    ready: dict[Place, tuple[MergeTask, tuple[Run, ...]]] = field(default_factory=dict)
     _folder: str = ""
     _number: int = 0
     _running: threading.Thread | None = None
@@ -176,7 +176,7 @@ class Merges:
             self._folder = attempt_folder(UNCOMMITTED)
         self._number += 1
         name, bucket = place
-        self.waiting[place] = Merge(
+        self.waiting[place] = MergeTask(
             self.files.flushing(),
             f"{self._folder}/{name.replace('/', '.')}.{bucket}.merged-{self._number}",
             layout,
@@ -200,7 +200,7 @@ class Merges:
                 if runs is not None:
                     self.ready[place] = merge, runs
 
-    def _done(self, place: Place, merge: Merge) -> tuple[Run, ...] | None:
+    def _done(self, place: Place, merge: MergeTask) -> tuple[Run, ...] | None:
         """Run a merge as a Spark job; None if it fails: the runs stay as they are."""
         started = time.monotonic()
         context = self.spark.sparkContext

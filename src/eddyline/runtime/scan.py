@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from eddyline.changes import HASH, SEQUENCE, WEIGHT
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.worker import batches_of, prepare_worker
-from eddyline.source.readers import Reader, read_segment
+from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import (
     BUCKET_RUNS,
     ROWS_MAX,

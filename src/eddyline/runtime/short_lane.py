@@ -158,7 +158,7 @@ class _Step:
     schema: pa.Schema
 
 
-class ShortPlan:
+class DriverRun:
     """A view's plan for the short lane.
 
     Args:

@@ -12,7 +12,7 @@ from eddyline.changes import HASH
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
-from eddyline.source.readers import read_segment
+from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.state.kernels import key_hashes
 from eddyline.state.retyping import cast_to

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 # a worker runs scans and kernels: what both need is loaded before `prepare_worker` freezes it
-import eddyline.source.readers  # noqa: F401
+import eddyline.source.segment_readers  # noqa: F401
 from eddyline.state.retyping import cast_to
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from eddyline.source.avro_schema import (
     TIMES,
-    Kind,
+    AvroType,
     UnreadableError,
     check_fit,
     matched,
@@ -52,7 +52,7 @@ class AvroValues:
     """
 
     schema: pa.Schema
-    fetch: Callable[[int], Kind]
+    fetch: Callable[[int], AvroType]
     _readers: dict[int, AvroReader] = field(default_factory=dict, init=False)
 
     def __call__(self, values: pa.Array) -> tuple[pa.Table, Mapping[int, str]]:
@@ -117,7 +117,7 @@ class AvroReader:
         UnreadableError: a column doesn't fit.
     """
 
-    def __init__(self, kind: Kind, schema: pa.Schema) -> None:
+    def __init__(self, kind: AvroType, schema: pa.Schema) -> None:
         self._kind, self._schema = kind, schema
         self._fields = matched(kind, schema.names)
         for at, part in self._fields.items():
@@ -180,7 +180,7 @@ class AvroReader:
         return pa.table(columns, schema=self._schema)
 
 
-def _fitted(array: pa.Array, kind: Kind, want: pa.DataType) -> pa.Array:
+def _fitted(array: pa.Array, kind: AvroType, want: pa.DataType) -> pa.Array:
     """Return values in the type of a column."""
     if kind.is_empty:
         return pa.nulls(len(array), want)
@@ -254,7 +254,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), at + 1
 
 
-def _walk(kind: Kind, data: bytes, at: int) -> int:
+def _walk(kind: AvroType, data: bytes, at: int) -> int:
     """Return where a value ends.
 
     Raises:
@@ -294,7 +294,7 @@ def _walk(kind: Kind, data: bytes, at: int) -> int:
     return at
 
 
-def _walk_blocks(kind: Kind, data: bytes, at: int) -> int:
+def _walk_blocks(kind: AvroType, data: bytes, at: int) -> int:
     """Return where an array or a map ends."""
     while True:
         count, at = _number(data, at)
@@ -304,5 +304,5 @@ def _walk_blocks(kind: Kind, data: bytes, at: int) -> int:
             _, at = _number(data, at)
         for _ in range(abs(count)):
             if kind.name == "map":
-                at = _walk(Kind("string"), data, at)
+                at = _walk(AvroType("string"), data, at)
             at = _walk(kind.parts[0][1], data, at)

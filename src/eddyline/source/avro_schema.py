@@ -37,7 +37,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AvroType:
     """A type of a schema.
 
     Attributes:
@@ -52,7 +52,7 @@ class Kind:
 
     name: str
     logical: str = ""
-    parts: tuple[tuple[str, Kind], ...] = ()
+    parts: tuple[tuple[str, AvroType], ...] = ()
     symbols: tuple[str, ...] = ()
     size: int = 0
     digits: tuple[int, int] = (0, 0)
@@ -118,7 +118,7 @@ class Kind:
         return {"type": kind, "name": f"n{next(numbers)}", **more}
 
 
-def parsed(text: str, references: Mapping[str, str] | None = None) -> Kind:
+def parsed(text: str, references: Mapping[str, str] | None = None) -> AvroType:
     """Return the record of a schema's text; another type becomes a record of one field, `value`.
 
     Args:
@@ -127,7 +127,7 @@ def parsed(text: str, references: Mapping[str, str] | None = None) -> Kind:
     Raises:
         UnreadableError: it is no schema, or has a type that no column can hold.
     """
-    names: dict[str, Kind | None] = {}
+    names: dict[str, AvroType | None] = {}
     try:
         for other in (references or {}).values():
             _parse(json.loads(other), names, "")
@@ -135,13 +135,13 @@ def parsed(text: str, references: Mapping[str, str] | None = None) -> Kind:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableError(f"it is no schema of Avro: {error!r}") from error
     if kind.name != "record" or kind.null_at >= 0:
-        kind = Kind("record", parts=(("value", kind),))
+        kind = AvroType("record", parts=(("value", kind),))
     if kind.is_empty:
         raise UnreadableError("it has no fields")
     return kind
 
 
-def plain_record(kind: Kind, before: int, last: str) -> str:
+def plain_record(kind: AvroType, before: int, last: str) -> str:
     """Return the text of a record's schema for polars, with bytes before it, and a number of type long behind."""
     document = kind.plain(count())
     head = {"type": "fixed", "name": "head", "size": before}
@@ -150,7 +150,7 @@ def plain_record(kind: Kind, before: int, last: str) -> str:
     return json.dumps(document)
 
 
-def _parse(schema: Json, names: dict[str, Kind | None], space: str) -> Kind:
+def _parse(schema: Json, names: dict[str, AvroType | None], space: str) -> AvroType:
     if isinstance(schema, list):
         return _union([_parse(one, names, space) for one in schema])
     if isinstance(schema, str):
@@ -164,7 +164,7 @@ def _parse(schema: Json, names: dict[str, Kind | None], space: str) -> Kind:
         part = _parse(schema["items" if name == "array" else "values"], names, space)
         if part.is_empty:
             raise UnreadableError(f"it has a type of {name} whose values are nothing")
-        return Kind(name, parts=(("", part),))
+        return AvroType(name, parts=(("", part),))
     if name not in ("record", "error", "enum", "fixed"):
         return _known(name, names, space)
     full = schema["name"]
@@ -175,18 +175,18 @@ def _parse(schema: Json, names: dict[str, Kind | None], space: str) -> Kind:
         full = f"{space}.{full}"
     names[full] = None  # not known while it is read
     if name == "enum":
-        kind = Kind("enum", symbols=tuple(schema["symbols"]))
+        kind = AvroType("enum", symbols=tuple(schema["symbols"]))
     elif name == "fixed":
         kind = replace(_primitive("bytes", schema), size=int(schema["size"]))
         kind = kind if kind.logical else replace(kind, name="fixed")
     else:
         parts = [(one["name"], _parse(one["type"], names, space)) for one in schema["fields"]]
-        kind = Kind("record", parts=tuple(parts))
+        kind = AvroType("record", parts=tuple(parts))
     names[full] = kind
     return kind
 
 
-def _known(name: str, names: Mapping[str, Kind | None], space: str) -> Kind:
+def _known(name: str, names: Mapping[str, AvroType | None], space: str) -> AvroType:
     full = name if "." in name or not space else f"{space}.{name}"
     if full not in names:
         full = name
@@ -198,18 +198,18 @@ def _known(name: str, names: Mapping[str, Kind | None], space: str) -> Kind:
     return kind
 
 
-def _primitive(name: str, schema: Mapping[str, Json]) -> Kind:
+def _primitive(name: str, schema: Mapping[str, Json]) -> AvroType:
     logical = schema.get("logicalType", "")
     if logical == "decimal" and name == "bytes":
         digits = int(schema["precision"]), int(schema.get("scale", 0))
         if digits[0] > _DIGITS_MAX:
             raise UnreadableError(f"a decimal has {digits[0]} digits, more than {_DIGITS_MAX}")
-        return Kind(name, "decimal", digits=digits)
+        return AvroType(name, "decimal", digits=digits)
     fits = (name == "int" and logical == "date") or (name == "long" and logical in TIMES)
-    return Kind(name, logical if fits else "")
+    return AvroType(name, logical if fits else "")
 
 
-def _union(kinds: list[Kind]) -> Kind:
+def _union(kinds: list[AvroType]) -> AvroType:
     others = [kind for kind in kinds if kind.name != "null"]
     if len(others) != 1 or len(kinds) > 2 or others[0].null_at >= 0 or others[0].is_empty:
         shown = ", ".join(kind.name for kind in kinds)
@@ -220,7 +220,7 @@ def _union(kinds: list[Kind]) -> Kind:
     return replace(others[0], null_at=null_at[0] if null_at else 1)
 
 
-def check_fit(kind: Kind, want: pa.DataType, path: str) -> None:
+def check_fit(kind: AvroType, want: pa.DataType, path: str) -> None:
     """Raise UnreadableError unless values of a type fit a column's type: the same, or a wider one."""
     have = kind.arrow
     if kind.is_empty or have == want:
@@ -251,7 +251,7 @@ def check_fit(kind: Kind, want: pa.DataType, path: str) -> None:
         raise UnreadableError(f"{path} is {have}, and the column {want}")
 
 
-def matched(kind: Kind, names: list[str]) -> dict[int, Kind]:
+def matched(kind: AvroType, names: list[str]) -> dict[int, AvroType]:
     """Return for each name, by its place, the field of a record: of that name, or else in other letter case."""
     exact = dict(kind.parts)
     lower = {name.lower(): part for name, part in reversed(kind.parts)}

@@ -2,7 +2,7 @@
 
 A new format is a `SourceFormat` (see `intake/formats.py`) that opens a `Source`. Most are a
 `PlannedSource`, whose entries only name data that the source keeps, and a reader for its segments
-(see `source/readers.py`).
+(see `source/segment_readers.py`).
 """
 
 from __future__ import annotations

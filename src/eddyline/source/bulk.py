@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError, StorageError
 from eddyline.source.inbox import gathered, write_file
-from eddyline.source.rows import Rows, as_arrow, collected
+from eddyline.source.user_rows import Rows, as_arrow, collected
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loosened
 from eddyline.storage.files import Files

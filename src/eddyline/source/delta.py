@@ -32,7 +32,7 @@ from eddyline.changes import (
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
 from eddyline.source.base import CopiedSource, cannot_read
-from eddyline.source.delta_log import Commit, DeltaLog, Layout
+from eddyline.source.delta_log import Commit, DeltaLog, TableVersion
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
@@ -74,7 +74,7 @@ _LOG = logging.getLogger("eddyline.sources")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DeltaPosition:
     """What has been read.
 
     Attributes:
@@ -115,13 +115,13 @@ class DeltaStream(CopiedSource):
     starting: int | None
     operations: bool
     wanted: Sequence[LogColumn]
-    misfit: Callable[[Layout], str]
+    misfit: Callable[[TableVersion], str]
     reached: Callable[[], DeltaLog]
     log: RedoLog
     folder: str
     _delta: DeltaLog | None = field(default=None, init=False)
-    _table: tuple[DeltaTable, Layout] | None = field(default=None, init=False)
-    _state: State | None = field(default=None, init=False)  # None: not read yet
+    _table: tuple[DeltaTable, TableVersion] | None = field(default=None, init=False)
+    _state: DeltaPosition | None = field(default=None, init=False)  # None: not read yet
     _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
     _looked: float = field(default=0.0, init=False)
     _checked: float = field(default=0.0, init=False)
@@ -176,7 +176,7 @@ class DeltaStream(CopiedSource):
         table = self.delta.open(self.starting)
         layout, version = self.delta.layout(table), table.version()
         self._check(layout, version)
-        state = State(layout.table, version, "", layout.partitions, tuple(layout.names))
+        state = DeltaPosition(layout.table, version, "", layout.partitions, tuple(layout.names))
         if self.starting is not None:
             self._store(replace(state, version=self.starting - 1))
             return
@@ -212,7 +212,7 @@ class DeltaStream(CopiedSource):
         self._append(parts.finish(), done)
         return True
 
-    def _commits(self, state: State) -> list[Commit]:
+    def _commits(self, state: DeltaPosition) -> list[Commit]:
         """Return the commits of the next entry."""
         self._look(state)
         commits, size = list[Commit](), 0
@@ -226,7 +226,7 @@ class DeltaStream(CopiedSource):
             commits.append(commit)
         return commits
 
-    def _look(self, state: State) -> None:
+    def _look(self, state: DeltaPosition) -> None:
         """Raise an error if the commits after a state aren't those that follow it."""
         last = state.version
         there, known = self.delta.there(last + 1, max(last, 0))
@@ -251,7 +251,7 @@ class DeltaStream(CopiedSource):
             )
         self._checked = time.monotonic()
 
-    def _after(self, state: State, commit: Commit) -> State:
+    def _after(self, state: DeltaPosition, commit: Commit) -> DeltaPosition:
         """Return the state after a commit; DataError if its layout doesn't fit."""
         state = replace(state, version=commit.version, digest=commit.digest)
         layout = commit.layout
@@ -265,11 +265,11 @@ class DeltaStream(CopiedSource):
             _LOG.warning(text, self.name, commit.version, ", ".join(new))
         return replace(state, partitions=layout.partitions, columns=tuple(layout.names))
 
-    def _check(self, layout: Layout, version: int) -> None:
+    def _check(self, layout: TableVersion, version: int) -> None:
         if why := self.misfit(layout):
             raise self._changed(f"as of version {version} {why}", _ALTER)
 
-    def _read(self, commit: Commit, state: State, parts: _Parts) -> None:
+    def _read(self, commit: Commit, state: DeltaPosition, parts: _Parts) -> None:
         """Add the rows of a version to those of the entry: what goes, and then what comes."""
         if not commit.files:  # it changes no row, as OPTIMIZE and VACUUM
             return
@@ -303,7 +303,7 @@ class DeltaStream(CopiedSource):
         parts.join(gone)
         parts.join(came)
 
-    def _opened(self, state: State) -> DeltaTable:
+    def _opened(self, state: DeltaPosition) -> DeltaTable:
         """Return the table as of a version that has the layout of a state."""
         for version in (None, state.version):
             if self._table is None:
@@ -316,7 +316,7 @@ class DeltaStream(CopiedSource):
             self._table = None
         raise self._changed(f"its version {state.version} can't be opened as it was")
 
-    def _names(self, state: State) -> list[str]:
+    def _names(self, state: DeltaPosition) -> list[str]:
         """Return the names of the columns to read: one at least, or nothing tells how many rows there are."""
         own = [one.name for one in self.wanted if one.name not in ADDED.names]
         return own or [state.columns[0]]
@@ -356,7 +356,7 @@ class DeltaStream(CopiedSource):
         """Write rows as a file of the next entry."""
         return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
 
-    def _append(self, segments: list[Segment], state: State) -> None:
+    def _append(self, segments: list[Segment], state: DeltaPosition) -> None:
         """Write an entry, and the state that holds after it; without rows the state only."""
         number, self._state = self._next, None  # unless this succeeds, it is read again
         if segments:
@@ -366,7 +366,7 @@ class DeltaStream(CopiedSource):
             self._positions.write(number, asdict(state))
         self._state = state
 
-    def _store(self, state: State) -> None:
+    def _store(self, state: DeltaPosition) -> None:
         self._append([], state)
 
 
@@ -451,6 +451,6 @@ class _Parts:
             self._held, self._bytes = [], 0
 
 
-def _state(document: dict[str, Any]) -> State:
+def _state(document: dict[str, Any]) -> DeltaPosition:
     lists = {name: tuple(document[name]) for name in ("partitions", "columns")}
-    return State(**{**document, **lists})
+    return DeltaPosition(**{**document, **lists})

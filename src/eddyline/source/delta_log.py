@@ -31,7 +31,7 @@ _FEED, _MAPPING = "delta.enableChangeDataFeed", "delta.columnMapping.mode"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableVersion:
     """The metadata of a table in some versions.
 
     Attributes:
@@ -69,7 +69,7 @@ class Commit:
 
     version: int
     digest: str
-    layout: Layout | None
+    layout: TableVersion | None
     files: tuple[str, ...]
     size: int
     committed_at: int | None
@@ -98,7 +98,7 @@ class DeltaLog:
         with self._reading():
             return bool(self._deltalake.DeltaTable.is_deltatable(self.path))
 
-    def layout(self, table: DeltaTable) -> Layout:
+    def layout(self, table: DeltaTable) -> TableVersion:
         """Return the metadata of a table."""
         with self._reading():
             metadata = table.metadata()
@@ -216,8 +216,8 @@ def _commit(version: int, content: bytes) -> Commit:
 
 def _layout(
     table: str, schema: str, partitions: Sequence[str], configuration: dict[str, str]
-) -> Layout:
-    return Layout(
+) -> TableVersion:
+    return TableVersion(
         table,
         schema,
         tuple(partitions),

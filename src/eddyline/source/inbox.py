@@ -39,7 +39,7 @@ _LOG = logging.getLogger("eddyline.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class InboxBatch:
     """A committed batch of an inbox.
 
     Attributes:
@@ -225,7 +225,7 @@ class TableInbox:
         """Remove the entries before `position` from the log."""
         self._log.forget(position)
 
-    def _committed(self) -> list[Batch]:
+    def _committed(self) -> list[InboxBatch]:
         """Return the batches in the order in which they were committed; those of a writer by version.
 
         A folder that changes while it is listed can show a batch without the one before it, which would
@@ -250,13 +250,13 @@ class TableInbox:
         names = self._files.names(self._folder)
         return [f"{self._folder}/{name}" for name in names if name.endswith((BATCH, CLAIMED))]
 
-    def _read(self, documents: Iterable[str]) -> Iterator[Batch]:
+    def _read(self, documents: Iterable[str]) -> Iterator[InboxBatch]:
         for name in documents:
             if self._files.exists(name):  # its writer may have withdrawn it
                 writer, version, at, written = self._files.read_json(name)
-                yield Batch(name, writer, version, at, tuple(tuple(one) for one in written))
+                yield InboxBatch(name, writer, version, at, tuple(tuple(one) for one in written))
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: InboxBatch) -> None:
         log = self._log
         if log.holds(batch.writer, batch.version):
             _LOG.info("table %s: a batch was committed twice, and is inserted once", self.name)
@@ -310,7 +310,7 @@ def _withdrawn(files: Files, document: str) -> bool:
     return True
 
 
-def _number(batch: Batch) -> int:
+def _number(batch: InboxBatch) -> int:
     return -1 if batch.version is None else batch.version
 
 

@@ -63,7 +63,7 @@ def decode_documents(
     Returns:
         The table, and the error of each document that couldn't be decoded, by its index.
     """
-    decoder = Decoder(schema, zone, documents=True)
+    decoder = JsonDecoder(schema, zone, documents=True)
     tables = [schema.empty_table()]
     step = 1 + BLOCK_BYTES * len(documents) // (documents.nbytes + 1)
     for start in range(0, len(documents), step):
@@ -71,7 +71,7 @@ def decode_documents(
     return pa.concat_tables(tables), decoder.errors
 
 
-class Decoder:
+class JsonDecoder:
     """Decodes blocks of whole lines, one after the other.
 
     Attributes:

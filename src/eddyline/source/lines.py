@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from eddyline.source.compression import is_compressed, open_file
-from eddyline.source.json import BLOCK_BYTES, BY_POLARS, Decoder
+from eddyline.source.json import BLOCK_BYTES, BY_POLARS, JsonDecoder
 from eddyline.source.scanner import BOM
 
 _ANY = 1 << 62
@@ -27,7 +27,7 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
         if start:
             return
         length = _ANY
-    decoder = Decoder(schema, "UTC")
+    decoder = JsonDecoder(schema, "UTC")
     at, end = 0, start + (length or _ANY)
     with open_file(path) as stream:
         if start:

@@ -59,7 +59,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class GeneratedEvents:
     """Some events of the common sequence, and their random values.
 
     Attributes:
@@ -154,61 +154,61 @@ def _concat_texts(*parts: pa.Array | str) -> pa.Array:
     return pc.binary_join_element_wise(*texts, "")
 
 
-def _extra(least: int, most: int) -> Callable[[Events], pa.Array]:
+def _extra(least: int, most: int) -> Callable[[GeneratedEvents], pa.Array]:
     """Return the function for a padding column, which gives events the public model's size."""
     return lambda events: events.texts("extra", least, most)
 
 
-def _credit_card(events: Events) -> pa.Array:
+def _credit_card(events: GeneratedEvents) -> pa.Array:
     groups = [events.integers(f"credit card {i}", 10_000) for i in range(4)]
     digits = [pc.utf8_lpad(pa.array(group).cast(pa.string()), 4, "0") for group in groups]
     return pc.binary_join_element_wise(*digits, " ")
 
 
-def _person_name(events: Events) -> pa.Array:
+def _person_name(events: GeneratedEvents) -> pa.Array:
     first, last = events.one_of("first name", FIRST_NAMES), events.one_of("last name", LAST_NAMES)
     return _concat_texts(first, " ", last)
 
 
-def _email(events: Events) -> pa.Array:
+def _email(events: GeneratedEvents) -> pa.Array:
     return _concat_texts(
         events.texts("mailbox", 3, 6), "@", events.texts("mail host", 3, 4), ".com"
     )
 
 
-def _expires(events: Events) -> Ints:
+def _expires(events: GeneratedEvents) -> Ints:
     """Return the end of each auction: at most twice the average duration after its start."""
     later = OPEN_AUCTIONS * EVENTS // AUCTIONS
     horizon = events.times(later) - events.times()
     return events.times() + 1 + events.integers("length", np.maximum(horizon * 2, 1))
 
 
-def _seller(events: Events) -> Ints:
+def _seller(events: GeneratedEvents) -> Ints:
     hot = events.hot("hot seller", HOT_SELLER_RATIO)
     star = events.last_person() // HOT_EVERY * HOT_EVERY
     return FIRST_PERSON + np.where(hot, star, events.person("seller"))
 
 
-def _bid_auction(events: Events) -> Ints:
+def _bid_auction(events: GeneratedEvents) -> Ints:
     hot = events.hot("hot auction", HOT_AUCTION_RATIO)
     star = events.last_auction() // HOT_EVERY * HOT_EVERY
     return FIRST_AUCTION + np.where(hot, star, events.auction("auction"))
 
 
-def _bidder(events: Events) -> Ints:
+def _bidder(events: GeneratedEvents) -> Ints:
     hot = events.hot("hot bidder", HOT_BIDDER_RATIO)
     star = events.last_person() // HOT_EVERY * HOT_EVERY + 1  # not the hot seller
     return FIRST_PERSON + np.where(hot, star, events.person("bidder"))
 
 
-def _channel_numbers(events: Events) -> Ints:
+def _channel_numbers(events: GeneratedEvents) -> Ints:
     """Return channel numbers: from 0 up to `CHANNELS`, and the hot ones after that."""
     hot = events.hot("hot channel", HOT_CHANNEL_RATIO)
     star = CHANNELS + events.integers("which hot channel", len(HOT_CHANNELS))
     return np.where(hot, star, events.integers("channel", CHANNELS))
 
 
-def _channel(events: Events) -> pa.Array:
+def _channel(events: GeneratedEvents) -> pa.Array:
     numbers = _channel_numbers(events)
     names = pa.array(HOT_CHANNELS).take(pa.array(np.maximum(numbers - CHANNELS, 0)))
     return pc.if_else(
@@ -216,7 +216,7 @@ def _channel(events: Events) -> pa.Array:
     )
 
 
-def _url(events: Events) -> pa.Array:
+def _url(events: GeneratedEvents) -> pa.Array:
     """Return the URL of each bid's channel; most URLs of cold channels contain an id."""
     numbers = _channel_numbers(events)
     channels = replace(events, numbers=numbers)
@@ -227,11 +227,11 @@ def _url(events: Events) -> pa.Array:
     return _concat_texts(path, pc.if_else(pa.array(with_id), tail, ""))
 
 
-Column: TypeAlias = Callable[[Events], Any]
+Column: TypeAlias = Callable[[GeneratedEvents], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EventKind:
     """One kind of event.
 
     Attributes:
@@ -263,7 +263,7 @@ class Kind:
 PERSON, AUCTION, BID = "nexmark.person", "nexmark.auction", "nexmark.bid"
 
 KINDS = {
-    PERSON: Kind(
+    PERSON: EventKind(
         0,
         PEOPLE,
         {
@@ -273,11 +273,11 @@ KINDS = {
             "creditCard": (pa.string(), _credit_card),
             "city": (pa.string(), lambda events: events.one_of("city", CITIES)),
             "state": (pa.string(), lambda events: events.one_of("state", STATES)),
-            "dateTime": (MOMENT, Events.times),
+            "dateTime": (MOMENT, GeneratedEvents.times),
             "extra": (pa.string(), _extra(100, 150)),
         },
     ),
-    AUCTION: Kind(
+    AUCTION: EventKind(
         PEOPLE,
         AUCTIONS,
         {
@@ -289,7 +289,7 @@ KINDS = {
                 pa.int64(),
                 lambda events: events.prices("initial bid") + events.prices("reserve"),
             ),
-            "dateTime": (MOMENT, Events.times),
+            "dateTime": (MOMENT, GeneratedEvents.times),
             "expires": (MOMENT, _expires),
             "seller": (pa.int64(), _seller),
             "category": (
@@ -299,7 +299,7 @@ KINDS = {
             "extra": (pa.string(), _extra(310, 460)),
         },
     ),
-    BID: Kind(
+    BID: EventKind(
         PEOPLE + AUCTIONS,
         BIDS,
         {
@@ -308,7 +308,7 @@ KINDS = {
             "price": (pa.int64(), lambda events: events.prices("price")),
             "channel": (pa.string(), _channel),
             "url": (pa.string(), _url),
-            "dateTime": (MOMENT, Events.times),
+            "dateTime": (MOMENT, GeneratedEvents.times),
             "extra": (pa.string(), _extra(54, 82)),
         },
     ),
@@ -356,7 +356,7 @@ class Nexmark:
             rows: number of events.
         """
         kind = KINDS[self.kind]
-        events = Events(kind.numbers(start, rows), self.seed, self.rate)
+        events = GeneratedEvents(kind.numbers(start, rows), self.seed, self.rate)
         columns = []
         for field in schema:
             own, values = kind.columns[field.name]

@@ -45,7 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PublishedColumn:
     """A column of a table of PostgreSQL.
 
     Attributes:
@@ -61,7 +61,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishedTable:
     """A table of PostgreSQL, as it was described once.
 
     Attributes:
@@ -74,7 +74,7 @@ class Table:
     schema: str
     name: str
     id: int
-    columns: tuple[Column, ...]
+    columns: tuple[PublishedColumn, ...]
     key: tuple[str, ...]
 
     @property
@@ -97,7 +97,7 @@ class UndecodableError(Exception):
 
 
 @dataclass(slots=True)
-class Decoder:
+class PgoutputDecoder:
     """Makes rows of messages, which come in batches, in order.
 
     Attributes:
@@ -111,7 +111,7 @@ class Decoder:
     """
 
     stream: str
-    table: Table
+    table: PublishedTable
     wanted: Sequence[LogColumn]
     confirmed: int
     sequence: int
@@ -340,7 +340,7 @@ class Decoder:
                 known.append(one)
         more = columns.keys() - {one.name for one in known}
         new = [w.name for w in self.wanted if w.name in more]
-        known += [Column(name, *columns[name], "") for name in new]
+        known += [PublishedColumn(name, *columns[name], "") for name in new]
         self.table = replace(self.table, columns=tuple(known))
         return list(columns)
 

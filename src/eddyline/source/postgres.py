@@ -22,7 +22,13 @@ from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.aside import Aside
 from eddyline.source.base import CopiedSource
 from eddyline.source.log_files import LogColumn, new_file, write_rows
-from eddyline.source.pgoutput import ADDED, Column, Decoder, Table, UndecodableError
+from eddyline.source.pgoutput import (
+    ADDED,
+    PgoutputDecoder,
+    PublishedColumn,
+    PublishedTable,
+    UndecodableError,
+)
 from eddyline.source.positions import Positions
 from eddyline.source.postgres_server import Server, Slot
 from eddyline.source.redo_log import RedoLog
@@ -47,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SlotPosition:
     """What has been read.
 
     Attributes:
@@ -59,7 +65,7 @@ class State:
 
     slot: str
     publication: str
-    table: Table | None = None
+    table: PublishedTable | None = None
     confirmed: int = 0
     sequence: int = 0
 
@@ -84,12 +90,12 @@ class PostgresStream(CopiedSource):
     slot: str
     publication: str
     wanted: Sequence[LogColumn]
-    fit: Callable[[Table], None]
+    fit: Callable[[PublishedTable], None]
     reached: Callable[[], Server]
     log: RedoLog
     folder: str
     _server: Server | None = field(default=None, init=False)
-    _state: State | None = field(default=None, init=False)  # None: not read yet
+    _state: SlotPosition | None = field(default=None, init=False)  # None: not read yet
     _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
     _looked: int = field(default=0, init=False)  # there are no changes before this LSN
     _positions: Positions = field(init=False)
@@ -154,7 +160,7 @@ class PostgresStream(CopiedSource):
         table = self.server.describe(self.name, self.table)
         self.fit(table)
         own = _own_name(self.name)
-        state = self._state or State(self.slot or own, self.publication or own)
+        state = self._state or SlotPosition(self.slot or own, self.publication or own)
         if self._state is None:
             self._check_free(state.slot)
             self._store(state)  # before there is a slot, which is ours from now on
@@ -167,7 +173,7 @@ class PostgresStream(CopiedSource):
         self.log.clear(0)
         columns = [one.name for one in self.wanted if one.name not in ADDED.names]
         with self.server.new_slot(state.slot) as (lsn, snapshot):
-            decoder = Decoder(self.name, table, self.wanted, lsn, 0)
+            decoder = PgoutputDecoder(self.name, table, self.wanted, lsn, 0)
             with closing(self.server.snapshot(snapshot, table, columns or [table.key[0]])) as texts:
                 rows = [self._written(decoder.snapshot(part)) for part in texts]
         state = replace(state, table=table, confirmed=lsn, sequence=decoder.sequence)
@@ -213,14 +219,16 @@ class PostgresStream(CopiedSource):
             )
         return False
 
-    def _read(self, state: State, upto: int) -> tuple[list[Segment], int, State]:
+    def _read(self, state: SlotPosition, upto: int) -> tuple[list[Segment], int, SlotPosition]:
         """Write the rows of the next entry.
 
         Returns:
             The rows, the number of messages that they were, and the state after them.
         """
         assert state.table is not None
-        decoder = Decoder(self.name, state.table, self.wanted, state.confirmed, state.sequence)
+        decoder = PgoutputDecoder(
+            self.name, state.table, self.wanted, state.confirmed, state.sequence
+        )
         segments, count = [], 0
         self.log.clear(self._next)
         batches = self._retried(
@@ -237,7 +245,7 @@ class PostgresStream(CopiedSource):
         state = replace(state, table=decoder.table)
         return segments, count, replace(state, confirmed=confirmed, sequence=decoder.sequence)
 
-    def _checked(self, state: State) -> Slot:
+    def _checked(self, state: SlotPosition) -> Slot:
         """Return the slot; EngineError if it no longer has all changes after the state."""
         slot, why = self.server.slot(state.slot), ""
         if slot is None:
@@ -282,27 +290,29 @@ class PostgresStream(CopiedSource):
     def _written(self, rows: pa.Table) -> Segment:
         return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
 
-    def _append(self, segments: list[Segment], state: State) -> None:
+    def _append(self, segments: list[Segment], state: SlotPosition) -> None:
         """Write an entry, and before it the state that holds after it."""
         number, self._state = self._next, None  # unless this succeeds, it is read again
         self._positions.append(number, segments, asdict(state))
         self._state, self._next = state, number + 1
 
-    def _store(self, state: State) -> None:
+    def _store(self, state: SlotPosition) -> None:
         """Store the state that holds now."""
         self._state = None
         self._positions.write(self._next, asdict(state))
         self._state = state
 
-    def _stored(self, number: int) -> State | None:
+    def _stored(self, number: int) -> SlotPosition | None:
         """Return the state that holds while the log has so many entries; None before the first."""
         document = self._positions.read(number)
         if document is None:
             return None
         if (table := document["table"]) is not None:
-            columns = tuple(Column(**one) for one in table["columns"])
-            document["table"] = Table(**{**table, "columns": columns, "key": tuple(table["key"])})
-        return State(**document)
+            columns = tuple(PublishedColumn(**one) for one in table["columns"])
+            document["table"] = PublishedTable(
+                **{**table, "columns": columns, "key": tuple(table["key"])}
+            )
+        return SlotPosition(**document)
 
 
 def _own_name(stream: str) -> str:

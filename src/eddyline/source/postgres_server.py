@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from eddyline.errors import DataError
 from eddyline.source.base import cannot_read
-from eddyline.source.pgoutput import Column, Table
+from eddyline.source.pgoutput import PublishedColumn, PublishedTable
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -129,7 +129,7 @@ class Server:
             if one is not None and not one.closed:
                 one.cancel_safe(timeout=5.0)
 
-    def describe(self, stream: str, name: str) -> Table:
+    def describe(self, stream: str, name: str) -> PublishedTable:
         """Describe a table, whose name is quoted where it must be.
 
         Raises:
@@ -162,7 +162,7 @@ class Server:
             raise wrong(
                 "it is no ordinary table", "give a table that is neither temporary nor unlogged"
             )
-        columns = tuple(Column(*row) for row in run(_COLUMNS, [oid]))
+        columns = tuple(PublishedColumn(*row) for row in run(_COLUMNS, [oid]))
         key = tuple(row[0] for row in run(_KEY, [oid, identity]))
         if identity == "n" or not (key or identity == "f"):
             raise wrong(
@@ -176,9 +176,9 @@ class Server:
                 "updates that don't change them",
                 f"ALTER TABLE {name} REPLICA IDENTITY FULL",
             )
-        return Table(schema, relation, oid, columns, key or tuple(c.name for c in columns))
+        return PublishedTable(schema, relation, oid, columns, key or tuple(c.name for c in columns))
 
-    def check_publication(self, stream: str, publication: str, table: Table) -> None:
+    def check_publication(self, stream: str, publication: str, table: PublishedTable) -> None:
         """Raise DataError unless a publication has all changes of a table."""
         run = self.connection.execute
         kind = run("SELECT relkind FROM pg_class WHERE oid = %s", [table.id]).fetchone() or ("r",)
@@ -198,12 +198,12 @@ class Server:
                 "(publish_via_partition_root = true); or leave the option out, and the stream makes one",
             )
 
-    def published(self, publication: str, table: Table) -> bool:
+    def published(self, publication: str, table: PublishedTable) -> bool:
         """Return whether a publication is there and has a table."""
         found = self.connection.execute(_PUBLISHED, [table.id, publication]).fetchone()
         return found == (True,)
 
-    def create_publication(self, name: str, table: Table) -> None:
+    def create_publication(self, name: str, table: PublishedTable) -> None:
         """Create a publication of one table, unless it is there."""
         found = self.connection.execute("SELECT FROM pg_publication WHERE pubname = %s", [name])
         if found.fetchone() is None:
@@ -249,7 +249,9 @@ class Server:
             high, low = (result.get_value(0, 1) or b"").decode().split("/")
             yield (int(high, 16) << 32) + int(low, 16), (result.get_value(0, 2) or b"").decode()
 
-    def snapshot(self, snapshot: str, table: Table, columns: list[str]) -> Generator[pa.Table]:
+    def snapshot(
+        self, snapshot: str, table: PublishedTable, columns: list[str]
+    ) -> Generator[pa.Table]:
         """Yield the texts of all rows of a table, as of an exported snapshot."""
         sql = self.psycopg.sql
         with self.connection.transaction(), self.connection.cursor() as cursor:

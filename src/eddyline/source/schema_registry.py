@@ -10,7 +10,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from eddyline.errors import EngineError
-from eddyline.source.avro_schema import Kind, UnreadableError, parsed
+from eddyline.source.avro_schema import AvroType, UnreadableError, parsed
 from eddyline.source.base import cannot_read
 
 WAIT_S = 10.0
@@ -32,7 +32,7 @@ class Registry:
         if user:
             self._headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
 
-    def numbered(self, number: int) -> Kind:
+    def numbered(self, number: int) -> AvroType:
         """Return the schema of a number.
 
         Raises:
@@ -41,12 +41,12 @@ class Registry:
         """
         return self._schema(f"/schemas/ids/{number}", f"schema {number}")
 
-    def latest(self, subject: str) -> Kind:
+    def latest(self, subject: str) -> AvroType:
         """Return the latest schema of a subject; raises the same errors."""
         path = f"/subjects/{quote(subject, safe='')}/versions/latest"
         return self._schema(path, f"subject {subject}")
 
-    def _schema(self, path: str, what: str) -> Kind:
+    def _schema(self, path: str, what: str) -> AvroType:
         document = self._get(path, what)
         kind = document.get("schemaType", "AVRO")
         if kind != "AVRO":

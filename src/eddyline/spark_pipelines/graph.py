@@ -32,7 +32,7 @@ TEMPORARY_KIND, SINK_KIND = "temporary view", "sink"
 
 
 @dataclass(slots=True)
-class Graph:
+class DataflowGraph:
     """Defines a project's datasets on an engine, each after those that it reads.
 
     Attributes:

@@ -15,14 +15,14 @@ from eddyline.catalog.entries import VIEW
 from eddyline.runtime.progress import Progress
 from eddyline.spark.failures import query_errors
 from eddyline.spark.session import local_session
-from eddyline.spark_pipelines.graph import SINK_KIND, Graph
+from eddyline.spark_pipelines.graph import SINK_KIND, DataflowGraph
 from eddyline.spark_pipelines.project import Project
 from eddyline.spark_pipelines.spec import Spec
 from eddyline.state.manifest import last_committed
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DatasetReport:
     """What a run has done for a dataset.
 
     Attributes:
@@ -42,7 +42,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Run:
+class PipelineRun:
     """A project on its engine.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run:
     """
 
     engine: Engine
-    graph: Graph
+    graph: DataflowGraph
     read: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
 
@@ -59,7 +59,7 @@ class Run:
         self.read.update(progress.rows_in)
         self.changed.update(progress.rows_out)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[DatasetReport]:
         """Return a line for each dataset, upstream before downstream."""
         manifest = last_committed(self.engine.files)
         found = []
@@ -69,17 +69,17 @@ class Run:
                 entry = self.engine.catalog.get(name if kind == VIEW else self.graph.followed(name))
                 rows = row_count(self.engine.files, manifest, entry.id)
                 read, changed = self.read[entry.name], self.changed[entry.name]
-            found.append(Line(name, kind, rows, read, changed, self.graph.seconds[name]))
+            found.append(DatasetReport(name, kind, rows, read, changed, self.graph.seconds[name]))
         return found
 
 
 @contextmanager
-def open_project(spec: Spec, storage: str) -> Iterator[Run]:
+def open_project(spec: Spec, storage: str) -> Iterator[PipelineRun]:
     """Open an engine on a storage and load the definitions of a project; nothing is defined yet."""
     spark = _session(spec)
     with Engine(storage, spark=spark) as engine:
         project = Project(spec, spark)
-        run = Run(engine, Graph(project, engine))
+        run = PipelineRun(engine, DataflowGraph(project, engine))
         engine.on_progress(run.count)
         project.load()
         yield run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eddyline.sql.lexer import Cursor
+from eddyline.sql.lexer import TokenCursor
 from eddyline.sql.names import quoted
 
 START_AT, END_AT = "__START_AT", "__END_AT"
@@ -47,7 +47,7 @@ class ChangeFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SortedColumn:
     """A column of a target.
 
     Attributes:
@@ -58,7 +58,9 @@ class Column:
     sort_key: str
 
 
-def live_query(flow: ChangeFlow, columns: Sequence[Column], sequence_keys: Sequence[str]) -> str:
+def live_query(
+    flow: ChangeFlow, columns: Sequence[SortedColumn], sequence_keys: Sequence[str]
+) -> str:
     """Return the query of a flow's target.
 
     Of records with the same key and sequence value one counts: a delete before any other, else the one
@@ -75,7 +77,7 @@ def live_query(flow: ChangeFlow, columns: Sequence[Column], sequence_keys: Seque
 
 
 def _last_versions(
-    flow: ChangeFlow, columns: Sequence[Column], sequence_keys: Sequence[str]
+    flow: ChangeFlow, columns: Sequence[SortedColumn], sequence_keys: Sequence[str]
 ) -> str:
     """Return the query of SCD type 1: the last record of each key, unless it's a delete or truncated."""
     names = [quoted(column.name) for column in columns]
@@ -103,7 +105,7 @@ def _last_versions(
     )
 
 
-def _all_versions(flow: ChangeFlow, columns: Sequence[Column]) -> str:
+def _all_versions(flow: ChangeFlow, columns: Sequence[SortedColumn]) -> str:
     """Return the query of SCD type 2: the versions of each row, from the sorted records of its key.
 
     A record is compared with the one before: an equal one begins no version.
@@ -144,7 +146,7 @@ def _all_versions(flow: ChangeFlow, columns: Sequence[Column]) -> str:
     )
 
 
-def _values(flow: ChangeFlow, columns: Sequence[Column]) -> list[str]:
+def _values(flow: ChangeFlow, columns: Sequence[SortedColumn]) -> list[str]:
     """Return the target's columns of a record; the view fails on a key that is NULL."""
     return [
         f"coalesce({quoted(c.name)}, {_failing(f'{NULL_KEY} {c.name}')}) AS {quoted(c.name)}"
@@ -176,7 +178,7 @@ def _failing(message: str) -> str:
 # --- parsing ---
 
 
-def parse_flow(cursor: Cursor) -> ChangeFlow:
+def parse_flow(cursor: TokenCursor) -> ChangeFlow:
     """Parse `FROM [STREAM] source KEYS (...) SEQUENCE BY ...` to the end of the statement.
 
     The clauses after the source may come in any order.
@@ -202,7 +204,7 @@ def parse_flow(cursor: Cursor) -> ChangeFlow:
     return ChangeFlow(source, columns=kept, excepted=excepted, **found)  # type: ignore[arg-type]
 
 
-def _source(cursor: Cursor) -> str:
+def _source(cursor: TokenCursor) -> str:
     what = "the name of the source"
     if cursor.word() == "STREAM" and cursor.word(1) == "(":
         cursor.at += 2
@@ -214,7 +216,7 @@ def _source(cursor: Cursor) -> str:
     return cursor.name(what)
 
 
-def _clause(cursor: Cursor, ahead: int = 0) -> tuple[str, ...] | None:
+def _clause(cursor: TokenCursor, ahead: int = 0) -> tuple[str, ...] | None:
     """Return the words of the clause that begins `ahead` of the next token; None if none does."""
     for head in _READ:
         if all(cursor.word(ahead + place) == word for place, word in enumerate(head)):
@@ -224,7 +226,7 @@ def _clause(cursor: Cursor, ahead: int = 0) -> tuple[str, ...] | None:
     return None
 
 
-def _expression(cursor: Cursor) -> str:
+def _expression(cursor: TokenCursor) -> str:
     """Return the text up to the next clause outside of brackets, verbatim."""
     start, depth = cursor.at, 0
     while not cursor.done and (depth or _clause(cursor) is None):
@@ -234,24 +236,24 @@ def _expression(cursor: Cursor) -> str:
     return text or cursor.fail(f"an expression is expected {cursor.place()}")
 
 
-def _names(cursor: Cursor) -> tuple[str, ...]:
+def _names(cursor: TokenCursor) -> tuple[str, ...]:
     if cursor.word() != "(":
         cursor.fail(f"a list of columns in brackets is expected {cursor.place()}")
     return cursor.names()
 
 
-def _columns(cursor: Cursor) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+def _columns(cursor: TokenCursor) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     if cursor.accept("*"):
         return None, _names(cursor) if cursor.accept("EXCEPT") else ()
     return _names(cursor), ()
 
 
-def _scd_type(cursor: Cursor) -> int:
+def _scd_type(cursor: TokenCursor) -> int:
     cursor.expect("SCD", "TYPE")
     return int(cursor.one_of("1", "2"))
 
 
-def _nulls(cursor: Cursor) -> None:
+def _nulls(cursor: TokenCursor) -> None:
     cursor.refuse(
         "IGNORE NULL UPDATES",
         "fill the values in before, with a view between: last_value(column, true) OVER (PARTITION BY key "
@@ -259,7 +261,7 @@ def _nulls(cursor: Cursor) -> None:
     )
 
 
-def _tracked(cursor: Cursor) -> None:
+def _tracked(cursor: TokenCursor) -> None:
     cursor.refuse(
         "TRACK HISTORY ON",
         "leave the columns without history out with COLUMNS: each change of the others is a version",
@@ -271,7 +273,7 @@ _CLAUSES = (
     "COLUMNS * EXCEPT (...), STORED AS SCD TYPE 1 or 2"
 )
 _BEFORE_LIST = frozenset({("KEYS",), ("COLUMNS",)})
-_READ: dict[tuple[str, ...], tuple[str, Callable[[Cursor], object]]] = {
+_READ: dict[tuple[str, ...], tuple[str, Callable[[TokenCursor], object]]] = {
     ("KEYS",): ("keys", _names),
     ("IGNORE", "NULL", "UPDATES"): ("", _nulls),
     ("APPLY", "AS", "DELETE", "WHEN"): ("deletes", _expression),

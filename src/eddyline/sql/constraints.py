@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eddyline.sql.expectations import DEAD_LETTER, DROP_ROW, KEEP, STOP, Expectation
-from eddyline.sql.lexer import Cursor
+from eddyline.sql.lexer import TokenCursor
 
 _ACTIONS = {
     ("KEEP",): KEEP,
@@ -14,12 +14,12 @@ _ACTIONS = {
 }
 
 
-def is_expectation(item: Cursor) -> bool:
+def is_expectation(item: TokenCursor) -> bool:
     """Return whether `CONSTRAINT name EXPECT` follows, and not a column of this name."""
     return item.word() == "CONSTRAINT" and item.word(2) == "EXPECT"
 
 
-def parse_expectation(item: Cursor) -> Expectation:
+def parse_expectation(item: TokenCursor) -> Expectation:
     """Parse `CONSTRAINT name EXPECT (condition) [ON VIOLATION KEEP | DROP ROW | DEAD LETTER | STOP]`.
 
     Raises:
@@ -42,7 +42,7 @@ def parse_expectation(item: Cursor) -> Expectation:
     item.fail(f"KEEP, DROP ROW, DEAD LETTER or STOP is expected {item.place()}")
 
 
-def parse_expectations(cursor: Cursor) -> tuple[Expectation, ...]:
+def parse_expectations(cursor: TokenCursor) -> tuple[Expectation, ...]:
     """Parse a list of them in brackets, as a view has it."""
     cursor.expect("(")
     found = []
@@ -53,7 +53,7 @@ def parse_expectations(cursor: Cursor) -> tuple[Expectation, ...]:
     return checked_names(cursor, found)
 
 
-def checked_names(cursor: Cursor, found: list[Expectation]) -> tuple[Expectation, ...]:
+def checked_names(cursor: TokenCursor, found: list[Expectation]) -> tuple[Expectation, ...]:
     """Return expectations; raise ScriptError if two have the same name."""
     names = [one.name.lower() for one in found]
     for name in names:

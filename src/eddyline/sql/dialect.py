@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
-from eddyline.sql.lexer import Cursor, split
+from eddyline.sql.lexer import TokenCursor, split
 from eddyline.sql.names import quoted
 
 UNITS = {
@@ -191,7 +191,7 @@ def window_notes(query: str, zone: str) -> list[str]:
     return notes
 
 
-def _one_statement(query: str, word: str) -> Cursor | None:
+def _one_statement(query: str, word: str) -> TokenCursor | None:
     """Return a cursor over a text that is one statement and holds a word in small letters, or None.
 
     Searching the word first is faster than tokenizing, and most queries don't contain it.
@@ -200,7 +200,7 @@ def _one_statement(query: str, word: str) -> Cursor | None:
     return cursors[0] if len(cursors) == 1 else None
 
 
-def _clause(cursor: Cursor) -> int:
+def _clause(cursor: TokenCursor) -> int:
     """Return the position of the first WINDOWING that is a clause; -1 if there is none."""
     for at in range(len(cursor.tokens)):
         cursor.at = at
@@ -216,7 +216,7 @@ def _clause(cursor: Cursor) -> int:
     return -1
 
 
-def _expand(cursor: Cursor, clause: int, times: Collection[str]) -> str:
+def _expand(cursor: TokenCursor, clause: int, times: Collection[str]) -> str:
     cursor.at = clause + 1
     rows, since = 0, ""
     if cursor.accept("LANDMARK"):
@@ -236,14 +236,14 @@ def _expand(cursor: Cursor, clause: int, times: Collection[str]) -> str:
     return _windowed(cursor, select, name, start, f"{column} >= {since}" if since else "")
 
 
-def _moment(cursor: Cursor) -> str:
+def _moment(cursor: TokenCursor) -> str:
     moment = cursor.string()
     if not _MOMENT.fullmatch(moment):
         cursor.fail(f"{moment!r} is no moment", "write it as '2026-01-01 00:00:00'")
     return f"TIMESTAMP '{moment}'"
 
 
-def _count(cursor: Cursor) -> int:
+def _count(cursor: TokenCursor) -> int:
     count = cursor.word()
     joined = re.fullmatch(r"(\d+)([A-Z]+)", count)
     if joined and (joined[2] in UNITS or joined[2] == "ROWS"):
@@ -256,7 +256,7 @@ def _count(cursor: Cursor) -> int:
     return int(count)
 
 
-def _wrong(cursor: Cursor, problem: str) -> NoReturn:
+def _wrong(cursor: TokenCursor, problem: str) -> NoReturn:
     """Raise ScriptError for a WINDOWING clause, quoting it up to a few words behind the problem."""
     end = min(cursor.at + 2 + (cursor.word() in ("-", "+")), len(cursor.tokens))
     start = min(cursor.at, end - 1)
@@ -265,7 +265,7 @@ def _wrong(cursor: Cursor, problem: str) -> NoReturn:
     cursor.fail(f"WINDOWING {problem}: {cursor.slice(start, end)}", _FORMS)
 
 
-def _start(cursor: Cursor, count: int) -> str:
+def _start(cursor: TokenCursor, count: int) -> str:
     """Return SQL of the start of a row's window, with {} for the time column."""
     unit = _unit(cursor)
     size, length = f"{count} {unit}", count * _MILLISECONDS[unit]
@@ -280,7 +280,7 @@ def _start(cursor: Cursor, count: int) -> str:
     return "date_trunc('DAY', {})" if size == "1 days" else f"window({{}}, '{size}').start"
 
 
-def _unit(cursor: Cursor) -> str:
+def _unit(cursor: TokenCursor) -> str:
     unit = UNITS.get(cursor.word())
     if calendar := _CALENDAR.fullmatch(cursor.word()):
         cursor.fail(
@@ -293,7 +293,7 @@ def _unit(cursor: Cursor) -> str:
     return unit
 
 
-def _select(cursor: Cursor, clause: int) -> _Select:
+def _select(cursor: TokenCursor, clause: int) -> _Select:
     """Find the SELECT that the clause ends, at the same depth of brackets."""
     end, depth = cursor.at, 0
     places = dict.fromkeys(("SELECT", "FROM", "WHERE", "GROUP"), -1)
@@ -313,7 +313,7 @@ def _select(cursor: Cursor, clause: int) -> _Select:
     return _Select(places["SELECT"], places["FROM"], places["WHERE"], places["GROUP"], clause, end)
 
 
-def _time(cursor: Cursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
+def _time(cursor: TokenCursor, select: _Select, times: Collection[str]) -> tuple[str, str]:
     """Return the time column as written in GROUP BY, or else the only one; and its bare name."""
     found: dict[str, str] = {}
     if select.group >= 0:
@@ -355,7 +355,7 @@ class _Column:
         return self.last.strip("`").lower()
 
 
-def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
+def _columns(cursor: TokenCursor, first: int, last: int) -> Iterator[_Column]:
     """Yield possible references to columns between two positions, outside subqueries."""
     depth = 0
     for at in _outside_subqueries(cursor, first, last):
@@ -372,7 +372,7 @@ def _columns(cursor: Cursor, first: int, last: int) -> Iterator[_Column]:
         yield _Column(at, end, cursor.slice(at, end), cursor.slice(end - 1, end), alone)
 
 
-def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition: str) -> str:
+def _windowed(cursor: TokenCursor, select: _Select, name: str, start: str, condition: str) -> str:
     """Replace the time column by the start of its window in SELECT, GROUP BY and HAVING."""
     changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
     if select.group >= 0:
@@ -395,7 +395,7 @@ def _windowed(cursor: Cursor, select: _Select, name: str, start: str, condition:
     return _replace(cursor, changes)
 
 
-def _outside_subqueries(cursor: Cursor, first: int, last: int) -> list[int]:
+def _outside_subqueries(cursor: TokenCursor, first: int, last: int) -> list[int]:
     found, depth = [], 0
     for at in range(first, last):
         cursor.at = at
@@ -414,7 +414,7 @@ def _add_condition(select: _Select, condition: str) -> list[tuple[int, int, str]
     return [(select.where + 1, select.where + 1, f"{condition} AND ("), (end, end, ")")]
 
 
-def _last_rows(cursor: Cursor, select: _Select, column: str, count: int) -> str:
+def _last_rows(cursor: TokenCursor, select: _Select, column: str, count: int) -> str:
     end = select.group if select.group >= 0 else select.clause
     source = cursor.slice(select.from_ + 1, select.where if select.where >= 0 else end)
     for at in _outside_subqueries(cursor, select.from_ + 1, end):
@@ -435,7 +435,7 @@ def _last_rows(cursor: Cursor, select: _Select, column: str, count: int) -> str:
     return _replace(cursor, changes)
 
 
-def _replace(cursor: Cursor, changes: list[tuple[int, int, str]]) -> str:
+def _replace(cursor: TokenCursor, changes: list[tuple[int, int, str]]) -> str:
     """Return the statement with ranges of tokens (from, up to) replaced by other text."""
     tokens, text = cursor.tokens, cursor.text
     parts, at = [], tokens[0].start

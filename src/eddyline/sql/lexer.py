@@ -33,7 +33,7 @@ _NAMES = frozenset({TokenType.VAR, TokenType.IDENTIFIER})
 _WORD = re.compile(r"\w*[^\W\d]\w*")
 
 
-class Cursor:
+class TokenCursor:
     """A position in the tokens of one statement, or of a part of it.
 
     Words are compared in upper case; quoted names match no word.
@@ -45,7 +45,7 @@ class Cursor:
         at: index of the next token.
     """
 
-    def __init__(self, text: str, tokens: list[Token], whole: Cursor | None = None) -> None:
+    def __init__(self, text: str, tokens: list[Token], whole: TokenCursor | None = None) -> None:
         self.text = text
         self.tokens = tokens
         self.whole = whole or self
@@ -158,7 +158,7 @@ class Cursor:
             self.fail(f"a string is expected {self.place()}")
         return value
 
-    def items(self, stop: str) -> Iterator[Cursor]:
+    def items(self, stop: str) -> Iterator[TokenCursor]:
         """Yield a cursor over each item between commas; consume the word `stop` that ends them.
 
         A closing bracket must follow; the end of the statement can stand for any other `stop`.
@@ -181,10 +181,10 @@ class Cursor:
             self.fail("a closing bracket is missing")
         yield self._item(start)
 
-    def _item(self, start: int) -> Cursor:
+    def _item(self, start: int) -> TokenCursor:
         if start == self.at:
             self.fail(f"something is missing {self.place()}")
-        return Cursor(self.text, self.tokens[start : self.at], self.whole)
+        return TokenCursor(self.text, self.tokens[start : self.at], self.whole)
 
     def rest(self, what: str) -> str:
         """Consume the rest of the statement, and return it verbatim."""
@@ -215,7 +215,7 @@ class Cursor:
         self.fail(f"{what} is not supported", way_out, condition="SCRIPT_UNSUPPORTED")
 
 
-def split(text: str) -> Iterator[Cursor]:
+def split(text: str) -> Iterator[TokenCursor]:
     """Yield a cursor over each statement between semicolons; skip empty ones."""
     try:
         tokens = _Tokenizer(dialect="spark").tokenize(text)
@@ -230,10 +230,10 @@ def split(text: str) -> Iterator[Cursor]:
         if token.token_type is not TokenType.SEMICOLON:
             statement.append(token)
         elif statement:
-            yield Cursor(text, statement)
+            yield TokenCursor(text, statement)
             statement = []
     if statement:
-        yield Cursor(text, statement)
+        yield TokenCursor(text, statement)
 
 
 def _open_line(text: str) -> int:

@@ -35,7 +35,7 @@ from eddyline.sql.forms import (
     Statement,
     Update,
 )
-from eddyline.sql.lexer import Cursor, split
+from eddyline.sql.lexer import TokenCursor, split
 
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
 """The words, and the bracket, that a query can start with."""
@@ -79,7 +79,7 @@ def parse_script(text: str) -> tuple[Statement, ...]:
     return tuple(_statement(cursor) for cursor in split(text))
 
 
-def _statement(cursor: Cursor) -> Statement:
+def _statement(cursor: TokenCursor) -> Statement:
     head = cursor.word()
     if head in QUERY_HEADS:
         return Select(_query(cursor), line=cursor.line)
@@ -91,7 +91,7 @@ def _statement(cursor: Cursor) -> Statement:
     return statement
 
 
-def _query(cursor: Cursor) -> str:
+def _query(cursor: TokenCursor) -> str:
     """Return the rest of the statement verbatim; refuse clauses that Spark would misread."""
     if cursor.word() not in QUERY_HEADS:
         cursor.fail(f"a query is expected {cursor.place()}")
@@ -109,7 +109,7 @@ def _query(cursor: Cursor) -> str:
     return cursor.slice(start, cursor.at)
 
 
-def _kind(cursor: Cursor, verb: str) -> str:
+def _kind(cursor: TokenCursor, verb: str) -> str:
     """Consume `TABLE`, `STREAM` or `[MATERIALIZED | LIVE] VIEW`; return the last word."""
     modified = cursor.accept("MATERIALIZED") or cursor.accept("LIVE")
     kind = cursor.word()
@@ -119,7 +119,7 @@ def _kind(cursor: Cursor, verb: str) -> str:
     return kind
 
 
-def _create(cursor: Cursor) -> Statement:
+def _create(cursor: TokenCursor) -> Statement:
     if cursor.accept("FLOW"):
         return _create_flow(cursor)
     replace = cursor.accept("OR", "REPLACE")
@@ -148,13 +148,13 @@ def _create(cursor: Cursor) -> Statement:
     return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
 
 
-def _create_view(cursor: Cursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
+def _create_view(cursor: TokenCursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
     expected = parse_expectations(cursor) if cursor.word() == "(" else ()
     cursor.expect("AS")
     return CreateView(name, _query(cursor), replace, if_not_exists, expected, line=cursor.line)
 
 
-def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStream:
+def _create_stream(cursor: TokenCursor, name: str, if_not_exists: bool) -> CreateStream:
     has_columns = cursor.word() == "("
     parts = _columns(cursor) if has_columns else (None, (), None, ())
     schema_ddl, primary_key, watermark, expected = parts
@@ -173,7 +173,7 @@ def _create_stream(cursor: Cursor, name: str, if_not_exists: bool) -> CreateStre
     )  # fmt: skip
 
 
-def _create_sink(cursor: Cursor, name: str, if_not_exists: bool) -> CreateSink:
+def _create_sink(cursor: TokenCursor, name: str, if_not_exists: bool) -> CreateSink:
     cursor.expect("FROM")
     view = cursor.name("the name of the view that the sink follows")
     cursor.expect("USING")
@@ -182,7 +182,7 @@ def _create_sink(cursor: Cursor, name: str, if_not_exists: bool) -> CreateSink:
     return CreateSink(name, view, target, options, if_not_exists, line=cursor.line)
 
 
-def _create_flow(cursor: Cursor) -> CreateFlow:
+def _create_flow(cursor: TokenCursor) -> CreateFlow:
     name = cursor.name("the name of the flow")
     cursor.expect("AS")
     if cursor.word() == "INSERT":
@@ -192,13 +192,13 @@ def _create_flow(cursor: Cursor) -> CreateFlow:
     return CreateFlow(name, target, parse_flow(cursor), line=cursor.line)
 
 
-def _options_after(cursor: Cursor) -> tuple[tuple[str, str], ...]:
+def _options_after(cursor: TokenCursor) -> tuple[tuple[str, str], ...]:
     cursor.expect("OPTIONS")
     return _options(cursor)
 
 
 def _columns(
-    cursor: Cursor,
+    cursor: TokenCursor,
 ) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None, tuple[Expectation, ...]]:
     """Parse `(column type, ..., PRIMARY KEY (...), WATERMARK FOR ..., CONSTRAINT ...)` into these four."""
     cursor.expect("(")
@@ -238,7 +238,7 @@ def _columns(
     return ", ".join(columns) or None, key, watermark, checked_names(cursor, expected)
 
 
-def _watermark(item: Cursor) -> tuple[str, str]:
+def _watermark(item: TokenCursor) -> tuple[str, str]:
     """Parse `ts AS ts - INTERVAL 10 MINUTES`: the column and the delay."""
     column = item.name("the column that tells the time")
     item.expect("AS")
@@ -251,7 +251,7 @@ def _watermark(item: Cursor) -> tuple[str, str]:
     return column, item.rest("an interval, such as INTERVAL 10 MINUTES")
 
 
-def _options(cursor: Cursor) -> tuple[tuple[str, str], ...]:
+def _options(cursor: TokenCursor) -> tuple[tuple[str, str], ...]:
     """Parse `(path '...', header = true, maxFilesPerTrigger 10)`; every value becomes a string."""
     cursor.expect("(")
     options: dict[str, tuple[str, str]] = {}
@@ -266,7 +266,7 @@ def _options(cursor: Cursor) -> tuple[tuple[str, str], ...]:
     return tuple(options.values())
 
 
-def _insert(cursor: Cursor) -> Insert:
+def _insert(cursor: TokenCursor) -> Insert:
     if cursor.word() == "OVERWRITE":
         cursor.refuse("INSERT OVERWRITE", "use DELETE FROM the table, then INSERT INTO it")
     cursor.expect("INTO")
@@ -278,17 +278,17 @@ def _insert(cursor: Cursor) -> Insert:
     return Insert(table, columns, _query(cursor), line=cursor.line)
 
 
-def _where(cursor: Cursor) -> str | None:
+def _where(cursor: TokenCursor) -> str | None:
     return cursor.rest("the condition") if cursor.accept("WHERE") else None
 
 
-def _delete(cursor: Cursor) -> Delete:
+def _delete(cursor: TokenCursor) -> Delete:
     cursor.expect("FROM")
     table = cursor.name("the name of the table")
     return Delete(table, _where(cursor), line=cursor.line)
 
 
-def _update(cursor: Cursor) -> Update:
+def _update(cursor: TokenCursor) -> Update:
     table = cursor.name("the name of the table")
     cursor.expect("SET")
     assignments: dict[str, tuple[str, str]] = {}
@@ -304,14 +304,14 @@ def _update(cursor: Cursor) -> Update:
     return Update(table, tuple(assignments.values()), where, line=cursor.line)
 
 
-def _drop(cursor: Cursor) -> Drop:
+def _drop(cursor: TokenCursor) -> Drop:
     kind = _kind(cursor, "DROP")
     if_exists = cursor.accept("IF", "EXISTS")
     name = cursor.name(f"the name of the {kind.lower()}")
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint | Retain:
+def _alter(cursor: TokenCursor) -> ResetWatermark | AlterColumn | DropConstraint | Retain:
     change = (cursor.word(), cursor.word(2), cursor.word(3))
     if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
         return _alter_column(cursor)
@@ -338,7 +338,7 @@ def _alter(cursor: Cursor) -> ResetWatermark | AlterColumn | DropConstraint | Re
     return ResetWatermark(name, cursor.string(), line=cursor.line)
 
 
-def _alter_column(cursor: Cursor) -> AlterColumn:
+def _alter_column(cursor: TokenCursor) -> AlterColumn:
     kind = KINDS[cursor.one_of("TABLE", "STREAM")]
     name = cursor.name("the name of the table")
     action = _COLUMN_CHANGES[cursor.word(), cursor.word(1)]
@@ -354,12 +354,12 @@ def _alter_column(cursor: Cursor) -> AlterColumn:
     return AlterColumn(kind, name, action, column, to, line=cursor.line)
 
 
-def _show(cursor: Cursor) -> Show:
+def _show(cursor: TokenCursor) -> Show:
     kind = cursor.one_of(*(f"{kind}S" for kind in KINDS))
     return Show(KINDS[kind[:-1]], line=cursor.line)
 
 
-def _explain(cursor: Cursor) -> Explain:
+def _explain(cursor: TokenCursor) -> Explain:
     """Parse the rest of `EXPLAIN v`, `EXPLAIN SELECT ...` or, with a stage, `EXPLAIN nodes v`."""
     stage = "dag"
     if cursor.word() not in QUERY_HEADS and cursor.word(1) not in ("", "."):
@@ -376,7 +376,7 @@ _COLUMN_CHANGES = {
     ("ALTER", "COLUMN"): "type",
 }
 
-_HEADS: dict[str, Callable[[Cursor], Statement]] = {
+_HEADS: dict[str, Callable[[TokenCursor], Statement]] = {
     "ALTER": _alter,
     "CREATE": _create,
     "DELETE": _delete,

@@ -89,7 +89,7 @@ class Done:
         }
 
 
-class Checkpoint:
+class FillingCheckpoint:
     """The durable state of one filling.
 
     Attributes:
@@ -104,7 +104,7 @@ class Checkpoint:
     @classmethod
     def new(
         cls, files: Files, head: Head, pieces: Sequence[Mapping[str, Any]], seconds: int
-    ) -> Checkpoint:
+    ) -> FillingCheckpoint:
         """Begin one, and keep its epoch.
 
         Args:
@@ -223,13 +223,13 @@ class Checkpoint:
         return 0.0
 
 
-def checkpoints(files: Files) -> Iterator[Checkpoint]:
+def checkpoints(files: Files) -> Iterator[FillingCheckpoint]:
     """Yield all checkpoints of a storage, also unfinished ones."""
     for name in files.names(FOLDER):
-        yield Checkpoint(files, f"{FOLDER}/{name}")
+        yield FillingCheckpoint(files, f"{FOLDER}/{name}")
 
 
-def of_view(files: Files, view: str) -> list[tuple[Checkpoint, Head]]:
+def of_view(files: Files, view: str) -> list[tuple[FillingCheckpoint, Head]]:
     """Return the checkpoints of a view by its name in lower case."""
     found = []
     for one in checkpoints(files):

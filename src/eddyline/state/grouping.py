@@ -109,7 +109,7 @@ def sorted_places(
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergedRows:
     """The rows of several tables in order, where equal rows are one.
 
     Attributes:
@@ -136,13 +136,13 @@ class Merge:
         return total
 
 
-def merged(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> Merge:
+def merged(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> MergedRows:
     """Put rows in the order of `sorted_places`, and find equal ones."""
     places = sorted_places(table, identity, order)
     begins = _changes(group_rows(table, [HASH, *identity]).of[places])
     number = np.empty(len(places), np.int64)
     number[places] = np.cumsum(begins) - 1
-    return Merge(places, np.flatnonzero(begins), number)
+    return MergedRows(places, np.flatnonzero(begins), number)
 
 
 def ranked(

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 
 from eddyline.changes import Epoch
 from eddyline.state.manifest import Manifest, last_committed, manifest_name, read_manifest
-from eddyline.storage.failures import storage_errors
 from eddyline.storage.files import Files
 from eddyline.storage.lock import is_locked
+from eddyline.storage.os_errors import storage_errors
 
 FOLDER = "leases"
 GATE = "gate"

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH
-from eddyline.storage.failures import storage_errors
+from eddyline.storage.os_errors import storage_errors
 
 SLICE_BYTES = 64 << 20
 """The bytes of rows in a slice where no option says otherwise."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from eddyline.errors import StateError
-from eddyline.storage.failures import storage_errors
+from eddyline.storage.os_errors import storage_errors
 
 NAME = "writer"
 LENGTH = 32

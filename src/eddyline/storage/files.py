@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 from eddyline.errors import StateError, StorageError
-from eddyline.storage.failures import storage_errors
 from eddyline.storage.fence import Fence
+from eddyline.storage.os_errors import storage_errors
 
 UNFINISHED = ".tmp"
 SYNCS_AT_ONCE = 8

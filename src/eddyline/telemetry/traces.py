@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.answers.deliverer import Delivered
 from eddyline.errors import EngineError, condition_of, missing_package
-from eddyline.runtime.lanes import SHORT
+from eddyline.runtime.lane_choice import SHORT
 from eddyline.runtime.progress import Progress, Span, Timer
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
-from eddyline.pipelines.batches import PATIENCE, WINDOW, PipelineStream, Settings
+from eddyline.pipelines.batches import PATIENCE, WINDOW, PipelineSettings, PipelineStream
 from eddyline.pipelines.outcomes import PipelineFiles
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.embedded import LogBackend
@@ -160,7 +160,7 @@ class BenchPipeline:
         spark: SparkSession,
         folder: Path,
         functions: Sequence[BoltFunction],
-        settings: Settings,
+        settings: PipelineSettings,
         *,
         window: int = WINDOW,
         fixed: FixedSetting | None = None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from eddyline.pipelines.batches import Settings
+from eddyline.pipelines.batches import PipelineSettings
 from eddyline_bench.measure import bench_session, tree_rss
 from eddyline_bench.relay.load import (
     BenchPipeline,
@@ -206,7 +206,7 @@ def run_phases(
             spark,
             folder,
             [SleepPerRecord(record_s, str(slowed))],
-            Settings(lanes=LANES, tuple_rows=tuple_rows),
+            PipelineSettings(lanes=LANES, tuple_rows=tuple_rows),
             fixed=fixed,
         )
         rate = LOAD * LANES / record_s

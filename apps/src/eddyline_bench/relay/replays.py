@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.pipelines.batches import Settings
+from eddyline.pipelines.batches import PipelineSettings
 from eddyline.relay.bolts import Emitted
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
@@ -123,7 +123,7 @@ def run_replays(seconds: float, record_s: float, tuple_rows: int = 1000) -> Repl
                         SleepPerRecord(record_s, f"{folder}/slowed", whole=True),
                         Flaky(str(log_folder), tail),
                     ],
-                    Settings(lanes=LANES, tuple_rows=tuple_rows),
+                    PipelineSettings(lanes=LANES, tuple_rows=tuple_rows),
                     window=WINDOW,
                 )
                 with producing(load, LOAD * LANES / record_s, RECORD_BYTES) as put:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from eddyline.pipelines.batches import Settings
+from eddyline.pipelines.batches import PipelineSettings
 from eddyline_bench.measure import Cost, Meter, bench_session, median
 from eddyline_bench.relay.load import BenchPipeline, RaiseOnBadRecords, pass_through
 
@@ -99,7 +99,7 @@ def measure(
             functions = [pass_through] * BOLTS
             if variant.every:
                 functions[1:2] = [RaiseOnBadRecords(variant.every)]
-            settings = Settings(lanes=cores, acks=variant.acks)
+            settings = PipelineSettings(lanes=cores, acks=variant.acks)
             path = Path(folder) / name.replace(" ", "-")
             loads[name] = BenchPipeline(spark, path, functions, settings, window=window)
         for turn in range(repeat + 1):

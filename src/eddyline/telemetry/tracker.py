@@ -32,7 +32,7 @@ from eddyline.telemetry.datasets import outside
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
 
-    from eddyline.telemetry.events import Events
+    from eddyline.telemetry.openlineage import Events
 
 WAITING_MAX = 2000
 """How many events wait for a receiver that doesn't answer; then the oldest are dropped."""
@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """A run that has started.
 
     Attributes:
@@ -105,7 +105,7 @@ class Tracker:
         self._now: _Moment | None = None
         self._rows: Counter[str] = Counter()  # by kind and name, since the engine was opened
         self._broken: dict[str, str] = {}  # sinks that can't deliver, with the condition
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, JobRun] = {}
         self._known: dict[str, Lineage | None] = {}
         self._waiting: deque[Any] = deque(maxlen=WAITING_MAX)
         self._failures = 0
@@ -196,7 +196,7 @@ class Tracker:
                 self._tell("COMPLETE", run, now, dropped=job is None and not replaced)
         for name, job in jobs.items():
             if name not in self._runs and not job.condition and not job.entry.paused:
-                run = Run(self._events.new_run(), job, time.monotonic())
+                run = JobRun(self._events.new_run(), job, time.monotonic())
                 self._runs[name] = run
                 run.rows = self._count(job)
                 self._tell("START", run, now)
@@ -230,7 +230,7 @@ class Tracker:
             self._tell("COMPLETE", run, now, rows=self._count(run.job) - run.rows)
         self._runs = {}
 
-    def _tell(self, state: str, run: Run, now: _Moment, **more: Any) -> None:
+    def _tell(self, state: str, run: JobRun, now: _Moment, **more: Any) -> None:
         entry = run.job.entry
         made = self._events.of(
             state,
@@ -299,7 +299,7 @@ def tracker_of(
     try:
         from openlineage.client import OpenLineageClient
 
-        from eddyline.telemetry.events import Events
+        from eddyline.telemetry.openlineage import Events
     except ModuleNotFoundError as error:
         raise missing_package("lineage", str(error.name), "lineage") from error
     try:

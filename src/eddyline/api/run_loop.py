@@ -38,7 +38,7 @@ YIELD_S = 0.001
 _LOG = logging.getLogger("eddyline.engine")
 
 
-class Running:
+class RunLoop:
     """Advances a workspace, once or in the background."""
 
     def __init__(

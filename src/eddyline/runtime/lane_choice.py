@@ -31,7 +31,7 @@ _KEPT = 0.25
 """The weight of each of the two points that a line begins with; all later ones together weigh 5 at most."""
 
 
-class Line:
+class CostLine:
     """A least-squares line of seconds over rows, whose fixed part and slope aren't negative.
 
     Args:
@@ -39,7 +39,7 @@ class Line:
             nearly equal size don't tilt the line.
 
     Example:
-        >>> line = Line(0.1, 1e-6)
+        >>> line = CostLine(0.1, 1e-6)
         >>> for _ in range(20):
         ...     line.add(0, 0.5)
         ...     line.add(100_000, 2.5)
@@ -81,7 +81,7 @@ def _moments(rows: float, seconds: float) -> NDArray[np.float64]:
 class _View:
     """The lines of a view's lanes; the first epoch in a lane isn't measured, as code is compiled in it."""
 
-    lines: dict[str, Line]
+    lines: dict[str, CostLine]
     last: str = ""
     seen: set[str] = field(default_factory=set)
 
@@ -140,7 +140,7 @@ class Lanes:
         if known is None:
             parts = max(operators, 1)
             lines = {
-                lane: Line(fixed * parts, slope * self._spread[lane])
+                lane: CostLine(fixed * parts, slope * self._spread[lane])
                 for lane, (fixed, slope) in _TYPICAL.items()
             }
             known = self._views[view] = _View(lines)
