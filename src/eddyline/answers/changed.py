@@ -58,10 +58,10 @@ def changed_runs(
 
 
 def changes_expired(view: str, after: int, committed: Epoch, why: str = "") -> StateError:
-    """Return the error for changes after an epoch that can't be given any more.
+    """Return the error CHANGES_EXPIRED for the changes after an epoch.
 
     Args:
-        why: the reason, if it isn't that they are no longer retained.
+        why: the reason; empty if they are no longer retained.
     """
     return StateError(
         why or f"the changes after epoch {after} are no longer all retained",
@@ -74,7 +74,7 @@ def changes_expired(view: str, after: int, committed: Epoch, why: str = "") -> S
 
 
 def check_feed(entry: Entry) -> None:
-    """Raise QueryError if a view has a column with the name of one that a change feed adds."""
+    """Raise QueryError if a column of a view has the name of one that a change feed adds."""
     own = {name.lower(): name for name in entry.columns.names}
     for name in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP):
         if name in own:
@@ -92,7 +92,7 @@ def epoch_changes(
     form: str,
     key: tuple[int, ...] | None,
 ) -> list[EpochChanges]:
-    """Return the changes that `changed_runs` has found, in a form.
+    """Return the changes that `changed_runs` has found, in one of the forms of `View.changes`.
 
     Args:
         columns: number of the view's columns.

@@ -1,4 +1,4 @@
-"""List the dead letters of a storage, and ask its engine to handle them. Needs no Spark."""
+"""Lists the dead letters of a storage, and sends requests about them to its engine. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUESTS = {"replay": "replay", "drop": "discard"}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that has failed for good, as of the last committed epoch.
+    """A record that has failed permanently, as of the last committed epoch.
 
     Attributes:
         source: the pipeline, or the stream, whose record it is.
@@ -82,13 +82,13 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
 
 
 def request_mended(store: CatalogStore, source: str, position: int, payload: bytes) -> int:
-    """Ask the engine to read the record of a dead letter again with another payload; return the request's number.
+    """Ask the engine to replay a dead letter with a corrected payload; return the number of the request.
 
-    The letter goes, as by a replay. The record keeps its key and the time of its arrival.
+    The letter is removed, as by any replay. The record keeps its key and its time of arrival.
 
     Raises:
-        CatalogError: NOT_FOUND: there is no such letter. NO_REPLAY: it is a stream's, whose source reads a
-            record only once.
+        CatalogError: NOT_FOUND: there is no such letter. NO_REPLAY: the source of its stream can't read a
+            record again.
     """
     (entry,) = _entries(store, source)
     if entry.role == REJECTS:
@@ -98,12 +98,12 @@ def request_mended(store: CatalogStore, source: str, position: int, payload: byt
 
 
 def mended_text(position: int, payload: bytes) -> str:
-    """Return the position and the new payload of a letter as the text of a request."""
+    """Encode the position and the corrected payload of a letter as the text of a request."""
     return json.dumps({"position": position, "payload": b64encode(payload).decode()})
 
 
 def parse_mended(text: str) -> tuple[int, bytes]:
-    """Return the position and the new payload of a letter.
+    """Decode the position and the corrected payload of a letter.
 
     Example:
         >>> parse_mended(mended_text(7, b"tea"))
@@ -114,7 +114,7 @@ def parse_mended(text: str) -> tuple[int, bytes]:
 
 
 def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
-    """Return one dead letter; CatalogError NOT_FOUND if there is none at this position."""
+    """Return the dead letter at a position; raise CatalogError NOT_FOUND if there is none."""
     found = list_letters(store, source, position)
     if not found:
         raise no_letter(source, position)
@@ -122,7 +122,7 @@ def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
 
 
 def no_letter(source: str, position: int) -> CatalogError:
-    """Return the error for a dead letter that isn't there."""
+    """Return the error for a dead letter that doesn't exist."""
     return CatalogError(
         f"there is no dead letter of {source} at {position}",
         condition="NOT_FOUND",
@@ -131,7 +131,7 @@ def no_letter(source: str, position: int) -> CatalogError:
 
 
 def can_replay(store: CatalogStore, source: str) -> bool:
-    """Return whether the records of a source's dead letters can be read again."""
+    """Return whether a source can replay the records of its dead letters."""
     (entry,) = _entries(store, source)
     return entry.role != REJECTS
 

@@ -1,4 +1,4 @@
-"""Delivers to one sink in a thread of its own, so that a slow or absent target holds nothing else up."""
+"""Delivers to one sink in a background thread, so that a slow or absent target delays nothing else."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOG = logging.getLogger("eddyline.sinks")
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A delivery to a sink, or a try of one.
+    """A delivery to a sink, successful or not.
 
     Attributes:
         sink: the sink's name.
         started, ended: in nanoseconds since 1970.
-        before: the epoch that the target was known to hold; 0 if that wasn't known.
+        before: the epoch that the target held before; 0 if unknown.
         epoch: the epoch that it holds now.
         rows: number of rows delivered.
         error: None if it succeeded.
@@ -42,14 +42,14 @@ class Delivered:
 
 
 class Deliverer:
-    """Runs the delivery to a sink whenever it is woken, and again with growing pauses if it fails.
+    """Runs the delivery to a sink whenever it is woken; retries a failed one with growing pauses.
 
     Args:
         sink: the sink's name.
         open_delivery: opens the target.
-        interval_s: how many seconds two deliveries are apart, at least.
+        interval_s: the minimum number of seconds between two deliveries.
         report: called with the first error of each outage.
-        delivered: called after each delivery that moved the target on, and each try that failed.
+        delivered: called after each delivery that changed the target, and after each failure.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
@@ -132,14 +132,14 @@ class Deliverer:
         self._close()
 
     def _pause_s(self) -> float | None:
-        """Return the seconds until the next delivery; None until it is woken."""
+        """Return the seconds until the next delivery; None to wait until `wake`."""
         if not self._wanted and not self.failures:
             return None
         return max(self._not_before - time.monotonic(), 0)
 
     def _try(self) -> None:
         clock, rows = SteadyClock(), self.rows
-        tell = partial(self._tell, clock, clock.now(), rows)
+        tell = partial(self._report_try, clock, clock.now(), rows)
         try:
             if self._delivery is None:
                 self._delivery = self._open()
@@ -162,7 +162,7 @@ class Deliverer:
             self._not_before = time.monotonic() + self._interval_s
             self._changed.notify_all()
 
-    def _tell(
+    def _report_try(
         self,
         clock: SteadyClock,
         started: int,
@@ -170,7 +170,7 @@ class Deliverer:
         epoch: Epoch,
         error: BaseException | None = None,
     ) -> None:
-        """Tell of a try.
+        """Report a delivery, or a failed try, to `delivered`.
 
         Args:
             started: when it was, by the clock.

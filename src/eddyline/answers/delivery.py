@@ -53,13 +53,13 @@ class ViewChanges(Protocol):
         """Return the last committed epoch, which no crash can undo."""
 
     def retained(self) -> list[Epoch]:
-        """Return the epochs whose changes are retained, without gaps, oldest first."""
+        """Return the retained epochs, oldest first, without a gap."""
 
     def holding(self, epoch: Epoch) -> AbstractContextManager[bool]:
-        """Keep an epoch, and those after it, during the context; yield False if it isn't retained."""
+        """Retain an epoch, and those after it, during the context; yield False if it is gone already."""
 
     def count(self, epoch: Epoch) -> int:
-        """Return about how many rows an epoch has changed."""
+        """Return an estimate of the number of changes in an epoch."""
 
     def changes(self, first: Epoch, last: Epoch) -> pa.Table:
         """Return the net changes of the epochs from `first` to `last` in the form that `Sink` describes."""
@@ -162,12 +162,12 @@ class Delivery:
     Only one delivery may run for a sink at a time.
 
     Args:
-        each: deliver each epoch by itself; else those that wait are put together.
+        each: deliver each epoch separately; otherwise waiting epochs are combined.
 
     Attributes:
         rows: number of rows that were delivered.
         stopping: set to end `run` after the delivery that is under way.
-        abandoned: set when nobody waits for that one any more: it then leaves the cursor alone.
+        abandoned: set when nobody waits for that delivery any more: it then doesn't write the cursor.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class Delivery:
     def run(self) -> Epoch:
         """Deliver all committed epochs; return the epoch that the target then holds.
 
-        Epochs in which the view didn't change are skipped, except the last one, which tells the
-        target its position. A call that raised can be repeated.
+        Epochs in which the view didn't change are skipped, except the last one, which sets the
+        target's position. A call that raised can be repeated.
 
         Raises:
             StateError: storage and target contradict each other (see `next_delivery`), or the
@@ -219,14 +219,14 @@ class Delivery:
                     return reached
 
     def _cursor(self) -> Cursor | None:
-        """Return the cursor; one of a view that this view has replaced becomes one of this view."""
+        """Return the cursor; that of a replaced predecessor becomes one of this view."""
         cursor, view = self.outbox.cursor(), self.changelog.view
         if cursor is not None and cursor.view == self.changelog.holder(cursor.epoch):
             return Cursor(view, cursor.epoch, cursor.until)
         return cursor
 
     def _begin(self, cursor: Cursor | None, until: Epoch) -> None:
-        """Note durably that a delivery begins: only then may the target hold `until`."""
+        """Store durably that a delivery up to `until` begins, before the target can hold that epoch."""
         view, epoch = (NO_VIEW, Epoch(0)) if cursor is None else (cursor.view, cursor.epoch)
         self.outbox.advance(Cursor(view, epoch, until))
 

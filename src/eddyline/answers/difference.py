@@ -89,7 +89,7 @@ def _with_sorted_maps(value: Any) -> Any:
 
 
 def _without_floats(value: Any) -> Any:
-    """Replace a value's finite floats by a mark, so that nearly equal rows sort alike."""
+    """Replace the finite floats in a value by a placeholder, so that nearly equal rows sort alike."""
     if isinstance(value, float):
         return "f" if math.isfinite(value) else repr(value)
     if isinstance(value, list | tuple):

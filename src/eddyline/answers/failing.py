@@ -1,4 +1,4 @@
-"""Which view holds the rows of an epoch, and what readers get in place of those of a failing one."""
+"""Which view holds the rows of an epoch, and the errors for readers of a failing view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epochs that the DataFrames of one engine read, kept as long as they can be run."""
+"""Retains the epochs that DataFrames of an engine read, as long as the DataFrames exist."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eddyline.storage.files import Files
 
 @dataclass(slots=True)
 class _Epoch:
-    """What reads an epoch: DataFrames until they are gone or their time is up, and calls that make some.
+    """The readers of an epoch: DataFrames, until they are gone or expired, and calls that are making some.
 
     Attributes:
-        frames: the DataFrames, and the times (of `time.monotonic`) when theirs is up.
+        frames: the DataFrames, each with its expiry by `time.monotonic`.
         calls: number of calls.
     """
 
@@ -31,7 +31,7 @@ class OpenReads:
     """Leases for the DataFrames of an engine.
 
     Args:
-        seconds: how long a DataFrame holds its epoch at most.
+        seconds: how long a DataFrame retains its epoch at most.
     """
 
     def __init__(self, files: Files, seconds: float) -> None:
@@ -41,7 +41,7 @@ class OpenReads:
         self._lock = threading.Lock()
 
     def begin(self, epoch: Epoch) -> bool:
-        """Hold an epoch until `end`; return False if it isn't retained."""
+        """Retain an epoch until `end`; return False if it is gone already."""
         self.sweep()
         with self._lock:
             if not self._leases.hold(epoch):
@@ -50,7 +50,7 @@ class OpenReads:
             return True
 
     def keep(self, epoch: Epoch, frame: DataFrame) -> DataFrame:
-        """Hold an epoch until a DataFrame, and all made from it, are gone; return the DataFrame."""
+        """Retain an epoch until a DataFrame, and all that are derived from it, are gone; return the DataFrame."""
         reference = FrameReference(frame)
         with self._lock:
             until = time.monotonic() + self._seconds

@@ -1,4 +1,4 @@
-"""What the last epochs of a storage have spent their time on, by view and operator."""
+"""A profile of the last epochs of a storage: rows and time by view and operator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Spent:
 
 
 def profile(files: Files, catalog: Catalog, epochs: int) -> tuple[list[Epoch], list[Spent]]:
-    """Return the last committed epochs, and what views and operators have done in them, the slowest first.
+    """Return the last committed epochs, and the work of views and operators in them, the slowest first.
 
     Each view is followed by its operators. Epochs of older versions, which hold no times, count as 0 seconds.
 
@@ -71,7 +71,7 @@ def profile(files: Files, catalog: Catalog, epochs: int) -> tuple[list[Epoch], l
 def folded(rows: Sequence[Spent]) -> list[str]:
     """Return the rows as folded stacks, `view;operator microseconds`, which draw a flame graph.
 
-    What a view has spent outside of its operators (reading, Spark's own operators, shuffles) is its own.
+    Time outside of its operators (reading, Spark's own operators, shuffles) counts for the view itself.
 
     Example:
         >>> folded([Spent("v", "", 1, 1, 5, 2, 1, 0.5), Spent("v", "join", 1, None, 5, 2, 1, 0.2)])

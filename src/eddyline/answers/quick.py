@@ -84,7 +84,7 @@ class QuickAnswer:
         numeric: positions of the columns of numbers.
         texts: returns the rows, each value in the text form that Spark gives it.
         lines: returns the rows as JSON objects; None if only Spark can format them.
-        total: number of rows of the result; less than that are here where a query had a limit.
+        total: number of rows of the result; `texts` and `lines` return fewer if `rows_max` is smaller.
     """
 
     columns: list[str]

@@ -213,7 +213,7 @@ def feed_schema(columns: StructType) -> StructType:
 
 @contextmanager
 def expiry(files: Files, epoch: Epoch) -> Iterator[None]:
-    """Raise SNAPSHOT_EXPIRED in place of the error for a file that went with its epoch."""
+    """Raise SNAPSHOT_EXPIRED in place of the error for a missing file, if the epoch is no longer retained."""
     try:
         yield
     except StateError as error:

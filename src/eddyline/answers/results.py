@@ -76,10 +76,10 @@ class Results:
         return self.stored(entry, manifest, session)
 
     def stored(self, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
-        """Return the stored rows as of an epoch; those of a failing view are its last good ones.
+        """Return the stored rows as of an epoch; of a failing view those from before its failure.
 
-        Only the order of an ORDER BY needs a compiled view. The rows of a failing view that can't be
-        compiled come in no order, and so do those of a view that waits for its DataFrame.
+        Only ORDER BY needs a compiled view. If a failing view can't be compiled, or waits for its DataFrame,
+        its rows come unordered.
 
         Raises:
             QueryError: a view with ORDER BY can't be compiled, and isn't set aside.
@@ -98,9 +98,9 @@ class Results:
         )
 
     def logged(self, entry: Entry, segments: Sequence[Segment], session: SparkSession) -> DataFrame:
-        """Return the rows in segments of a stream's log, with those that expectations keep out.
+        """Return the rows in segments of a stream's log, including those that expectations drop.
 
-        Of a stream of operations those that they append.
+        For a stream of operations: the rows that operations append.
         """
         return segments_frame(
             session,
@@ -144,7 +144,7 @@ class Results:
         return stored, [_sort_column(name, order) for name, order in keys]
 
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
-        """Return all segments of a relation as of an epoch, as input for a new view."""
+        """Return all input of a relation up to an epoch, as segments for a new view."""
         if _unarranged(entry):
             return self.sources.history(entry, manifest)
         buckets = manifest.arrangements.get(manifest.result(entry.id, ROWS), {})

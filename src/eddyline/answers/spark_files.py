@@ -1,4 +1,4 @@
-"""Files of streams, read again by Spark's own readers: `verify` compares what ours has made of them."""
+"""Reads files of streams again with Spark's own readers, so that `verify` also checks Eddyline's readers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def read_by_spark(
 ) -> DataFrame | None:
     """Return the rows of a stream of files as of an epoch, as Spark reads them.
 
-    None for other relations, and for what only our readers can tell: late rows, columns that Spark
-    doesn't convert, files that have grown since, paths that Spark takes as patterns, files whose parts
+    None for other relations, and for input that Spark can't read in the same way: late rows, columns that it
+    doesn't convert, files that have grown since, paths that it takes as patterns, and files whose parts
     were received at different times or under different watermarks, where that matters.
     """
     if entry.kind != STREAM or entry.arranged:
@@ -72,7 +72,7 @@ def read_by_spark(
 def _accepted(rows: DataFrame, entry: Entry, segments: Sequence[Segment]) -> DataFrame | None:
     """Return those rows of files that the stream has accepted, with the column `_received_at`.
 
-    None if only our readers can tell: parts of one file have other times of receipt or limits.
+    None if parts of one file have different times of receipt or limits: Spark reads whole files.
     """
     known = {_times_of(segment, entry) for segment in segments}
     files = [file for file, *_ in known]
@@ -105,7 +105,7 @@ def _micros(entry: Entry) -> str:
 
 
 def _times_of(segment: Segment, entry: Entry) -> tuple[str, int | None, int | None, int | None]:
-    """Return a segment's file, and of its time of receipt and limits those that its rows depend on."""
+    """Return a segment's file, with the time of receipt and limits if its rows depend on them."""
     received = segment.received_at if any(map(is_received, entry.columns.names)) else None
     limits = (segment.watermark, segment.newest) if entry.event_time else (None, None)
     return os.path.abspath(segment.file), received, *limits

@@ -164,7 +164,7 @@ def view_state(entry: Entry, now: Manifest) -> dict[str, Any]:
 
 
 def state_text(view: Mapping[str, Any]) -> str:
-    """Return the `state` of a view, and since when it has been so."""
+    """Return the `state` of a view with the epoch since which it has been so."""
     since = f" since epoch {view['since']}" if "since" in view else ""
     return f"{view['state']}{since}"
 

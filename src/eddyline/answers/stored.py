@@ -1,4 +1,4 @@
-"""Tables and views of a storage for readers without an engine, beside one that may be running."""
+"""Reads tables and views of a storage without an engine; one may be running at the same time."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class StoredSnapshot:
     """The rows of a table or view as of an epoch.
 
     Attributes:
-        holder: id under which the rows are stored: the entry's, or that of the view it has replaced.
-        lease: name of the lease that holds the epoch; empty if something else does.
+        holder: id under which the rows are stored: the entry's, or that of its predecessor.
+        lease: name of the lease that retains the epoch; empty if it is retained otherwise.
     """
 
     files: Files
@@ -110,7 +110,7 @@ class Feed:
         after: the epoch before the first one; 0 for all changes.
         last: the last epoch.
         committed: the last committed epoch.
-        lease: name of the lease that holds the epochs; empty if something else does.
+        lease: name of the lease that retains the epochs; empty if they are retained otherwise.
     """
 
     files: Files
@@ -190,7 +190,7 @@ def check_stored(entry: Entry) -> None:
 
 
 def held_snapshot(storage: str, name: str, version: int | None, seconds: int) -> StoredSnapshot:
-    """Return the rows of a table or view as of an epoch that stays for a time.
+    """Return the rows of a table or view as of an epoch, which a lease retains for some seconds.
 
     Raises:
         EddylineError: see `stored_relation` and `StoredRelation.snapshot`.
@@ -204,7 +204,7 @@ def held_snapshot(storage: str, name: str, version: int | None, seconds: int) ->
 
 
 def held_feed(storage: str, name: str, after: int | None, last: int | None, seconds: int) -> Feed:
-    """Return the changes of a table or view in epochs that stay for a time.
+    """Return the changes of a table or view in epochs that a lease retains for some seconds.
 
     Args:
         after: the epoch before the first one; 0 for all changes, None for those after the last epoch.
@@ -231,7 +231,7 @@ def held_feed(storage: str, name: str, after: int | None, last: int | None, seco
 
 
 def no_such_epoch(entry: Entry, epoch: int, committed: Epoch) -> StateError:
-    """Return the error for an epoch that is still to come."""
+    """Return the error for an epoch that isn't committed yet."""
     return StateError(
         f"epoch {epoch} is not committed; the last epoch is {committed}",
         condition="NO_SUCH_EPOCH",

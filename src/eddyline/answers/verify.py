@@ -169,7 +169,7 @@ def verify_views(
         if entry.id in manifest.failing
     }
     failing |= {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
-    failing |= _gone(results, catalog, manifest, wanted)
+    failing |= _with_expired_rows(results, catalog, manifest, wanted)
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained and entry.name not in failing:
@@ -183,7 +183,7 @@ def verify_views(
             live = results.content(entry, manifest, session)
             sides = (_convertible(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
-    gone = _gone(results, catalog, manifest, [e for e in wanted if e.name in found])
+    gone = _with_expired_rows(results, catalog, manifest, [e for e in wanted if e.name in found])
     for name, why in gone.items():  # perhaps before they were read
         failing[name] = why
         del found[name]
@@ -192,10 +192,10 @@ def verify_views(
     return Report(manifest.epoch, views, paused, failing)
 
 
-def _gone(
+def _with_expired_rows(
     results: Results, catalog: Catalog, manifest: Manifest, wanted: Iterable[Entry]
 ) -> dict[str, str]:
-    """Return the views that have counted rows which a stream no longer retains, and say so."""
+    """Return the views that have counted rows which are no longer retained, each with the reason for the report."""
     views = (entry for entry in catalog.entries if entry.kind == VIEW)
     gone = cut_off(views, catalog, manifest, results.sources)
     return {e.name: GONE.format(gone[e.name][0]) for e in wanted if e.name in gone}
@@ -291,7 +291,7 @@ def _offline(
 
 
 def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFrame:
-    """Return a query's rows at the time (microseconds since 1970) that now() has in an epoch."""
+    """Return a query's rows, evaluated with the now() of an epoch (microseconds since 1970)."""
     catalyst = Catalyst(session)
     plan = catalyst.plan(content)
     fixed = at_moment(catalyst, plan, moment)
@@ -299,9 +299,10 @@ def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFr
 
 
 def _convertible(frame: DataFrame) -> DataFrame:
-    """Return the rows as PySpark can convert them to Arrow.
+    """Return the rows in types that PySpark can convert to Arrow.
 
-    A VARIANT can't be null, so it is text; nor can a struct, array or map whose inner values can't.
+    PySpark can't convert a null VARIANT, which becomes text, nor a null struct, array or map with inner values
+    that aren't nullable.
     """
     columns = []
     for column in frame.schema:

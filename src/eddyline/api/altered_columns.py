@@ -1,4 +1,4 @@
-"""What ALTER TABLE and ALTER STREAM have in common: the columns after a change, and who keeps them from it."""
+"""What ALTER TABLE and ALTER STREAM have in common: the columns after a change, and the views that prevent it."""
 
 from __future__ import annotations
 
@@ -121,16 +121,16 @@ def check_unused(workspace: Workspace, relation: Entry, change: AlterColumn) -> 
 
 
 def next_names(relation: Entry, fields: Fields) -> dict[str, str | None]:
-    """Return for each column of a relation its next name; None for one that leaves."""
+    """Return the new name of each column of a relation; None for a dropped one."""
     names = {old: field.name for field, old in fields if old is not None}
     return {name: names.get(name) for name in relation.columns.names}
 
 
 def with_seen(catalog: Catalog, relation: Entry, now: Mapping[str, str | None]) -> Catalog:
-    """Return a catalog in which the readers of a relation keep the columns that they see.
+    """Return a catalog in which the readers of an altered relation still see their old columns.
 
     Args:
-        now: for each column its next name.
+        now: the new name of each column; None for a dropped one.
     """
     readers = map(catalog.get, catalog.readers(relation.name))
     return catalog.with_entries([keep_seen(reader, relation, now) for reader in readers])
@@ -159,10 +159,10 @@ def stored_columns(
 def put_in_place(
     workspace: Workspace, old: Entry, made: Entry, fields: Fields, also: Callable[[Entry], Entry]
 ) -> None:
-    """Put a relation with other columns and a new id in the place of one, by one write of the catalog.
+    """Replace a relation by one with other columns and a new id, in one write of the catalog.
 
     Args:
-        also: returns another entry as it is from then on.
+        also: updates each of the other entries for the same write.
     """
     catalog = with_seen(workspace.catalog, old, next_names(old, fields))
     readers = catalog.readers(old.name)

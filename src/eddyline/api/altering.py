@@ -1,4 +1,4 @@
-"""ALTER TABLE and ALTER STREAM: columns that come, leave, and get another name or a wider type; retention."""
+"""ALTER TABLE and ALTER STREAM: add, drop, rename and widen columns; set the retention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Altering:
 
     The rows are written as the first entry of a new redo log, and a separate epoch that no view reads
     computes the state from it. Then one write of the catalog puts the new table in the place of the old one.
-    Until that everything is as before; what is left by a crash is dropped with other unknown ids.
+    Until then the old table is complete; after a crash the files of the new id are removed as unknown.
     """
 
     def __init__(self, workspace: Workspace, epochs: Epochs) -> None:
@@ -75,7 +75,7 @@ class Altering:
             workspace.save(workspace.catalog.with_entries([made]))
 
     def _replace(self, table: Entry, fields: Fields, key: tuple[str, ...]) -> None:
-        """Put a table with other columns in the place of a table."""
+        """Replace a table by one with other columns."""
         workspace, catalog = self._workspace, self._workspace.catalog
         columns = StructType([field for field, _ in fields])
         made = replace(

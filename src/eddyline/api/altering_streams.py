@@ -1,4 +1,4 @@
-"""ALTER STREAM: columns of a stream that come, leave, and get another name or a wider type."""
+"""ALTER STREAM: add, drop, rename and widen columns of a stream."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class AlteringStreams:
         workspace.compiler.frames.forget(stream.id)
 
     def _store(self, stream: Entry, made: Entry, fields: Fields) -> None:
-        """Store a stream whose columns are found in its log, or have other names only."""
+        """Store the new definition of a stream whose log stays as it is."""
         catalog = self._workspace.catalog
         catalog_made = catalog.with_columns(made)
         catalog_made = with_seen(catalog_made, stream, next_names(stream, fields))
@@ -109,7 +109,7 @@ class AlteringStreams:
         self._workspace.forget_plan(stream)
 
     def _rewrite(self, stream: Entry, made: Entry, fields: Fields) -> None:
-        """Put a stream of operations with other columns in the place of one."""
+        """Replace a stream of operations by one with other columns, and rewrite its rows."""
         workspace, catalog = self._workspace, self._workspace.catalog
         made = replace(made, id=f"{STREAM[0]}{catalog.next_id}", since=0)
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
@@ -147,7 +147,7 @@ class AlteringStreams:
         log.append(end - 1, segments, new=True)
 
     def _link(self, folder: str, second: str) -> None:
-        """Give all files of a folder second names."""
+        """Link all files of a folder into another folder."""
         files = self._workspace.files
         for path, _, names in os.walk(files.path(folder)):
             inner = os.path.normpath(
@@ -176,7 +176,7 @@ class AlteringStreams:
         return [e for e in self._workspace.catalog.entries if e.late_of == stream.id]
 
     def _fixed(self, stream: Entry, change: AlterColumn) -> str:
-        """Return why a stream can't be changed; empty if it can."""
+        """Return the reason why a stream can't be altered in this way; empty if it can."""
         if stream.role:
             return "it belongs to another stream, pipeline or sink"
         if not stream.reopens:

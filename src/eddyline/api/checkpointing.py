@@ -1,4 +1,4 @@
-"""What is stored of a new view that is filled in pieces, and taken up again after a crash."""
+"""Checkpoints of views that are filled in pieces: a filling continues from them after a crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredFilling:
         base: the epoch whose rows are read.
         pieces: all pieces.
         done: those that are computed.
-        rows_before: how many rows another process had computed.
+        rows_before: the number of rows that earlier processes had computed.
     """
 
     checkpoint: FillingCheckpoint
@@ -85,17 +85,17 @@ class StoredFilling:
         return replace(state, counters=counters, deltas={})
 
     def give_up(self, why: str) -> None:
-        """Remove the checkpoint: nobody could go on with it."""
+        """Remove the checkpoint, because it can't be continued; log the reason."""
         _LOG.info("view %s is filled anew: %s", self.view, why)
         self.checkpoint.remove()
 
     def leave(self) -> None:
-        """Leave the checkpoint to a later filling; one without a piece is worth nothing."""
+        """Release the checkpoint for a later filling; remove it if no piece is computed."""
         if not self.done.pieces:
             self.checkpoint.remove()
 
 
-def begun(
+def begin_checkpoint(
     workspace: Workspace,
     entry: Entry,
     made: CompiledPlan,
@@ -116,8 +116,8 @@ def begun(
     )
 
 
-def found(workspace: Workspace, entry: Entry, made: CompiledPlan) -> StoredFilling | None:
-    """Return the checkpoint that a filling of a view has left, if it is of the same definition and epoch."""
+def find_checkpoint(workspace: Workspace, entry: Entry, made: CompiledPlan) -> StoredFilling | None:
+    """Return the checkpoint of an earlier filling of a view with the same definition; None if none can be continued."""
     files, stored = workspace.files, None
     for checkpoint, head in fillings.of_view(files, entry.name.lower()):
         try:
@@ -139,7 +139,7 @@ def _opened(
     checkpoint: FillingCheckpoint,
     head: Head,
 ) -> StoredFilling | str:
-    """Return a checkpoint that can be used, or why it can't.
+    """Return a checkpoint that can be continued, or the reason why it can't.
 
     Raises:
         StateError: a file is damaged or missing.
@@ -168,7 +168,7 @@ def _opened(
 
 
 def _definition(workspace: Workspace, entry: Entry, made: CompiledPlan) -> str:
-    """Return a digest of what must be the same for a state to be that of a view."""
+    """Return a digest of all that a view's state depends on: a checkpoint with another digest is of no use."""
     upstream = [workspace.catalog.get(name) for name in made.upstream]
     own = dataclasses.replace(entry, id="", since=0)
     form = repr((own, made.plan.fingerprint, workspace.buckets, upstream))

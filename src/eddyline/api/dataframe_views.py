@@ -1,4 +1,4 @@
-"""Views that are made of DataFrames: relations to write them with, and what they define."""
+"""Views that DataFrames define, and the relations from which users build such DataFrames."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def frame_of(workspace: Workspace, view: str, given: DataFrame | FrameFunction) 
 
 @contextmanager
 def _temporary_views(workspace: Workspace) -> Iterator[None]:
-    """Let the user's session find the relations by name; its own temporary views keep their names."""
+    """Register the relations as temporary views of the user's session during the context; its own views win."""
     spark, made = workspace.spark, []
     try:
         for entry in workspace.catalog.entries:
@@ -68,7 +68,7 @@ def _temporary_views(workspace: Workspace) -> Iterator[None]:
 
 
 def connected(workspace: Workspace, present: Entry, draft: Entry, plan: Plan) -> bool:
-    """Give a view its DataFrame, if that is the one that it was defined by; return whether it is.
+    """Connect a stored view with its DataFrame if the plan is the one that it was defined by; return whether it is.
 
     The text of a plan depends on the versions of Spark and Python. After a change of these, the view
     takes the text of a DataFrame that has the same columns and reads the same relations.
@@ -89,5 +89,5 @@ def connected(workspace: Workspace, present: Entry, draft: Entry, plan: Plan) ->
 
 
 def _columns(entry: Entry) -> list[tuple[str, str]]:
-    """Return names and types, without what optimisation can change: which columns can be null."""
+    """Return names and types without nullability, which Spark's optimiser can change."""
     return [(column.name, column.dataType.simpleString()) for column in entry.columns]

@@ -82,7 +82,7 @@ class Definitions:
                 if isinstance(new, Entry):
                     forget(workspace.files, name.lower())  # a crash may have kept it
                     return new
-                filling = self._beside(new)
+                filling = self._begin_filling(new)
                 if filling is None:
                     return self._added(new)
                 until_done.enter_context(filling.running())
@@ -108,7 +108,7 @@ class Definitions:
         replace: bool,
         warn: bool,
         options: Mapping[str, str],
-    ) -> Entry | _New:
+    ) -> Entry | _NewView:
         """Check and compile a view; return its entry if it is defined already."""
         workspace = self._workspace
         workspace.check_writable()
@@ -140,8 +140,8 @@ class Definitions:
         return Entry("", VIEW, name, "", query=query, final=final, options=dict(options))
 
     def _is_same(self, present: Entry, draft: Entry, plan: Plan | None, *, replace: bool) -> bool:
-        """Return whether a view is defined as it was; if so, it has its DataFrame from now on."""
-        if replace and self._begins_anew(present):
+        """Return whether a view's definition is unchanged; if so, connect it with the given DataFrame."""
+        if replace and self._must_be_recreated(present):
             return False
         if plan is None or not present.of_frame:
             keys = ("kind", "format", "query", "final")
@@ -156,8 +156,8 @@ class Definitions:
         self._epochs.sinks.wake()  # those that wait for its DataFrame
         return True
 
-    def _begins_anew(self, view: Entry) -> bool:
-        """Return whether a view stands still and can't go on, as rows of a stream are gone: only a new one can."""
+    def _must_be_recreated(self, view: Entry) -> bool:
+        """Return whether a view can only be replaced, because it is paused or set aside, and rows of its input have expired."""
         aside = view.paused or ViewId(view.id) in self._workspace.manifest.failing
         return bool(aside and self._workspace.short_of_rows(view))
 
@@ -169,7 +169,7 @@ class Definitions:
         present: Entry | None,
         *,
         warn: bool,
-    ) -> _New:
+    ) -> _NewView:
         """Compile a new view, and the readers of the one that it replaces.
 
         Args:
@@ -213,10 +213,10 @@ class Definitions:
             for reader, made in again:
                 self._epochs.sinks.check_replaced(reader, made)
             catalog = catalog.with_entries(reader for reader, _ in again)
-        return _New(catalog, catalog.get(name), compiled, present, again)
+        return _NewView(catalog, catalog.get(name), compiled, present, again)
 
-    def _beside(self, new: _New) -> Filling | None:
-        """Return the filling of a view beside other epochs; None if it can't be filled so."""
+    def _begin_filling(self, new: _NewView) -> Filling | None:
+        """Begin to fill a view while epochs go on; return None if it must be computed between two epochs."""
         if new.replaced is not None:
             return None
         filling = Filling.begin(self._workspace, self._epochs, new.catalog, new.entry, new.compiled)
@@ -224,8 +224,8 @@ class Definitions:
             self._reserve(new)
         return filling
 
-    def _reserve(self, new: _New) -> None:
-        """Store that the id of a new view is taken, and that readers are about to be computed again."""
+    def _reserve(self, new: _NewView) -> None:
+        """Reserve the id of a new view in the stored catalog, and mark the readers that will be computed again."""
         workspace = self._workspace
         next_id = max(new.catalog.next_id, workspace.catalog.next_id)
         spent = dataclasses.replace(workspace.catalog, next_id=next_id)
@@ -286,8 +286,8 @@ class Definitions:
     def reset_watermark(self, name: str, to: datetime | str | None) -> list[str]:
         """Reset the watermark of a stream; see `Engine.reset_watermark`.
 
-        One epoch stores the new watermark and computes the views again, because rows have left their
-        state that the old watermark allowed to drop.
+        One epoch stores the new watermark and computes the views again, because their state lacks
+        the rows that the old watermark allowed to drop.
         """
         workspace = self._workspace
         with workspace.lock:
@@ -337,7 +337,7 @@ class Definitions:
             )
         check_readers(present, self._workspace.catalog)
 
-    def _added(self, new: _New, timer: Timer | None = None) -> Entry:
+    def _added(self, new: _NewView, timer: Timer | None = None) -> Entry:
         """Compute a new view, and the readers of the one that it replaces, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
@@ -374,7 +374,7 @@ class Definitions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _New:
+class _NewView:
     """A compiled view that isn't in the catalog yet.
 
     Attributes:

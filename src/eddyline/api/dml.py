@@ -51,7 +51,7 @@ class Dml:
         """Register the rows of a relation for queries.
 
         Args:
-            waiting: operations on them that no epoch has processed yet.
+            waiting: operations in the redo log that no epoch has processed yet.
             small: whether the driver may take all rows; otherwise it takes those that the operations may change.
         """
         if waiting:
@@ -143,10 +143,10 @@ class Dml:
     def _divided(
         self, entry: Entry, content: DataFrame, operations: pa.Table
     ) -> tuple[DataFrame, DataFrame | None]:
-        """Return the rows of a table that operations may change, and the others, which stay with the executors.
+        """Split a table's rows: those that the operations may change, for the driver, and the rest, left to Spark.
 
-        Spark's `<=>` finds no fewer rows equal than the table does (0.0 and -0.0, say): more rows are then taken
-        for touched, which no operation changes.
+        Spark's `<=>` may treat more rows as equal than the table does (0.0 and -0.0, say). The driver then gets
+        some rows too many, which the operations don't change.
         """
         by = [
             (place, field)

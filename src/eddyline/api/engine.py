@@ -88,7 +88,9 @@ class Engine(ChangeFlows, Monitored, Served):
             self._workspace, self._epochs, self._definitions, self._streams, self._reading
         )
         self._streams.connect_stored()
-        self.expecting = Expecting(self._workspace, self._definitions, self._streams).mended()
+        self.expecting = Expecting(
+            self._workspace, self._definitions, self._streams
+        ).repair_companions()
 
     @property
     def files(self) -> Files:

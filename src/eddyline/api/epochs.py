@@ -1,4 +1,4 @@
-"""Runs epochs on a workspace: for new input, and to compute new or resumed views."""
+"""Runs epochs on a workspace: over new input, and to compute new or resumed views from all their input."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Epochs:
     """Runs epochs, one at a time. Callers hold the lock of the workspace.
 
     Attributes:
-        reporting: tells the user of epochs and errors.
+        reporting: reports epochs and errors to the user.
         sinks: the sinks, which each commit wakes.
-        stops: the streams that a row has stopped.
+        stops: the streams that ON VIOLATION STOP has stopped.
         merges: merges large runs of the state beside epochs.
         runner: runs and commits epochs.
     """
@@ -99,7 +99,7 @@ class Epochs:
         """Run one epoch over the unprocessed entries of the redo logs; False if there are none.
 
         Args:
-            timer: has measured how long it took to log the input.
+            timer: has measured how long the input took to be logged.
         """
         try:
             return self._run_next(timer)
@@ -115,7 +115,7 @@ class Epochs:
         if self._rebuild_changed(plans, aside):
             plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
-        positions = self.stops.good(workspace.sources.waiting(catalog, base))
+        positions = self.stops.allowed_positions(workspace.sources.waiting(catalog, base))
         watermarks = Watermarks.of_next_epoch(base, catalog, workspace.clock())
         parts = [plan.parts for plan in plans.values()]
         watermarks.advance(parts, rows=bool(positions))
@@ -253,7 +253,7 @@ class Epochs:
             self.committed(timer)
 
     def _cut_off(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
-        """Return why views can't be computed again: rows of streams are gone, or those of views that they read.
+        """Return the views that can't be computed again because rows of a stream have expired, each with the reason.
 
         Args:
             entries: upstream first.
@@ -278,8 +278,8 @@ class Epochs:
         """Compute the failing views again, each from all rows of its inputs, in a separate epoch.
 
         Views that fail again stay as they are; if all do, no epoch is committed. Queries are compiled
-        again, with the functions that the session has by now. Those that have rows which are gone are no
-        longer tried, once they say so.
+        again, with the functions that the session has now. A view whose input has expired gets that as its
+        reason, and isn't tried again.
         """
         workspace = self._workspace
         failing = workspace.manifest.failing
@@ -309,7 +309,7 @@ class Epochs:
         return time.monotonic() >= self._next_retry
 
     def committed(self, timer: Timer, *, retire: bool = True) -> None:
-        """Report an epoch after its commit, and remove what is no longer retained, unless that has to wait."""
+        """Report a committed epoch; then remove what is no longer retained, if `retire` is set."""
         self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, timer)
         if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:
             retire_old(self._workspace)
@@ -317,7 +317,7 @@ class Epochs:
         self.reporting.call_back()
 
     def _show_rows(self, pieces: Sequence[Piece]) -> list[str]:
-        """Return the first rows of pieces of input, each with its relation, for people."""
+        """Return the first rows of pieces of input as texts for an error, each with its relation."""
         workspace = self._workspace
         shown: list[str] = []
         for relation, segment in pieces:
@@ -359,11 +359,11 @@ class Epochs:
         return plans, aside
 
     def use_session(self) -> None:
-        """Run epochs from now on in the workspace's session, which is for its number of buckets."""
+        """Use the workspace's session for later epochs: it is made for the current number of buckets."""
         self.runner.execution.catalyst = self._workspace.compiler.catalyst
 
     def rebuild_changed(self) -> None:
-        """Compute the views again whose state other plans than the current ones have written."""
+        """Compute the views again whose stored state was written by another plan than their current one."""
         self._rebuild_changed(*self._compiled())
 
     def _rebuild_changed(
@@ -394,10 +394,10 @@ class Epochs:
         return bool(changed)
 
     def finish_replacement(self) -> None:
-        """Make the readers of a view consistent again if its replacement was broken off.
+        """Complete a replacement of a view that a crash has interrupted: make its readers consistent again.
 
-        Between the epoch of a replacement and the write of the catalog the readers have the rows of the
-        view that isn't there: then they are computed again from the one that still is.
+        After a crash between the epoch of the replacement and the write of the catalog, the readers hold rows of
+        a view that doesn't exist. They are computed again from the old view, which still does.
         """
         workspace = self._workspace
         readers = [entry for entry in workspace.catalog.entries if REPLACING in entry.options]
@@ -419,7 +419,7 @@ class Epochs:
         return True
 
     def _replacement(self, entry: Entry, replaced: Entry) -> Replacement:
-        """Return how a view takes the place of another one in the next epoch."""
+        """Return how a view replaces another one in the next epoch."""
         base = self._workspace.manifest
         epoch, columns = Epoch(base.epoch + 1), entry.columns
         before: Predecessors = (("", epoch),)
@@ -432,7 +432,7 @@ class Epochs:
         return Replacement(ViewId(entry.id), ViewId(replaced.id), len(columns), before)
 
     def _watermarks(self, base: Manifest, filled: Collection[str] = ()) -> tuple[Watermarks, bool]:
-        """Return the watermarks of an epoch that runs only some views, and whether other live views ask for now().
+        """Return the watermarks of an epoch that runs only some views, and whether other live views use now().
 
         Args:
             filled: the names of the views that it runs.

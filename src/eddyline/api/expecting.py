@@ -1,4 +1,4 @@
-"""CONSTRAINT ... EXPECT: streams and views with rules for their rows, and the companions that serve them."""
+"""CONSTRAINT ... EXPECT: streams and views with rules for their rows, and their companion views."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LOG = logging.getLogger("eddyline.engine")
 class Expecting:
     """Defines streams and views with expectations.
 
-    A crash can leave one without a companion, or a companion without its view: `mended` ends such halves.
+    A crash can leave a view without a companion, or a companion without its view; see `repair_companions`.
     """
 
     def __init__(self, workspace: Workspace, definitions: Definitions, streams: Streams) -> None:
@@ -105,7 +105,7 @@ class Expecting:
             self._complete(workspace.catalog.get(name))
 
     def drop_constraint(self, statement: DropConstraint) -> None:
-        """ALTER STREAM name DROP CONSTRAINT constraint; views get the rows that it kept out.
+        """ALTER STREAM name DROP CONSTRAINT constraint; views get the rows that it had dropped.
 
         Raises:
             CatalogError: the stream has no such constraint, or views of DataFrames read it.
@@ -156,8 +156,8 @@ class Expecting:
             workspace.compiler.frames.forget(stream.id)
             self._complete(changed)
 
-    def mended(self) -> Expecting:
-        """Make companions that are missing, and remove those whose stream or view doesn't exist."""
+    def repair_companions(self) -> Expecting:
+        """Create the companions that a crash has prevented, and remove those without a stream or view; return self."""
         workspace = self._workspace
         if not workspace.writes:
             return self
@@ -178,7 +178,7 @@ class Expecting:
         return self
 
     def _make_view(self, name: str, query: str, rules: Sequence[Expectation], option: str) -> None:
-        """Define a view without the companions that read it, or its rows."""
+        """Define a view; its companions and its rows come later."""
         main = {EXPECTATIONS: option}
         if all(one.action == KEEP for one in rules):
             self._definitions.view(name, query, replace=False, options=main)
@@ -195,7 +195,7 @@ class Expecting:
         )
 
     def _complete(self, entry: Entry) -> None:
-        """Make the companions of a stream or view that don't exist yet."""
+        """Create the companions of a stream or view that don't exist yet."""
         rules, catalog = expectations_of(entry), self._workspace.catalog
         if not rules:
             return
@@ -247,7 +247,7 @@ class Expecting:
         columns: StructType,
         portable: Sequence[Expectation] = (),
     ) -> None:
-        """Raise QueryError unless each condition is one over the columns of a row, and always the same.
+        """Raise QueryError unless each condition reads one row's columns only, and is deterministic.
 
         Args:
             portable: those that may call only Spark's own functions.

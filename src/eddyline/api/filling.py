@@ -1,4 +1,4 @@
-"""Fills a new view while epochs go on: the lock of the workspace is free meanwhile."""
+"""Fills a new view while epochs go on: computing its first rows doesn't hold the lock of the workspace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eddyline.answers.changed import changed_runs
-from eddyline.api.checkpointing import StoredFilling, begun, found
+from eddyline.api.checkpointing import StoredFilling, begin_checkpoint, find_checkpoint
 from eddyline.api.epochs import Epochs
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
@@ -41,10 +41,10 @@ _LOG = logging.getLogger("eddyline.epochs")
 class Filling:
     """The first rows of a new view, computed from all rows of its inputs as of one epoch.
 
-    It begins and is committed under the lock of the workspace; `run` needs no lock. What has changed
-    meanwhile is read from the changelogs of the epochs since, which a lease holds. Many rows are computed in
-    pieces, each on top of the state after those before it, and that state is stored after each piece: a
-    filling of the same view that begins after a crash goes on there.
+    `begin` and `committed` are called under the lock of the workspace; `run` needs no lock. The changes that are
+    committed meanwhile are read from the changelogs of those epochs, which a lease retains. Many rows are computed
+    in pieces, each on top of the state after those before it. That state is a checkpoint: after a crash, a
+    filling of the same view continues from it.
 
     Attributes:
         base: the epoch.
@@ -80,10 +80,10 @@ class Filling:
         entry: Entry,
         made: CompiledPlan,
     ) -> Filling | None:
-        """Return the filling of a new view; None for one that must be computed between two epochs.
+        """Begin to fill a view; return None if it must be computed between two epochs.
 
-        These are views with event times or the clock: which rows are late, or have their moment behind
-        them, depends on the epoch that computes them.
+        Those are views with watermarks or now(): which rows are late or expired depends on the epoch that
+        computes them.
 
         Args:
             catalog: the catalog with the view.
@@ -94,7 +94,7 @@ class Filling:
         ):
             return None
         base, level, folder = workspace.manifest, catalog.level(entry), attempt_folder(UNCOMMITTED)
-        stored = found(workspace, entry, made)
+        stored = find_checkpoint(workspace, entry, made)
         if stored is not None:
             filling = cls(
                 workspace, epochs, made, workspace.catalog, stored.base, stored.pieces,
@@ -108,14 +108,18 @@ class Filling:
         most = 0 if grows_with_pieces(plan) else workspace.options.fill_rows
         pieces = in_pieces(workspace.files, given.segments, most)
         rows = list(map(_rows, pieces))
-        stored = begun(workspace, entry, made, base, pieces, sum(rows)) if pieces[1:] else None
+        stored = (
+            begin_checkpoint(workspace, entry, made, base, pieces, sum(rows))
+            if pieces[1:]
+            else None
+        )
         return cls(
             workspace, epochs, made, workspace.catalog, base, pieces, rows, folder, level, stored
         )
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the epoch, and show the view in the status, until it is committed or given up."""
+        """Retain the base epoch and show the view in the status, during the context."""
         with ExitStack() as held:
             held.callback(self.workspace.reads.sweep)  # lets the epoch go at once
             if self.base.epoch:
@@ -136,7 +140,7 @@ class Filling:
 
         Raises:
             EddylineError: a piece can't be computed, or the engine was stopped (STORAGE_IN_USE). A later filling
-                goes on after those that are stored.
+                continues after the stored pieces.
         """
         watermarks = Watermarks.of_next_epoch(self.base, self.before, self.workspace.clock())
         state = None if self.stored is None else self.stored.state
@@ -157,7 +161,7 @@ class Filling:
 
     @property
     def is_stored(self) -> bool:
-        """Whether another filling of the view can go on where this one is."""
+        """Whether a later filling of the view can continue from this one's checkpoint."""
         return self.state is not None and self.stored is not None
 
     @property
@@ -166,7 +170,7 @@ class Filling:
 
     @property
     def _now(self) -> range:
-        """The numbers of the pieces that are computed at once now."""
+        """The numbers of the pieces that are computed together next."""
         first = self._pieces_done
         at_once = 1 if self.stored is None else self.stored.done.at_once
         return range(first, min(first + at_once, len(self.pieces)))
@@ -189,14 +193,16 @@ class Filling:
             )
         if self.stored is None:
             return after
-        if after is None:  # perhaps only on rows that are not all: the epoch that tries it has all
+        if (
+            after is None
+        ):  # perhaps it fails on this part only: the epoch that tries it again has all rows
             self.stored.give_up("the view fails on its rows")
             return None
         rows = sum(self.rows[piece] for piece in now)
         return self.stored.after(after, len(now), rows, time.monotonic() - started)
 
     def _linked(self, state: EpochState) -> EpochState:
-        """Return the state with its files in the folder to commit, which the checkpoint doesn't lose by that."""
+        """Link the files of the state into the folder to commit; the checkpoint keeps its own names of them."""
         files = self.workspace.files
         files.make_folder(self.folder)
         for own in state.arrangements.values():
@@ -206,12 +212,12 @@ class Filling:
         return replace(state, arrangements=renamed(state.arrangements, self._linked_name))
 
     def _linked_name(self, name: str) -> str:
-        """Return the name of a run of a piece in the folder to commit, with those of all other pieces."""
+        """Return a name for a piece's run in the folder to commit, different from those of all other pieces."""
         folder, file = os.path.split(name)
         return f"{self.folder}/{os.path.basename(folder)}.{file}"
 
     def is_of(self, catalog: Catalog, now: Manifest) -> bool:
-        """Return whether the definitions and the number of buckets are those that it began with."""
+        """Return whether the definitions and the number of buckets are still those at its begin."""
         same = catalog.entries == self.before.entries and catalog.sinks == self.before.sinks
         return same and now.buckets == self.base.buckets
 
@@ -219,8 +225,8 @@ class Filling:
         """Commit the view, with the changes of the epochs since.
 
         Returns:
-            What has measured all stages; None if the view fails on its rows, or one that it reads was computed again
-            or fails, so that it has to be computed anew.
+            The timer of all stages. None if the view fails on its rows, or if a view that it reads fails or was
+            computed again meanwhile: then it must be computed anew.
 
         Raises:
             EddylineError: a commit has failed; the view isn't made.
@@ -240,9 +246,9 @@ class Filling:
         return self.epochs.catch_up(PlanInput(plan, segments), state).after(self.timer)
 
     def _moved(self, now: Manifest) -> bool:
-        """Return whether the changelog of a relation that the view reads isn't enough to catch up.
+        """Return whether the view can't catch up from the changelogs of its inputs, and must be computed anew.
 
-        Nor may a stream have let rows go since: the view would be taken for one without them.
+        That is also the case if rows of a stream have expired meanwhile: the view has counted them.
         """
         entries = [self.before.get(name) for name in self.compiled.upstream]
         streams = [one for one in entries if one.kind == STREAM and not one.arranged]
@@ -265,7 +271,7 @@ class Filling:
         return [bucket_segment(runs)] if runs else ()
 
     def _tag(self, piece: int) -> str:
-        """Return what Spark knows the jobs of a piece by."""
+        """Return the tag of a piece's Spark jobs."""
         return f"eddyline-fill-{self.compiled.plan.id}-{piece}"
 
     def status(self) -> Mapping[str, Any]:

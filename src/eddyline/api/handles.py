@@ -43,7 +43,7 @@ class Table:
         self._writing.write(self.name, [(APPEND, rows)])
 
     def delete(self, rows: Rows) -> None:
-        """Delete rows: by primary key, or one equal row each. Rows that are not there are ignored."""
+        """Delete rows: by primary key, or without one, for each given row one equal row. Missing rows are ignored."""
         self._writing.write(self.name, [(DELETE, rows)])
 
     def upsert(self, rows: Rows) -> None:
@@ -113,21 +113,21 @@ class Sink:
         """Return what `Engine.status` has of this sink.
 
         `state` is live, failing (with `error`; it tries again by itself), paused, waiting (for its view
-        to come back) or not connected (its function must be given again); `epoch` is what the target holds, `behind` how many epochs come
-        after it.
+        to come back) or not connected (its function must be given again); `epoch` is the last epoch that the target
+        holds, `behind` the number of epochs after it.
         """
         return self._sinks.status_of(self.name)
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`; the epochs are held up to the option `held_epochs`."""
+        """Deliver nothing until `resume`; undelivered epochs are retained, up to the option `held_epochs`."""
         self._sinks.pause(self.name)
 
     def resume(self) -> None:
-        """Deliver again, from where the target is."""
+        """Deliver again, from the epoch that the target holds."""
         self._sinks.resume(self.name)
 
     def resend(self) -> None:
-        """Make the target's rows those of the view, whatever it holds now."""
+        """Replace all rows of the target by those of the view, whatever it holds now."""
         self._sinks.resend(self.name)
 
     def drop(self) -> None:

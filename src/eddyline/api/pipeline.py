@@ -92,7 +92,7 @@ class Pipeline:
             name: shown in dead letters; the function's own name by default.
             vectorised: the function gets a pyarrow Table, and returns one with a row for each of its
                 rows, or `Emitted`. If it raises, it is called again with halves of the rows until
-                the bad ones are found: its side effects must tolerate that, or use `once`.
+                the bad ones are found. So its side effects must be idempotent; otherwise use `once`.
             by_key: the function gets the list of all rows of a batch whose records have one key,
                 and its output is made from all of them. Only with `order="key"`.
             once: when a vectorised function raises, all its rows have failed; it isn't called with

@@ -28,7 +28,7 @@ from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 
 class Reading:
-    """Reads a workspace, and never changes it."""
+    """Reads a workspace, and changes nothing."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -92,7 +92,7 @@ class Reading:
         return "\n".join([explain_text(compiled.compiled, stage), *notes])
 
     def _lane_note(self, compiled: CompiledPlan) -> str:
-        """Return a line that tells how epochs run a plan."""
+        """Return a line for `explain` on whether epochs run a plan in the driver or as a Spark job."""
         plan = compiled.plan
         if plan.short is None:
             return "lane: wide"
@@ -167,7 +167,7 @@ class Reading:
         reader_file(workspace.files, entry.name, reader).forget()
 
     def _position(self, entry: Entry, manifest: Manifest, reader: str, after: int | None) -> int:
-        """Return the epoch that a reader has reached, and let it hold the ones after that."""
+        """Return the epoch up to which a reader has read, and retain the epochs after it for the reader."""
         workspace = self._workspace
         file = reader_file(workspace.files, entry.name, reader)
         known = file.cursor()
@@ -218,7 +218,7 @@ class Reading:
 
     @contextmanager
     def _pauses(self) -> Iterator[None]:
-        """Keep the epochs of pauses during the context, as far as they are retained."""
+        """Retain the epochs in which views were paused during the context, as far as they exist."""
         workspace = self._workspace
         paused = {Epoch(entry.paused) for entry in workspace.catalog.entries if entry.paused}
         kept = [epoch for epoch in paused if workspace.reads.begin(epoch)]

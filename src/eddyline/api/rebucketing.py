@@ -29,8 +29,8 @@ _LOG = logging.getLogger("eddyline.epochs")
 def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
     """Divide all state into another number of buckets; see `Engine.rebucket`.
 
-    One epoch has the rows of tables in their new buckets, and no change. The next one computes the views
-    again: their plans are other ones now. A crash between the two is one between the epochs of an upgrade.
+    One epoch moves the rows of tables into their new buckets, without a change. The next one computes the views
+    again, because their plans differ now. A crash between the two is handled like one after an upgrade.
     """
     check_buckets(buckets)
     with workspace.lock:
@@ -107,7 +107,7 @@ def _divided(workspace: Workspace, folder: str, buckets: int) -> dict[str, Bucke
 def _next_manifest(
     workspace: Workspace, arrangements: dict[str, Buckets], buckets: int
 ) -> Manifest:
-    """Return the manifest of an epoch without changes, with the arrangements in their new buckets."""
+    """Return the manifest of an epoch that only moves rows into other buckets."""
     base = workspace.manifest
     arranged = {entry.id for entry in workspace.catalog.entries if entry.arranged}
     plans = {name: plan for name, plan in base.plans.items() if name not in arranged}

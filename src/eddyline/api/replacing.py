@@ -25,7 +25,7 @@ Reader = tuple[Entry, CompiledPlan]
 
 
 def check_circle(view: str, mentioned: Sequence[str], catalog: Catalog, error: QueryError) -> None:
-    """Raise CatalogError if a query can't be resolved, as it names a view that reads the replaced one."""
+    """Raise CatalogError if a query can't be resolved because it would close a circle over the replaced view."""
     readers = {entry.name for entry in catalog.below(view)}
     between = [name for name in mentioned if name in readers]
     if between:
@@ -37,7 +37,7 @@ def check_circle(view: str, mentioned: Sequence[str], catalog: Catalog, error: Q
 
 
 def check_readers(view: Entry, catalog: Catalog) -> None:
-    """Raise CatalogError if views that read a view can't be given another one."""
+    """Raise CatalogError if readers of a view don't allow that it is replaced."""
     for reader in catalog.below(view.name):
         if reader.paused:  # its epoch has no rows of the new view
             raise _read(view, f"view {reader.name} reads it, and is paused", "resume it first")
@@ -52,7 +52,7 @@ def check_readers(view: Entry, catalog: Catalog) -> None:
 def compiled_readers(
     workspace: Workspace, catalog: Catalog, old: Entry, new: Entry, compiled: CompiledPlan
 ) -> list[Reader]:
-    """Compile the views that read a view over the one that takes its place.
+    """Compile the readers of a replaced view over the new one.
 
     Args:
         catalog: with the new view in the place of the old one.
@@ -94,7 +94,7 @@ def compiled_readers(
 
 
 def with_marks(catalog: Catalog, readers: Sequence[Reader], epoch: int) -> Catalog:
-    """Return a catalog with the readers of a view marked, after the epoch before its replacement."""
+    """Return a catalog in which the readers of a view are marked with the epoch before its replacement."""
     ids = {reader.id for reader, _ in readers}
     return catalog.with_entries(
         replace(entry, options={**entry.options, REPLACING: str(epoch)})
@@ -117,7 +117,7 @@ def _reads(reader: Entry, view: Entry) -> bool:
 
 
 def _has_columns(view: Entry, reader: Entry) -> bool:
-    """Return whether a view has the columns that a reader keeps of the one before it."""
+    """Return whether a new view has all columns that a reader uses of the old one."""
     if not _reads(reader, view) or not (seen := seen_by(reader, view)).altered:
         return True
     types = {field.name: field.dataType for field in view.columns}

@@ -1,4 +1,4 @@
-"""What the engine tells of its epochs: in the log, and to functions of the user."""
+"""Reports of epochs and errors: in the log, to callbacks of the user, as traces and lineage."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _WHERE = ("view", "operator", "stream", "table", "file")
 
 
 class Reporting:
-    """Tells the user of epochs and errors.
+    """Reports epochs and errors.
 
     Attributes:
         progress: the Progress of the last epoch; None before the first.
-        callbacks: functions that get the Progress of each epoch after its commit.
-        error_callbacks: functions that get the error of each view that is set aside, and of each
-            failure in the background.
-        traces: gets each epoch and delivery, if they are traced.
-        tracker: gets them too, if lineage is told.
+        callbacks: called with the Progress of each epoch after its commit.
+        error_callbacks: called with the error of each view that is set aside, and of each failure of the
+            background run.
+        traces: makes spans of epochs and deliveries; None if they aren't traced.
+        tracker: makes lineage events of them; None if there are none.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Reporting:
         """Log a committed epoch, and keep its Progress.
 
         Args:
-            timer: what has measured its stages.
+            timer: has measured its stages.
         """
         rows_in, rows_out, state, lanes = {}, {}, {}, {}
         seconds = timer.seconds
@@ -79,20 +79,20 @@ class Reporting:
         )
 
     def failed(self, epoch: int, timer: Timer, error: BaseException) -> None:
-        """Trace an epoch that has failed; call it again for the same failure as you like."""
+        """Trace a failed epoch; further calls for the same failure do nothing."""
         if self.traces is not None and timer is not self._failed:
             self.traces.failed(epoch, timer, error)
         self._failed = timer
 
     def delivered(self, delivery: Delivered) -> None:
-        """Tell of a delivery to a sink."""
+        """Report a delivery to a sink to traces and lineage."""
         if self.traces is not None:
             self.traces.delivered(delivery)
         if self.tracker is not None:
             self.tracker.delivered(delivery)
 
     def close(self) -> None:
-        """Send the last traces, and that all that has run has ended."""
+        """Send the last traces, and lineage events that complete all runs."""
         traces, tracker, self.traces, self.tracker = self.traces, self.tracker, None, None
         if tracker is not None:
             tracker.close()
@@ -100,15 +100,15 @@ class Reporting:
             traces.close()
 
     def call_back(self) -> None:
-        """Call the functions that the user wants called after each epoch."""
+        """Call the callbacks with the last Progress."""
         _call(self.callbacks, self.progress)
 
     def error(self, error: Exception) -> None:
-        """Call the functions that the user wants called with errors."""
+        """Call the error callbacks."""
         _call(self.error_callbacks, error)
 
     def difference(self, before: Manifest, now: Manifest, catalog: Catalog) -> None:
-        """Report the views that an epoch has set aside or got back, and the rows that it has kept out of streams."""
+        """Report views that an epoch has set aside or brought back, and rows that were too far ahead."""
         self._failing(before.failing, now.failing)
         for stream in [entry for entry in catalog.entries if entry.id in now.clocks]:
             earlier = before.clocks.get(stream.id, Clock(None))
@@ -128,7 +128,7 @@ class Reporting:
 
 
 def _call(callbacks: Sequence[Callable[[Any], Any]], argument: object) -> None:
-    """Call functions of the user; one that raises is logged, and the engine goes on."""
+    """Call functions of the user; exceptions are logged, not raised."""
     for callback in callbacks:
         try:
             callback(argument)

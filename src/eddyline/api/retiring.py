@@ -1,4 +1,4 @@
-"""Removes what is no longer retained of a storage."""
+"""Removes old epochs and input that are no longer retained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger("eddyline.epochs")
 
 
 def retire_old(workspace: Workspace) -> None:
-    """Remove old epochs that nobody needs, and their entries of redo logs; merge small entries of the others."""
+    """Remove epochs that nobody needs with their entries of redo logs; then merge small entries of the other logs."""
     workspace.flush()
     before = read_manifest(workspace.files, Epoch(workspace.manifest.epoch - 1))
     for entry in workspace.catalog.entries:

@@ -1,4 +1,4 @@
-"""Runs an engine: epoch after epoch while there is input, and answers other processes."""
+"""The run loop of an engine: epochs while there is input, and answers to requests of other processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("eddyline.engine")
 
 
 class RunLoop:
-    """Advances a workspace, once or in the background."""
+    """Runs the epochs of a workspace, once or in the background."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class Sinks:
         self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
 
     def recover(self) -> None:
-        """Remove what a crash has left of dropped sinks, and find the dead letters of the others."""
+        """Remove leftovers of dropped sinks after a crash, and open the dead letters of the others."""
         workspace = self._workspace
         if not workspace.writes:
             return
@@ -165,7 +165,7 @@ class Sinks:
                 deliverer.wake()
 
     def wait(self, epoch: int) -> None:
-        """Wait for the sinks that don't fail, at most `WAIT_S` seconds, until they hold an epoch."""
+        """Wait, at most `WAIT_S` seconds, until all sinks that don't fail have delivered an epoch."""
         for deliverer in list(self._deliverers.values()):
             deliverer.wait(Epoch(epoch), WAIT_S)
 
@@ -304,7 +304,7 @@ class Sinks:
         return Delivery(CommittedChangelog(files, view), outbox, opened, each=each)
 
     def _calling(self, function: Function) -> Callable[[pa.Table, Epoch], None]:
-        """Return what calls a user's function with a DataFrame."""
+        """Return a wrapper that calls a user's function with a DataFrame."""
 
         def call(feed: pa.Table, epoch: Epoch) -> None:
             rows = with_commit(feed, epoch, commit_time(self._workspace.files, epoch))
@@ -313,7 +313,7 @@ class Sinks:
         return call
 
     def _follow(self, sink: Entry) -> tuple[Entry, Target]:
-        """Return the view that a sink follows now, and what the sink has to know of it."""
+        """Return the view that a sink follows now, with the properties that the sink needs."""
         workspace = self._workspace
         view = workspace.catalog.get(sink.upstream[0], VIEW)
         return view, self._target(sink, view, workspace.plan(view))
@@ -347,7 +347,7 @@ class Sinks:
             self._workspace.sources.keep_letters(letters, Rejects(sink.name, log))
 
     def _letters_of(self, sink: Entry) -> Callable[[pa.Table, Sequence[str]], None]:
-        """Return what keeps the rows that a target refuses as dead letters of the sink."""
+        """Return the store for rows that a target refuses, which become dead letters of the sink."""
 
         def keep(rows: pa.Table, errors: Sequence[str]) -> None:
             workspace = self._workspace

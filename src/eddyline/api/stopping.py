@@ -1,4 +1,4 @@
-"""ON VIOLATION STOP of streams: the entries of a log from the first violation on wait, and nothing is lost."""
+"""ON VIOLATION STOP: a stream stops before the first entry with a violation; that entry and later ones wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Up to which entry of a log the rows are known to be good; `error` is what is wrong with that one."""
+    """Up to which entry (excluded) a log has been checked; `error` if that entry violates a rule."""
 
     end: int
     rules: str
@@ -35,7 +35,7 @@ class Stops:
         report: called with the error of a stream that stops.
 
     Attributes:
-        errors: of the streams that stand still.
+        errors: those of the stopped streams.
     """
 
     def __init__(self, workspace: Workspace, report: Callable[[Exception], None]) -> None:
@@ -44,8 +44,8 @@ class Stops:
         self._checked: dict[str, _Checked] = {}
         self.errors: list[EddylineError] = []
 
-    def good(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """Return the end positions of an epoch, none behind a row that stops its stream."""
+    def allowed_positions(self, positions: Mapping[str, int]) -> dict[str, int]:
+        """Limit the end positions of an epoch, so that it reads no row that stops its stream."""
         found, self.errors = dict(positions), []
         for entry in self._workspace.catalog.entries:
             rules = [one for one in expectations_of(entry) if one.action == STOP]
@@ -54,7 +54,7 @@ class Stops:
             if entry.id not in found or not (rules or held):
                 continue
             first = self._workspace.manifest.positions.get(entry.id, 0)
-            checked = self._checked_to(entry, rules, first, found[entry.id])
+            checked = self._check_up_to(entry, rules, first, found[entry.id])
             if checked.error is not None:
                 self.errors.append(checked.error)
                 retry_at = time.monotonic() + back_off(1)
@@ -66,7 +66,7 @@ class Stops:
         return found
 
     def found_fault(self, positions: Mapping[str, int]) -> bool:
-        """Return whether expectations of a stream of operations can't be evaluated: then it stands still.
+        """Return whether an epoch has failed because a stream's expectation can't be evaluated; stop that stream.
 
         Args:
             positions: the end positions of the epoch that has failed.
@@ -76,14 +76,14 @@ class Stops:
             if entry.id in positions and (rules := strict(entry)):
                 first = self._workspace.manifest.positions.get(entry.id, 0)
                 self._checked.pop(entry.id, None)
-                checked = self._checked_to(entry, [], first, positions[entry.id], rules)
+                checked = self._check_up_to(entry, [], first, positions[entry.id], rules)
                 if checked.error is None:
                     del self._checked[entry.id]
                 else:
                     found = True
         return found
 
-    def _checked_to(
+    def _check_up_to(
         self,
         entry: Entry,
         rules: Sequence[Expectation],
@@ -91,11 +91,11 @@ class Stops:
         end: int,
         evaluated: Sequence[Expectation] = (),
     ) -> _Checked:
-        """Return how far the rows of a stream are good, of the entries from `first` up to `end`.
+        """Return how far the entries from `first` up to `end` violate no rule; the first bad one is found by bisection.
 
         Args:
             rules: those that rows may not violate.
-            evaluated: those that rows may violate, without an error.
+            evaluated: those that rows may violate, but that must not raise an error.
         """
         text = entry.options[EXPECTATIONS]
         known = self._checked.get(entry.id)

@@ -98,7 +98,7 @@ class Streams:
         """Define and connect a stream by format and options; see `Engine.create_stream`.
 
         Args:
-            check: raises an error if a stream of this definition shall not exist.
+            check: raises an error if the stream must not be created.
         """
         workspace = self._workspace
         sources = workspace.sources

@@ -50,7 +50,7 @@ class Verifying:
             self._workspace.closing.append(self.stop)
 
     def stop(self) -> None:
-        """Cancel the Spark jobs of a verification, refuse those that wait, and end the thread."""
+        """Cancel the running verification, refuse those that wait, and end the thread."""
         self._stopped = True
         self._waiting.put(None)
         thread = self._thread

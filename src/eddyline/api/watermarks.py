@@ -1,4 +1,4 @@
-"""The event time of a stream whose watermark is reset."""
+"""Computes the new event time of a stream whose watermark is reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def reset_clock(workspace: Workspace, stream: Entry, to: datetime | str | None) 
     """Return the event time of a stream with a new watermark.
 
     Args:
-        to: the watermark; None for what the accepted rows give that aren't too far ahead of now.
+        to: the watermark; None to compute it from the accepted rows that aren't too far ahead of now.
 
     Raises:
         DataError: the stream has no watermark, or can't have this one.

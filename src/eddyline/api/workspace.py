@@ -1,4 +1,4 @@
-"""What the parts of an engine share: the open storage, its catalog, and the last committed epoch."""
+"""The state that the parts of an engine share: the open storage, its catalog, the last committed epoch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Workspace:
         closing: functions to call when the engine stops.
         saved: functions to call after each change of the catalog.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
-        filling: by name, in lower case, of a view that is being filled, what returns its entry for the status.
+        filling: by name, in lower case, of a view that is being filled: returns its entry for the status.
     """
 
     def __init__(
@@ -188,14 +188,14 @@ class Workspace:
     def reading(
         self, epoch: int | None = None
     ) -> Iterator[tuple[Manifest, Callable[[DataFrame], DataFrame]]]:
-        """Keep an epoch during the context, and as long as DataFrames that were made in it.
+        """Retain an epoch during the context, and as long as DataFrames that were made in it exist.
 
         Args:
-            epoch: the epoch to keep, and all after it; None for the last committed one.
+            epoch: the epoch to retain, with all after it; None for the last committed one.
 
         Yields:
-            The last committed epoch, and a function to call for each DataFrame that reads it or the
-            one to keep.
+            The last committed epoch, and a function to call on each DataFrame that reads it or the
+            retained one.
 
         Raises:
             StateError: that epoch is not retained.
@@ -219,7 +219,7 @@ class Workspace:
                 raise rows_expired(view.name, stream)
 
     def short_of_rows(self, view: Entry) -> str:
-        """Return a stream that no longer has all rows of which a view was computed; empty if there is none."""
+        """Return the name of a stream that no longer has all rows of a view; empty if there is none."""
         return short_of_rows(view, self.catalog, self.manifest, self.sources)
 
     def session(self) -> SparkSession:
@@ -265,7 +265,7 @@ class Workspace:
         return self._plans.get(entry.id)
 
     def forget_plan(self, entry: Entry) -> None:
-        """Remove a plan from the cache, so that it is compiled with the functions known by then."""
+        """Remove a plan from the cache, so that it is compiled again with the functions registered by then."""
         self._plans.pop(entry.id, None)
 
     def keep_plan(self, entry: Entry, compiled: CompiledPlan) -> None:

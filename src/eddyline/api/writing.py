@@ -106,7 +106,7 @@ class Writing:
         read: int | None = None,
         query: str = "",
     ) -> None:
-        """Write operations: through the driver, or where a DataFrame is large into files that the log then names.
+        """Write operations: through the driver, or for a large DataFrame into files that an entry then names.
 
         Args:
             parts: what the rows do, and the rows: see `TableRows`.
@@ -158,7 +158,7 @@ class Writing:
 
     @contextmanager
     def _appending(self, entry: Entry) -> Iterator[RedoLog]:
-        """Provide the log of a table to write to, with what other processes have written before."""
+        """Yield the log of a table for a write, after taking in what other processes have written."""
         workspace = self._workspace
         log = workspace.sources.log(entry)
         with log.writing:
@@ -175,7 +175,7 @@ class Writing:
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
         """Return the current dead letters of a pipeline or stream that meet a condition.
 
-        Letters whose replay or removal is decided are not among them.
+        Letters that are already being replayed or removed are not among them.
         """
         workspace = self._workspace
         with workspace.lock:

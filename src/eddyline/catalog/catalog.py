@@ -190,7 +190,7 @@ class Catalog:
         return replace(self, entries=tuple(e for e in self.entries if e not in gone))
 
     def companions(self, name: str) -> list[Entry]:
-        """Return the views that belong to a stream or view, upstream first; they are dropped with it."""
+        """Return the companion views of a stream or view, upstream first; they are dropped with it."""
         return [e for e in self.entries if e.options.get(COMPANION) == name.lower()]
 
     def letters_of(self, stream: Entry) -> Entry | None:
@@ -227,7 +227,7 @@ class Catalog:
         return views
 
     def in_order(self) -> Catalog:
-        """Return the catalog with each view behind all that it reads, else in the same order."""
+        """Return the catalog with each view after its upstream relations, otherwise in the same order."""
         known = {entry.name.lower(): entry for entry in self.entries}
         ordered: dict[str, Entry] = {}
 
@@ -242,7 +242,7 @@ class Catalog:
         return replace(self, entries=tuple(ordered.values()))
 
     def joined(self) -> dict[str, set[str]]:
-        """Return for each stream with a watermark, by id, those that a view reads together with it."""
+        """Return for each stream with a watermark, by id, the others that some view combines with it."""
         found: dict[str, set[str]] = {}
         read: dict[str, set[str]] = {}  # by name of a relation the streams that it is made from
         for entry in self.entries:

@@ -44,7 +44,7 @@ class Entry:
         schema: JSON of the columns' StructType.
         key: names of the primary key's columns.
         query: the SQL of a view; for one of a DataFrame the text of its plan, to compare with.
-        upstream: names of the relations that a view reads; the name of the view that a sink follows.
+        upstream: names of the relations that a view reads, or of the view that a sink follows.
         format: the name after USING of a stream or sink, or the role of a stream of dead letters;
             empty for a stream of a DataFrame, or one that a pipeline writes. `FRAME` for a view of
             a DataFrame, empty for one of SQL.
@@ -54,9 +54,8 @@ class Entry:
         event_time: the column from which a stream's watermark is computed; empty without one.
         delay: how many microseconds the watermark lags behind the latest event time.
         late_of: the id of the stream whose late rows these are; empty for other relations.
-        result: the arrangement that holds a view's rows; behind it, for a view with ORDER BY, `asc` or
-            `desc` and `first` or `last`, the place of nulls, for each sort key. Empty for views with ORDER BY
-            of older versions.
+        result: the arrangement that holds a view's rows. For a view with ORDER BY two words follow for each sort
+            key: `asc` or `desc`, and `first` or `last` for nulls. Empty for views with ORDER BY of older versions.
         final: whether a view has EMIT FINAL.
         since: the epoch that computed a view's first rows, or computed them again after a pause.
         paused: the epoch whose result a paused view keeps; 0 for one that is not paused. 1 for a
@@ -92,7 +91,7 @@ class Entry:
 
     @property
     def given_columns(self) -> StructType:
-        """The columns whose values the source of a stream gives: all but `_received_at`."""
+        """The columns that the source of a stream provides: all but `_received_at`."""
         from pyspark.sql.types import StructType
 
         columns = self.columns
@@ -100,7 +99,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """The id of its redo log and position, which late rows and those kept out share with their stream."""
+        """The id of its redo log and position; a stream of late or rejected rows shares those of its stream."""
         return self.options[OF] if self.role == KEPT_OUT else self.late_of or self.id
 
     @property
@@ -125,9 +124,9 @@ class Entry:
 
     @property
     def sorts(self) -> list[tuple[bool, bool]] | None:
-        """Whether each sort key of a view is descending, and nulls are last; None if that isn't known.
+        """For each sort key of a view whether it is descending, and whether nulls come last; None if unknown.
 
-        The keys are stored in the columns behind the view's own.
+        The keys are stored in columns after the view's own.
         """
         if self.kind == VIEW and not self.result:
             return None
@@ -142,7 +141,7 @@ class Entry:
 
     @property
     def source_options(self) -> dict[str, str]:
-        """The options that its source reads."""
+        """The options for its source, without those that the engine reads itself."""
         own = (EXPECTATIONS, LOGGED, RETAIN, *(TIME_OPTIONS if self.event_time else ()))
         return {name: value for name, value in self.options.items() if name not in own}
 
@@ -171,7 +170,7 @@ class Entry:
 
     @property
     def attached_to(self) -> str:
-        """The id of the entry that the source of its rows is attached to."""
+        """The id of the entry to which the source of its rows is attached."""
         return self.options[OF] if self.role == REJECTS else self.id
 
     def writes(self, stream: Entry) -> bool:
@@ -186,10 +185,10 @@ class Entry:
 
     @property
     def arranged(self) -> bool:
-        """Whether its rows are in an arrangement, because operations change them."""
+        """Whether its rows are stored in an arrangement, because operations can change them."""
         return self.kind == TABLE or (self.kind == STREAM and bool(self.operation or self.key))
 
 
 def source_places(columns: StructType) -> list[int]:
-    """Return the places of a log's columns whose values the source gives."""
+    """Return the places of a log's columns that the source provides."""
     return [place for place in given_places(columns.names) if LEFT not in columns[place].metadata]

@@ -1,13 +1,13 @@
 """The expectations of streams and views, and the names of the views that serve them.
 
-A stream or view with expectations has companions, which are views like any other: one counts the rows that
-violate each expectation, one holds the rows that ON VIOLATION DEAD LETTER has kept out. A stream's log keeps
-all records; every reader but the companions sees it through a filter. A view that keeps rows out reads
-another companion, which has the rows of its query.
+A stream or view with expectations has companions, which are ordinary views: one counts the rows that
+violate each expectation, one holds the rows that ON VIOLATION DEAD LETTER has rejected. A stream's log keeps
+all records; all readers but the companions read it through a filter. A view that drops rows reads
+another companion, which has all rows of its query.
 
-The log of a stream of operations isn't kept. So its records are checked before they are applied, and another
-stream, which reads the same log, keeps those that aren't: with DEAD LETTER as they are, of the others the
-names of the constraints and a number. The companions read that stream.
+The log of a stream of operations isn't retained. So its records are checked before they are applied, and a second
+stream over the same log keeps the rejected ones: those with DEAD LETTER whole, of the others only the
+names of the violated constraints and a count. The companions read that stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REASON, BROKEN = "violates", "constraints"
 
 
 def option_of(expectations: Sequence[Expectation], query: str = "") -> str:
-    """Return expectations as the catalog keeps them; `query` is that of the view, as the user gave it."""
+    """Return expectations as text for the catalog, with the query of the view as the user wrote it."""
     rules = [[one.name, one.condition, one.action] for one in expectations]
     return json.dumps({"rules": rules, "query": query})
 
@@ -57,7 +57,7 @@ def filter_of(stream: Entry, reader: Entry | None = None) -> str:
 
 
 def checked_query(name: str, expectations: Sequence[Expectation]) -> str:
-    """Return the query of a view that keeps out rows of its companion, or fails because of them."""
+    """Return the query of a view with expectations: it filters the rows of its companion, or fails on a violation."""
     cases = [
         f"WHEN {one.violated} THEN raise_error({literal(_stopped(name, one))})"
         for one in expectations
@@ -74,7 +74,7 @@ def strict(stream: Entry) -> list[Expectation]:
 
 
 def new_kept_out(stream: Entry) -> Entry | None:
-    """Return the stream of what the expectations of a stream of operations keep out; None if they keep all."""
+    """Return the stream to create for the records that a stream of operations rejects; None if it rejects none."""
     from pyspark.sql.types import ArrayType, StringType, StructType
 
     if stream.kind != STREAM or not strict(stream):
@@ -90,13 +90,13 @@ def new_kept_out(stream: Entry) -> Entry | None:
 
 
 def is_ended(entry: Entry, catalog: Catalog) -> bool:
-    """Return whether this keeps what expectations have kept out that their stream no longer has."""
+    """Return whether a stream of rejected records gets no more: its stream has lost the expectations that reject."""
     streams = (one for one in catalog.entries if one.id == entry.source)
     return entry.role == KEPT_OUT and not any(strict(stream) for stream in streams)
 
 
 def kept_out_of(stream: Entry, catalog: Catalog) -> Entry | None:
-    """Return the stream of what the expectations of a stream of operations keep out; None without."""
+    """Return the stream of the records that a stream of operations rejects; None if it rejects none."""
     kept = (entry for entry in catalog.entries if entry.role == KEPT_OUT)
     return next((entry for entry in kept if entry.source == stream.id), None)
 
@@ -107,7 +107,7 @@ def counting_query(
     """Return the query that counts the rows of a relation which violate each expectation.
 
     Args:
-        kept: what is kept out of a stream of operations, of which the rules that keep out are counted.
+        kept: the stream of rejected records; the violations of rules that reject are counted there.
     """
     if kept is None:
         return _counting(source, [(one.name, one.violated) for one in expectations])
@@ -123,17 +123,17 @@ def counting_query(
 
 
 def letters_query(kept: Entry) -> str:
-    """Return the query of the records that ON VIOLATION DEAD LETTER keeps out of a stream of operations."""
+    """Return the query of the records that ON VIOLATION DEAD LETTER has rejected from a stream of operations."""
     *columns, _ = kept.columns.names
     shown = ", ".join(map(quoted, columns))
     return f"SELECT {shown} FROM {quoted(kept.name)} WHERE {quoted(columns[-1])} IS NOT NULL"
 
 
 def _counting(source: str, expectations: Sequence[tuple[str, str]]) -> str:
-    """Return the query of numbers of rows.
+    """Return the query that counts rows.
 
     Args:
-        expectations: of each the name, and SQL that tells of a row whether it violates it.
+        expectations: pairs of name and the SQL condition of the rows that violate it.
     """
     counts = [f"count_if({violated}) AS n{at}" for at, (_, violated) in enumerate(expectations)]
     pairs = ", ".join(f"{literal(name)}, n{at}" for at, (name, _) in enumerate(expectations))

@@ -1,7 +1,7 @@
-"""The columns of a stream's log, which stay where they are when the stream's own change.
+"""The columns of a stream's log, which keep their places when the columns of the stream are altered.
 
-A log has its columns by place, and the source finds them by the names that they had when the stream got
-them. Once a column has left the stream, or has another name, an option of the stream keeps both.
+A log stores columns by place; the source knows them by the names that they had when they were added to the
+stream. Once a column is dropped or renamed, an option of the stream stores places and names.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Logged:
     """The columns of a log.
 
     Attributes:
-        columns: by place, under the names of the source; with `LEFT` in their metadata those that have left the
-            stream, with `LATER` those that a stream of operations has got since it was made.
-        places: of each column of the stream its place, also of the reason of late rows, which comes last.
+        columns: by place, under the names of the source. The metadata has `LEFT` for a dropped column, and
+            `LATER` for one that was added to a stream of operations later.
+        places: the place of each column of the stream; the reason of late rows comes last.
     """
 
     columns: StructType
@@ -51,7 +51,7 @@ def logged(stream: Entry) -> Logged:
 
 
 def as_source(stream: Entry) -> Entry:
-    """Return a stream as its source sees it: with the columns of the log, and without options of the engine."""
+    """Return a stream for its source: with the columns of the log, and without the engine's own options."""
     log, names = logged(stream), stream.columns.names
 
     def own(name: str) -> str:
@@ -70,7 +70,7 @@ def with_fields(stream: Entry, fields: Sequence[tuple[StructField, str | None]])
     """Return a stream with other columns.
 
     Args:
-        fields: the columns, each with its name so far; None for a new one.
+        fields: the columns, each with its old name; None for a new one.
     """
     from pyspark.sql.types import StructField, StructType
 

@@ -25,7 +25,7 @@ class Request:
         number: counts the requests of a storage from 1; the engine answers them in this order.
         action: add, pause, resume, drop, verify (a view); replay, discard, mend (dead letters); reset (a
             watermark); rebucket (the storage); pause sink, resume sink, resend sink, drop sink.
-        name: of the view, sink, pipeline or stream; of the storage's folder for `rebucket`.
+        name: of the view, sink, pipeline or stream; for `rebucket` of the storage's folder.
         query: SQL of a view to add; positions of dead letters; position and new payload of one to `mend`,
             as JSON; the new watermark, empty for none; the new number of buckets.
         asked_at: when it was sent, ISO 8601 in UTC.
@@ -71,7 +71,7 @@ class Inbox:
     def waiting(self) -> list[Request]:
         """Return the unanswered requests in their order; none while the database can't be used.
 
-        Epochs need no catalog: a server that is down must not stop them.
+        Epochs don't need the catalog, so an unavailable server must not stop them.
         """
         if self.number is not None or time.monotonic() < self._not_before:
             return []
@@ -115,7 +115,7 @@ class Inbox:
             self.number = None
 
     def _postpone(self, error: StorageError) -> None:
-        """Leave the catalog alone for a while; log only the first of several failures."""
+        """Don't query the catalog for a while; log only the first of consecutive failures."""
         self._not_before = time.monotonic() + RETRY_S
         if self._reachable:
             log.warning("requests wait, the catalog can't be used: %s", error)

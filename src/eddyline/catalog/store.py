@@ -97,7 +97,7 @@ class CatalogStore:
     """The catalog of one storage, and the requests to its engine.
 
     Attributes:
-        certain: False while it isn't known whether the last write was committed.
+        certain: False while it is unknown whether the last write was committed.
     """
 
     def __init__(self, files: Files, database: Database) -> None:
@@ -269,7 +269,7 @@ class CatalogStore:
 
     @contextmanager
     def _writing(self, *, catalog: bool = False) -> Iterator[Execute]:
-        """Run a transaction; its commit is an effect on the disk, at which a test can inject a fault."""
+        """Run a transaction that writes; its commit passes through `Files`, like all other effects on the disk."""
         with self.database.transaction(write=True) as execute:
             yield execute
             with storage_errors(self.name):

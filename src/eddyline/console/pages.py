@@ -146,7 +146,7 @@ class Pages:
             fresh: make the page anew for each request: it depends on more than epochs and definitions.
         """
 
-        def made(request: Request) -> tuple[Response | None, bytes]:
+        def render(request: Request) -> tuple[Response | None, bytes]:
             asked = number_of(request, "asked", 0)
             # before the page: one that tells that something is done shows it, too
             requested = self._outcome(asked) if asked else None
@@ -160,10 +160,10 @@ class Pages:
         async def endpoint(request: Request) -> Response:
             try:
                 if fresh or "asked" in request.query_params:
-                    other, body = await self._api.run(lambda: made(request))
+                    other, body = await self._api.run(lambda: render(request))
                 else:
                     key = f"page {request.url.path}?{request.url.query}"
-                    other, body = await self._api.answered(key, lambda: made(request))
+                    other, body = await self._api.answered(key, lambda: render(request))
                 return other or HTMLResponse(body)
             except EddylineError as error:
                 html = self._problem(request, error.condition, error.message, error.hint)

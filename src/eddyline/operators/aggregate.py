@@ -139,7 +139,7 @@ class Reduce:
             changed |= sums.changed
             if sums.beside is not None:
                 kept[exact_sums.SLOT] = sums.beside
-        kept[SLOT] = _beside(rows, change, [name for name, _ in layout.measures])
+        kept[SLOT] = _with_columns_of(rows, change, [name for name, _ in layout.measures])
         if not changed.all():
             kept[SLOT] = kept[SLOT].filter(pa.array(changed))
         if not (self.largest or self.fractions):
@@ -223,7 +223,7 @@ class Reduce:
         parts = []
         for table, present, weight in ((before, was_there, -1), (after, is_there, 1)):
             wanted = np.flatnonzero(present & changed & ~same)
-            part = _beside(rows, table, values).take(pa.array(wanted))
+            part = _with_columns_of(rows, table, values).take(pa.array(wanted))
             weights = pa.array(np.full(len(wanted), weight, np.int64))
             parts.append(part.append_column(WEIGHT, weights))
         return pa.concat_tables(parts)
@@ -259,7 +259,7 @@ def _with(table: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
     return table
 
 
-def _beside(rows: pa.Table, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+def _with_columns_of(rows: pa.Table, table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return rows with some columns of another table of the same length."""
     return _with(rows, {name: table[name] for name in columns})
 

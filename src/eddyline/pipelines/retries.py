@@ -78,9 +78,9 @@ def untried_records(letters: pa.Table, payload: bytes | None = None) -> pa.Table
     Args:
         payload: what the records shall hold instead; None: what they held.
     """
-    mended = None if payload is None else pa.array([payload] * letters.num_rows, pa.binary())
+    replacement = None if payload is None else pa.array([payload] * letters.num_rows, pa.binary())
     columns = {
-        PAYLOAD: letters["payload"] if mended is None else mended,
+        PAYLOAD: letters["payload"] if replacement is None else replacement,
         KEY: letters["key"],
         ATTEMPTS: pa.nulls(letters.num_rows, pa.int32()).fill_null(0),
         POSITION: letters["position"],

@@ -265,7 +265,7 @@ class _Finder:
 def _values(
     catalyst: Catalyst, frame: DataFrame, now: str
 ) -> tuple[Expression, dict[str, Expression]]:
-    """Return the time as an expression, and what stands for each type of it."""
+    """Return the current time as an expression, and for each type of it the expression to use."""
     texts = {name: f"cast({now} as {name})" for name in ("date", "timestamp_ntz")}
     plan = catalyst.plan(frame.selectExpr(now, *texts.values()))
     first, *others = items(plan.projectList())

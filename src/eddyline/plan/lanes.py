@@ -157,7 +157,7 @@ class Steps:
         return self.catalyst.over_leaf(plan, self._cut(plan).wide)
 
     def release(self) -> None:
-        """Let Spark's plans go, once a view is compiled: what is known of it is kept, and this with it."""
+        """Drop the references to Spark's plans once a view is compiled: the compiled view lives on, and would hold them."""
         self.recorded.clear()
         self.jobs.clear()
         self._cuts.clear()

@@ -238,7 +238,7 @@ _RANKS = {"RowNumber": Ties.ROW_NUMBER, "Rank": Ties.RANK, "DenseRank": Ties.DEN
 
 
 def keeps_group_top(build: Build, node: Plan) -> bool:
-    """Return whether `group_top` drops what the filter above a node would; else that has to."""
+    """Return whether `group_top` can drop the rows beyond the limit itself; if not, the filter above must stay."""
     sort_keys = [order.child() for order in items(node.orderSpec())]
     return build.native and is_sortable(sort_keys, items(node.partitionSpec()))
 

@@ -324,7 +324,7 @@ def _only(origins: Origins, way: str) -> Origins:
 
 
 def _passed(origins: Origins, ways: Iterable[str]) -> Origins:
-    """Return the origins of a column that another one comes from in some ways."""
+    """Return the origins of a column, given those of the column that it is derived from and how it is derived."""
     return _joined(_as(origins, way) if way in DIRECT else _only(origins, way) for way in ways)
 
 

@@ -254,7 +254,7 @@ def child_of(node: N) -> N:
 
 def output_of(plan: Plan) -> list[Expression]:
     """Return the columns of a plan's rows."""
-    return [*trees.known(plan, "output", lambda: items(plan.output()))]
+    return [*trees.cached(plan, "output", lambda: items(plan.output()))]
 
 
 def columns_of(plan: Plan) -> StructType:
@@ -264,7 +264,7 @@ def columns_of(plan: Plan) -> StructType:
 
 def expressions_of(plan: Plan) -> list[Expression]:
     """Return the expressions of a plan node, those of its children left aside."""
-    return [*trees.known(plan, "expressions", lambda: items(plan.expressions()))]
+    return [*trees.cached(plan, "expressions", lambda: items(plan.expressions()))]
 
 
 def subqueries_of(plan: Plan) -> list[Plan]:
@@ -317,16 +317,16 @@ def class_name(node: JavaObject) -> str:
 
 def id_of(named: Expression) -> int:
     """Return Spark's id of an attribute, alias or subquery."""
-    return trees.known(named, "id", lambda: named.exprId().id())
+    return trees.cached(named, "id", lambda: named.exprId().id())
 
 
 def is_deterministic(expression: Expression) -> bool:
     """Return whether Catalyst marks an expression, and all below it, as deterministic."""
-    return trees.known(expression, "deterministic", expression.deterministic)
+    return trees.cached(expression, "deterministic", expression.deterministic)
 
 
 def type_of(expression: Expression) -> DataType:
     """Return an expression's type as PySpark's."""
-    return trees.known(
+    return trees.cached(
         expression, "type", lambda: _parse_datatype_json_string(expression.dataType().json())
     )

@@ -126,12 +126,12 @@ class Compiler:
         self.readers = readers
 
     def use_buckets(self, buckets: int, session: SparkSession) -> None:
-        """Compile from now on for another number of buckets, in a session that is made for it."""
+        """Compile from now on for another number of buckets, in a session made for that number."""
         self.buckets = buckets
         self.catalyst = Catalyst(session)
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
-        """Return the names of the catalog that a query may name, upstream first."""
+        """Return the relations whose names occur in a query, upstream first: it reads no others."""
         words, folded = set(re.findall(r"\w+", query.lower())), query.lower()
         return [entry.name for entry in catalog.entries if mentions(words, folded, entry.name)]
 
@@ -146,7 +146,7 @@ class Compiler:
 
         Args:
             plan_of: returns the compiled form of another view.
-            upstream: names that the query may read, or words that are names of something else.
+            upstream: relations whose names occur in the query; some may be names of columns.
 
         Raises:
             QueryError: the query is wrong, or no live view can keep it; or that of a view that it reads.
@@ -203,7 +203,7 @@ class Compiler:
             return self._planned(entry, catalog, compiled, upstream, short.result)
 
     def lineage(self, entry: Entry, catalog: Catalog) -> Lineage:
-        """Return which columns of the relations that it reads each column of a view comes from.
+        """Return for each column of a view the columns of its inputs that it is derived from.
 
         Raises:
             QueryError: the query can't be resolved in this process: a function is missing.
@@ -239,7 +239,7 @@ class Compiler:
         return catalyst.analyzed(entry.query)
 
     def _short(self, build: Build) -> DriverRun | None:
-        """Return a lowered view's plan for the short lane; None if it can't, or shall never, run there."""
+        """Return a view's plan for the short lane; None if it can't run there, or the lane is switched off."""
         if not self.options.short_lane_rows:
             return None
         session = cloned(build.catalyst.session)
@@ -252,7 +252,7 @@ class Compiler:
             return None
 
     def table(self, entry: Entry) -> CompiledPlan:
-        """Compile a table, or a stream of operations: applying its operations to its rows."""
+        """Compile a table or a stream of operations: a plan that applies operations to the stored rows."""
         columns = entry.columns
         operations = in_log(plain(entry.name, columns), entry)
         build = self._build(self.catalyst, entry, {entry.name: operations})
@@ -285,7 +285,7 @@ class Compiler:
         return CompiledPlan(plan, compiled, columns)
 
     def kept_out(self, entry: Entry, stream: Entry) -> CompiledPlan:
-        """Compile what the expectations of a stream of operations keep out of it."""
+        """Compile the stream of the records that the expectations of a stream of operations reject."""
         columns = entry.columns
         logged = StructType(columns.fields[:-2])
         places = {f.name: place for place, f in enumerate(stream.columns)}
@@ -360,7 +360,7 @@ class Compiler:
         )
 
     def whole_scan(self, entry: Entry) -> LeafScan:
-        """Return what reads all columns of an entry's segments, without Spark."""
+        """Return a scan of all columns of an entry's segments that needs no Spark."""
         columns = entry.columns
         if entry.gives_reasons:  # which aren't stored
             columns = StructType(columns.fields[:-1])
@@ -374,7 +374,7 @@ class Compiler:
     def _shared(
         self, node: str, name: str, schema: StructType
     ) -> tuple[SharedWriter, SharedReader]:
-        """Return the functions that Spark runs for rows that a plan reads more than once."""
+        """Return the functions that write and read rows which a plan reads more than once."""
         rows, columns = SharedRows(self.files, node, name), arrow_schema(schema, self.zone)
         return SharedWriter(rows, columns), SharedReader(rows, columns, self.options.scan_tasks)
 
@@ -402,7 +402,7 @@ class Compiler:
         """Return the plan that epochs run.
 
         Args:
-            short: returns the one for the short lane.
+            short: returns the plan for the short lane.
         """
         build = compiled.build
         with build.catalyst.keeping_operators():
@@ -433,7 +433,7 @@ class Compiler:
 
 
 def check_query(catalyst: Catalyst, text: str) -> None:
-    """Raise QueryError if a text is a statement, which Spark would run in its own catalog."""
+    """Raise QueryError if a text is a statement rather than a query: Spark would run it in its own catalog."""
     try:
         is_query = catalyst.is_query(text)
     except PySparkException:  # Spark can't read it; CREATE STREAM and SINK are Eddyline's own

@@ -25,7 +25,7 @@ class EpochContext:
         limits: for a stateful operator (`part_name`) one value for each of its expiries: rows of
             its state below that value may be dropped; None if no row may be dropped yet.
         rebuilt: ids of views whose state is computed again: their stored state isn't read.
-        adopted: id of a new view whose state was computed before the epoch, and the file that names it.
+        adopted: id of a new view whose state was computed before the epoch, and the file that lists its runs.
     """
 
     folder: str

@@ -1,4 +1,4 @@
-"""Relations as DataFrames without rows, and the plans of the views that are made of them."""
+"""Relations as DataFrames without rows, and the plans of views that users build from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNDEFINED = "VIEW_UNDEFINED"
 
 
 class Frames:
-    """What is known of DataFrames in this process: it is gone when the storage is opened again.
+    """The DataFrames that this process has given out or received; they don't outlive it.
 
     Args:
         spark: the user's session, in which the DataFrames of relations are made.
@@ -52,10 +52,10 @@ class Frames:
         return named
 
     def read(self, view: str, plan: Plan, catalog: Catalog) -> dict[int, Entry]:
-        """Return the relations that a plan reads, by the id of their RDD.
+        """Return the relations that a plan reads, by the id of the RDD that stands for each.
 
         Raises:
-            QueryError: it reads something else, or a relation that was dropped or has other columns now.
+            QueryError: it reads other data, or a relation that was dropped or altered since.
         """
         entries = {entry.id: entry for entry in catalog.entries}
         found = {}
@@ -96,7 +96,7 @@ class Frames:
         self._plans[view] = plan
 
     def knows(self, entry: Entry) -> bool:
-        """Return whether this process has been given the DataFrame of a view."""
+        """Return whether the user has given this process the DataFrame of a view."""
         return entry.id in self._plans
 
     def forget(self, view: str) -> None:
@@ -127,7 +127,7 @@ class Frames:
         contents: Mapping[str, DataFrame],
         session: SparkSession,
     ) -> DataFrame:
-        """Return the DataFrame of a view over rows; it is run by Spark alone.
+        """Return the DataFrame of a view over actual rows, for Spark to run offline.
 
         Args:
             contents: the rows of each relation, by name.
@@ -147,7 +147,7 @@ def versions() -> dict[str, str]:
 
 
 def _no_rows(name: str) -> tuple[object, ...]:
-    """Fail the job of an action on a relation."""
+    """Raise SCHEMA_ONLY: a user has called an action on a relation."""
     raise QueryError(
         f"the DataFrame of relation {name} has columns, but no rows: it is for definitions of views",
         condition="SCHEMA_ONLY",

@@ -200,10 +200,10 @@ class EpochRunner:
         timer: Timer,
         before: Mapping[str, Buckets] | None = None,
     ) -> EpochState | None:
-        """Compute the first rows of a new view as of a committed epoch, and commit nothing; epochs can go on.
+        """Compute the first rows of a new view as of a committed epoch, without a commit; other epochs may run meanwhile.
 
         Args:
-            folder: for the files of its state. Nothing else removes it.
+            folder: for the files of its state; the caller removes it.
             before: the arrangements after earlier pieces of its input; None for the first piece.
 
         Returns:
@@ -222,19 +222,19 @@ class EpochRunner:
     def _on_top_of(
         self, computed: Mapping[str, Buckets], view: str, context: EpochContext
     ) -> EpochContext:
-        """Return the context in which the tasks of a new view find the state that was computed before."""
+        """Store the state that was computed before for the tasks of a new view; return a context that names it."""
         file = f"{context.folder}/{ADOPTED}"
         write_arrangements(self.files, file, dict(computed))
         return replace(context, adopted=(view, file))
 
     def make_delta(self, plan: EpochPlan, folder: str, computed: EpochState) -> None:
-        """Give what `compute` has computed in pieces its changelog: all rows, in which none is retracted."""
+        """Make the changelog of a view that `compute` has computed in pieces: all rows as appends."""
         self._replace_delta(folder, plan, {}, "", computed)
 
     def adopt(
         self, base: Manifest, plan: EpochPlan, computed: EpochState, watermarks: Watermarks
     ) -> Manifest:
-        """Commit what `compute` has computed as of the last epoch; its rows are the changes of the next one."""
+        """Commit the view that `compute` has computed as of the last epoch, as the next epoch; its changes are all rows."""
         self._adopt_files(computed, Epoch(base.epoch + 1))
         state = EpochState(
             {**base.arrangements, **computed.arrangements},
@@ -246,7 +246,7 @@ class EpochRunner:
         return write_manifest(self.files, replace(manifest, clocks=base.clocks))
 
     def _adopt_files(self, computed: EpochState, epoch: Epoch) -> None:
-        """Give the folder that `compute` has written to an epoch, with which it stays and goes."""
+        """Rename the folder that `compute` has written to one of an epoch, so that it is retired with that epoch."""
         parts = (computed.arrangements, computed.deltas)
         names = [run.name for part in parts for own in part.values() for run in runs_of(own)]
         if names:
@@ -279,7 +279,7 @@ class EpochRunner:
         watermarks: Watermarks,
         timer: Timer,
     ) -> None:
-        """Run all plans that have input, each once those that it reads are done; add their results to `state`."""
+        """Run all plans that have input, upstream before downstream; add their results to `state`."""
         changed: dict[str, list[Segment]] = {}
         named = {one.plan.name.lower(): one for one in inputs}
         read: dict[str, list[Piece]] = {}
@@ -344,7 +344,7 @@ class EpochRunner:
     def _continue_changelog(
         self, attempt: _Attempt, plan: EpochPlan, replacement: Replacement, state: EpochState
     ) -> None:
-        """Let the changelog of a replaced view go on, if the columns are the same."""
+        """Continue the changelog of a replaced view with the difference of the rows, if the columns are the same."""
         before = replacement.predecessors[-1][0]
         if before:
             base, columns = attempt.base, numbered("c", replacement.columns)
@@ -367,7 +367,7 @@ class EpochRunner:
             before: name of the one with the old rows.
             columns: the columns to compare; None for all.
         """
-        # also where no input came, the manifest names the arrangement: its delta is found by it
+        # the manifest names the arrangement even if it got no input: its delta is found by that name
         old, new = arrangements.get(before, {}), state.arrangements.setdefault(plan.result, {})
         prefix = f"{folder}/{plan.result.replace('/', '.')}.difference"
         runs = difference_runs(self.files, prefix, runs_of(old), runs_of(new), columns)
@@ -431,7 +431,7 @@ class EpochRunner:
         self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """Remove what attempts have left; where the disk refuses that, the next epoch tries again."""
+        """Remove the folders of failed attempts; after a failure of the disk the next epoch tries again."""
         with contextlib.suppress(OSError, EddylineError):
             while self.abandoned:
                 self.files.remove(self.abandoned[-1])

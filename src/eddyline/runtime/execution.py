@@ -31,7 +31,7 @@ Attempted = tuple[Reports | EddylineError | None, float]
 
 @dataclass(slots=True)
 class Execution:
-    """Executes the plans of epochs, each in the lane that should be the faster one.
+    """Executes the plans of epochs, each in the lane that is expected to be faster.
 
     Attributes:
         lanes: chooses between a run in the driver and a Spark job.
@@ -55,7 +55,7 @@ class Execution:
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
     def attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> Attempted:
-        """Execute a plan; return what `_execute` does, or the error of a view that fails, and the seconds."""
+        """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and the seconds."""
         started = time.perf_counter()
         try:
             return self._execute(plan, pieces, context), time.perf_counter() - started
@@ -125,7 +125,7 @@ class Execution:
     def _in_driver(
         self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
     ) -> Reports | None:
-        """Run a plan in the short lane; None if it has to run as a Spark job after all."""
+        """Run a plan in the short lane; return None if it must run as a Spark job, because it has too many rows."""
         try:
             return short.run(context, _by_leaf(plan, pieces))
         except Exception as error:  # whatever Spark or an operator raises: it is named

@@ -43,7 +43,7 @@ class Owners:
 
     @staticmethod
     def of_rows(hashes: np.ndarray, buckets: np.ndarray) -> Owners | None:
-        """Return the owners of rows; None if keys of two buckets have the same hash."""
+        """Return the owners of rows; None if rows of one hash lie in two buckets."""
         places = np.argsort(hashes, kind="stable")
         hashes, buckets = hashes[places], buckets[places]
         starts = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - 1))
@@ -55,7 +55,7 @@ class Owners:
         return [BucketId(int(bucket)) for bucket in np.unique(self.buckets)]
 
     def of(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the bucket of each of some hashes, which the delta has."""
+        """Return the bucket of each of some hashes; the delta must contain them."""
         found: np.ndarray = self.buckets[np.searchsorted(self.hashes, hashes)]
         return found
 
@@ -111,7 +111,7 @@ class Kernel:
             yield from batches_of(table, self.schema)
 
     def in_driver(self) -> Kernel:
-        """Return the same for the driver, which flushes all files of an epoch together."""
+        """Return the kernel for a run in the driver, which flushes all files of an epoch together."""
         return replace(self, files=self.files.flushed_later())
 
     def prefix(self, context: EpochContext) -> str:
@@ -151,7 +151,9 @@ class Kernel:
                     counts["out"] += table.num_rows
                     before += time.perf_counter() - started
                     yield table.drop_columns([HASH]) if HASH in table.column_names else table
-                    started = time.perf_counter()  # what becomes of it isn't this operator's
+                    started = (
+                        time.perf_counter()
+                    )  # the time in which the caller processes it isn't the operator's
                 for slot, rows in step.appends.items():
                     if slot not in written:
                         written[slot] = self._writer(context, slot, task, state[slot])
@@ -170,7 +172,7 @@ class Kernel:
         buckets: int,
         report: Callable[[dict[str, Any]], object],
     ) -> tuple[list[pa.Table], np.ndarray]:
-        """Run the operator over all buckets in this process: at once, if no hash is in two of them.
+        """Run the operator over all buckets in this process; in one call, if no hash is in two buckets.
 
         Args:
             delta: the input rows of all buckets.
@@ -266,7 +268,7 @@ class Kernel:
         }
 
     def _writer(self, context: EpochContext, slot: str, task: str, held: Arrangement) -> RunWriter:
-        """Return what writes the rows that an epoch adds to an arrangement."""
+        """Return the writer of the rows that an epoch adds to an arrangement."""
         name = f"{self.prefix(context)}{slot}.{task}"
         return RunWriter(self.files, name, held.layout, self.slice_bytes)
 
@@ -312,7 +314,7 @@ def _manifest(root: str, epoch: Epoch) -> Manifest:
 
 @functools.lru_cache(maxsize=8)
 def _adopted(root: str, name: str) -> Manifest:
-    """Return the state of a new view; each attempt at an epoch has a file of its own for it."""
+    """Return the state of a new view that was computed before the epoch; cached, as each attempt has its own file."""
     return Manifest(Epoch(0), arrangements=read_arrangements(Files(root), name))
 
 

@@ -1,7 +1,7 @@
-"""Which lane an epoch of a view takes: the one that is expected to be faster, from the epochs measured so far.
+"""Chooses the lane of an epoch of a view: the one that is expected to be faster, by the epochs measured so far.
 
-Of each lane a view has a line: seconds = fixed + rows * slope, fitted by least squares to its epochs, the later
-ones weighing more. It begins with one that was measured for typical views.
+The cost of a view in each lane is a line, seconds = fixed + rows * slope, fitted by least squares to its epochs;
+recent epochs weigh more. A new view begins with a line that was measured for typical views.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _moments(rows: float, seconds: float) -> NDArray[np.float64]:
 
 @dataclass(slots=True)
 class _View:
-    """The lines of a view's lanes; the first epoch in a lane isn't measured, as code is compiled in it."""
+    """The cost lines of a view's lanes. The first epoch in a lane isn't measured, because it compiles code."""
 
     lines: dict[str, CostLine]
     last: str = ""
@@ -91,7 +91,7 @@ class Lanes:
 
     Args:
         most: rows of input beyond which no epoch takes the short lane.
-        cores: over so many cores a job of the wide lane spreads its rows.
+        cores: number of cores on which a job of the wide lane runs.
     """
 
     def __init__(self, most: int, cores: int = _TYPICAL_CORES) -> None:
@@ -118,7 +118,7 @@ class Lanes:
         return SHORT if short <= wide else WIDE
 
     def measured(self, view: str, lane: str, rows: int, seconds: float, operators: int) -> None:
-        """Note what an epoch has taken."""
+        """Add the duration of an epoch to the cost line of its lane."""
         known = self._view(view, operators)
         known.last = lane
         if lane in known.seen and rows < _ROWS_MAX:
@@ -126,7 +126,7 @@ class Lanes:
         known.seen.add(lane)
 
     def turning(self, view: str, operators: int) -> int:
-        """Return up to how many rows the short lane is expected to be the faster one; at most `most`."""
+        """Return the number of rows up to which the short lane is expected to be faster; at most `most`."""
         lines = self._view(view, operators).lines
         (fixed, slope), (wide_fixed, wide_slope) = (lines[lane].fitted() for lane in (SHORT, WIDE))
         if fixed > wide_fixed:

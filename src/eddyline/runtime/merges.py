@@ -38,7 +38,7 @@ _LOG = logging.getLogger("eddyline.state")
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Runs of a bucket that are to become one; a function that Spark runs.
+    """Merges runs of a bucket into one, in a task of Spark.
 
     Attributes:
         name: file name of the new run without extension.
@@ -65,10 +65,10 @@ class MergeTask:
 
 @dataclass(slots=True)
 class Merges:
-    """The merges that epochs have left, each run in turn by a thread in the background.
+    """The merges that epochs have postponed; a background thread runs one after the other.
 
-    A merge reads runs that never change, and what it writes counts only once an epoch commits it. So it
-    needs no lock; if it is lost, the runs stay as they are, and the next full tier asks for it again.
+    A merge reads immutable runs, and its result counts only once an epoch commits it. So it needs no
+    lock. If it is lost, the old runs stay, and the next full tier requests it again.
 
     Attributes:
         fan_in, most: as of `Arrangement.extend`.
@@ -96,13 +96,13 @@ class Merges:
         limits: Mapping[str, Sequence[int | None]],
         left: set[Place],
     ) -> None:
-        """Take over the merges that an epoch has left; the first time, all that the state needs.
+        """Queue the merges that an epoch has postponed; on the first call, all that the state needs.
 
         Args:
             manifest: what the epoch has committed.
             plans: those that have run in it.
             limits: by operator (`part_name`) the values below which rows may be dropped.
-            left: where its tasks have left a merge.
+            left: the arrangements and buckets in which its tasks have postponed a merge.
         """
         if not (left or self._first):
             return
@@ -121,9 +121,9 @@ class Merges:
                 self._running.start()
 
     def commit_to(self, arrangements: dict[str, Buckets], folder: str) -> None:
-        """Put the new runs in the place of those that they were made of, and their files into the folder of an epoch.
+        """Replace merged runs by their results in the arrangements, and move the files into the folder of an epoch.
 
-        Those of runs that are no longer there, as when a view was computed again, are removed.
+        The result of a merge is removed if its runs are no longer all there, as after a rebuild of the view.
         """
         with self._lock:
             ready, self.ready = self.ready, {}
@@ -146,7 +146,7 @@ class Merges:
             self.files.sync(folder)
 
     def stop(self) -> None:
-        """End the merge that runs, and remove what isn't committed."""
+        """Cancel the running merge, and remove results that aren't committed."""
         with self._lock:
             self._stopped = True
             self.waiting.clear()
@@ -164,7 +164,7 @@ class Merges:
         return f"eddyline-merges-{os.path.basename(self._folder)}"
 
     def _plan(self, place: Place, files: Sequence[Run], layout: Layout, expired: Limits) -> None:
-        """Let the runs of a bucket be merged, if a tier of them is full."""
+        """Queue a merge of a bucket's runs, if a tier of them is full."""
         if sum(run.bytes for run in files) <= self.most // SMALL_MERGE_SHARE:
             return  # epochs have merged it themselves
         runs = runs_with_parts(files)
@@ -187,7 +187,7 @@ class Merges:
         )
 
     def _run(self) -> None:
-        """Run the merges that wait."""
+        """Run the queued merges; the target of the thread."""
         while True:
             with self._lock:
                 if self._stopped or not self.waiting:
@@ -201,7 +201,7 @@ class Merges:
                     self.ready[place] = merge, runs
 
     def _done(self, place: Place, merge: MergeTask) -> tuple[Run, ...] | None:
-        """Run a merge as a Spark job; None if it fails: the runs stay as they are."""
+        """Run a merge as a Spark job; return None if it fails, which leaves the runs as they are."""
         started = time.monotonic()
         context = self.spark.sparkContext
         try:

@@ -1,4 +1,4 @@
-"""The rows of a new view's inputs in pieces, each of which is computed on top of those before it."""
+"""Cuts the input of a new view into pieces, each of which is computed on top of those before it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Piece = dict[str, list[Segment]]
 
 
 def grows_with_pieces(plan: EpochPlan) -> bool:
-    """Return whether an operator of a plan reads or writes whole groups again whenever they change.
+    """Return whether an operator of a plan reads or writes a whole group at each change of it.
 
-    Each piece would change most of them, so the work would grow with the number of pieces: such a plan takes
+    Each piece would change most groups, so the work would grow with the number of pieces. Such a plan gets
     all rows at once.
     """
     operators = [part.operator for part in plan.parts]
@@ -38,9 +38,9 @@ def grows_with_pieces(plan: EpochPlan) -> bool:
 def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) -> list[Piece]:
     """Cut the input of a view into pieces of about equal numbers of rows.
 
-    Leaves of few rows come first and whole, so the largest one meets all others: a join matches its rows as
-    they come. Of a table or view each piece has a range of the key hashes of every bucket, of other
-    inputs the next segments. Segments whose rows aren't known come with the first piece that reads their leaf.
+    Leaves with few rows come whole in the first piece, so that a join can match the rows of the largest leaf as
+    they come. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
+    Segments with an unknown number of rows come in the first piece that reads their leaf.
 
     Args:
         inputs: by name of a leaf its segments.
@@ -72,7 +72,7 @@ def _known_rows(segment: Segment) -> int:
 
 
 def _atoms(files: Files, segments: Sequence[Segment], shares: int, most: int) -> Iterator[Segment]:
-    """Yield what isn't cut further, in order: of stored state a share of each bucket after the other."""
+    """Yield the smallest parts in order; of stored state share by share, each over all buckets."""
     if shares <= 1:
         yield from segments
         return
@@ -84,7 +84,7 @@ def _atoms(files: Files, segments: Sequence[Segment], shares: int, most: int) ->
 
 
 def _cut(files: Files, segment: Segment, parts: int) -> list[Segment]:
-    """Cut a segment into parts of about equal numbers of rows; whole if its rows aren't counted."""
+    """Cut a segment into parts of about equal numbers of rows; return it whole if its row count is unknown."""
     if parts <= 1:
         return [segment]
     size, bounds = bytes_of(files, segment), [segment.rows * n // parts for n in range(parts + 1)]

@@ -86,13 +86,13 @@ class EpochPlan:
     Attributes:
         id, name: id and name of the catalog entry.
         physical: Spark's physical plan of a view, opaque here; the TableUpkeep of a table.
-        before: the physical plans that run before it and write rows which it reads more than once.
+        before: physical plans to run first: they write rows that the plan reads more than once.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
-        short: the same plan for the short lane; None if the plan can't run there.
+        short: the plan for the short lane; None if it can't run there.
         key: places of the columns that identify a row of the result; None if there is no known key.
-        short_rows: whether no row becomes much longer than those that it is made of.
+        short_rows: whether no output row is much longer than the input rows that it is computed from.
     """
 
     id: str

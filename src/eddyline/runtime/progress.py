@@ -1,4 +1,4 @@
-"""What an epoch has done, and the seconds of its stages."""
+"""The work of an epoch, and the durations of its stages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a stage of an epoch, or a view in it, ran.
+    """The time in which a stage of an epoch, or a view in it, ran.
 
     Attributes:
         name: of the stage, such as `commit`; or of the table or view.
         kind: `stage`, `table` or `view`.
-        started, ended: in nanoseconds since 1970. Their difference is by a clock that is never set.
+        started, ended: in nanoseconds since 1970. Their difference is by a monotonic clock.
         failed: whether it ended with an error.
     """
 
@@ -52,7 +52,7 @@ class Span:
 
 
 class SteadyClock:
-    """Tells the time by a clock that is never set, so that differences are true."""
+    """A clock that is never set, so that differences between its times are durations."""
 
     def __init__(self) -> None:
         self._since_1970 = time.time_ns() - time.perf_counter_ns()
@@ -63,11 +63,11 @@ class SteadyClock:
 
 
 class Timer(SteadyClock):
-    """Adds up the seconds of each stage of one epoch, and keeps when they were.
+    """Adds up the seconds of each stage of one epoch, and keeps the times of the stages.
 
     Attributes:
         seconds: by stage.
-        stages: the stages in their order; one that goes on after a short break has one span.
+        stages: the spans of the stages in order; a stage that continues after a short break has one span.
         views: the tables and views that have run.
     """
 
@@ -79,7 +79,7 @@ class Timer(SteadyClock):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the seconds of the context to a stage, and keep when it was."""
+        """Add the seconds of the context to a stage, and record its span."""
         started, failed = self.now(), True
         try:
             yield
@@ -93,7 +93,7 @@ class Timer(SteadyClock):
 
     @contextmanager
     def within(self, name: str, stage: str) -> Iterator[None]:
-        """Add the seconds of the context to a stage, and take them off the one in which it runs."""
+        """Add the seconds of the context to a stage, and subtract them from the stage around it."""
         started = self.now()
         try:
             yield
@@ -107,7 +107,7 @@ class Timer(SteadyClock):
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def after(self, other: Timer) -> Timer:
-        """Return this timer with what another one has measured before."""
+        """Return this timer, with the measurements of an earlier timer added."""
         for stage, seconds in other.seconds.items():
             self.add(stage, seconds)
         self.stages, self.views = [*other.stages, *self.stages], [*other.views, *self.views]

@@ -1,4 +1,4 @@
-"""Relations as queries see them: columns, bounds of event times, and where their rows are stored."""
+"""Relations as plans see them: columns, bounds of event times, and where their rows are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eddyline.plan.lower import Compiled
 
 
 def relation_of(entry: Entry, compiled: Callable[[Entry], Compiled]) -> Relation:
-    """Return what a query knows of a table, stream or view that it reads.
+    """Return the properties of a table, stream or view that a plan over it needs.
 
     Args:
         compiled: returns the compiled form of a view.
@@ -52,7 +52,7 @@ def relation_of(entry: Entry, compiled: Callable[[Entry], Compiled]) -> Relation
 
 
 def plain(name: str, columns: StructType) -> Relation:
-    """Return a relation of which all stored rows are read."""
+    """Return a relation without watermark or key, whose stored rows are all read."""
     return Relation(name, columns, append_only=False)
 
 
@@ -65,7 +65,7 @@ def in_log(relation: Relation, entry: Entry) -> Relation:
 
 
 def as_seen(relation: Relation, seen: Seen, known: Entry) -> Relation:
-    """Return a relation with the columns that it has for a view."""
+    """Return an altered relation with the columns that a view still sees."""
     names, own = known.columns.names, relation.places
     places = tuple(-1 if name is None else names.index(name) for name in seen.names)
     at = {name: place for place, name in enumerate(seen.names) if name is not None}

@@ -31,8 +31,8 @@ class EpochState:
             the microseconds of all its tasks.
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
-        replaced: the view whose place another one takes; whether it fails no longer matters to its readers.
-        left: the arrangements and buckets whose runs are to be merged beside later epochs.
+        replaced: the view that is replaced in this epoch; its failure doesn't affect its readers any more.
+        left: the arrangements and buckets whose merges are postponed, to run beside later epochs.
     """
 
     arrangements: dict[str, Buckets]
@@ -110,7 +110,7 @@ class _Reports:
 
 
 def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
-    """Return the number of rows that a leaf has read."""
+    """Return the number of rows that a leaf has read; report its event times to `watermarks`."""
     found = reports.of(leaf)
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]

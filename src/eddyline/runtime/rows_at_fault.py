@@ -1,4 +1,4 @@
-"""Finds the rows on which a view fails, by running its plan on ever smaller parts of the input."""
+"""Finds the rows on which a view fails, by bisection: its plan runs on ever smaller parts of the input."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Piece = tuple[str, Segment]
 def pieces_at_fault(
     pieces: Sequence[Piece], fails: Callable[[Sequence[Piece]], bool]
 ) -> list[Piece]:
-    """Return the smallest part of the input on which a plan is found to fail.
+    """Return a small part of the input on which a plan still fails.
 
-    The input of one leaf after the other is left out, or halved again and again, as long as the plan
-    fails on what is left. Rows that fail only together stay together.
+    The input of each leaf in turn is left out, or halved repeatedly, as long as the plan still fails on the
+    rest. Rows that fail only in combination stay together.
 
     Args:
         pieces: the whole input, on which the plan fails.
@@ -52,7 +52,7 @@ def pieces_at_fault(
 
 
 def _halves(pieces: list[Piece]) -> list[list[Piece]]:
-    """Return two halves; none if there is nothing to cut any more."""
+    """Return two halves of the pieces; none if they can't be cut further."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [pieces[:middle], pieces[middle:]]

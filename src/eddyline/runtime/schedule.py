@@ -1,4 +1,4 @@
-"""Runs jobs that depend on each other: each as soon as those that it waits for are finished."""
+"""Runs jobs in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def run_in_order(
     finish: Callable[[str, R], object],
     pool: Executor,
 ) -> None:
-    """Run jobs, those that don't wait for each other side by side.
+    """Run jobs, each once its dependencies are finished; independent jobs run side by side.
 
     `start` and `finish` are called in this thread, one at a time.
 
     Args:
-        jobs: for each job the jobs that it waits for; names that aren't jobs are passed over.
-        start: returns what to run in a thread; None to leave the job out, which then counts as finished.
-        finish: takes what that has returned.
+        jobs: for each job its dependencies; names that aren't jobs are ignored.
+        start: returns the function to run in a thread; None to skip the job, which then counts as finished.
+        finish: receives the result of that function.
         pool: runs them; a job that would be the only one runs in this thread.
 
     Raises:
-        Exception: what a job, `start` or `finish` raises. Jobs that are running are waited for, others
-            aren't started.
+        Exception: what a job, `start` or `finish` raises; running jobs are waited for, no other is
+            started.
 
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Rows that a view's plan reads more than once: a Spark job writes them into files, the next one reads these."""
+"""Rows that a view's plan reads more than once: one Spark job writes them into files, a later one reads these."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class SharedRows:
 
     @property
     def prefix(self) -> str:
-        """How the names of the files begin."""
+        """The prefix of the names of the files."""
         return f"{self.node}.{_SHARED}." + (f"{self.name}." if self.name else "")
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of the files that are there, sorted."""
+        """Return the names of the existing files, sorted."""
         found = self.files.names(folder)
         return [f"{folder}/{name}" for name in found if name.startswith(self.prefix)]
 

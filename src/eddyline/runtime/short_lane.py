@@ -66,7 +66,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Passing:
-    """A plan that passes columns on, and has Spark compute others; see `plan/passing.py`.
+    """A plan that copies some columns, and lets Spark compute the others; see `plan/passing.py`.
 
     Attributes:
         plan: computes them; None for none.
@@ -111,7 +111,7 @@ class _Piece:
 
     Attributes:
         source: number of the step over whose output it works.
-        of_none: whether it has an output over no rows, as a global aggregate does.
+        of_none: whether it returns rows for an empty input, as a global aggregate does.
         shuffled: whether its output names the bucket of each row.
         one_to_one: whether it has one row for each row of its input, in the same order.
     """
@@ -128,7 +128,7 @@ class _Piece:
         return self.plan(table, context)
 
     def in_buckets(self, rows: _Rows, context: TaskContext) -> tuple[pa.Table, np.ndarray]:
-        """Return its output over the rows of each bucket, and for each row of it the bucket."""
+        """Return the output over the rows of each bucket, and the bucket of each output row."""
         if self.shuffled:
             output = self.over(rows.table, context)
             of: np.ndarray = output[BUCKET].to_numpy()
@@ -236,7 +236,7 @@ class DriverRun:
 
 
 def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
-    """Return the form in which a piece runs; NotShortError if it can't run in the driver."""
+    """Prepare a piece for the driver; raise NotShortError if it can't run there."""
     plan: DriverPlan | _Passing
     known = split(catalyst, piece)
     if known is not None:

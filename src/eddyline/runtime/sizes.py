@@ -1,4 +1,4 @@
-"""How much input an epoch of a view has, before it is read, and how long its rows are."""
+"""Estimates of the input of an epoch before it is read: number and length of the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KEEP_SHORT = frozenset(_NAMES.split())
 
 
 def keeps_rows_short(plan: str) -> bool:
-    """Return whether no row of a plan can be much longer than those that it is made of.
+    """Return whether no output row of a plan can be much longer than the input rows that it is computed from.
 
     Args:
         plan: the text of Spark's physical plans.
@@ -58,12 +58,12 @@ def keeps_rows_short(plan: str) -> bool:
 
 
 def rows_of(segments: Iterable[Segment]) -> int:
-    """Return how many rows some segments have; an estimate for files."""
+    """Return the number of rows of some segments; an estimate for files."""
     return sum(map(_rows, segments))
 
 
 def has_short_rows(files: Files, segments: Iterable[Segment]) -> bool:
-    """Return whether many rows of some segments fit into memory at once, whichever these are."""
+    """Return whether any selection of many rows of some segments fits into memory."""
     counted, bytes_of_counted, others = 0, 0, 0
     for segment in segments:
         if segment.kind not in _PLAIN or (segment.kind == NDJSON and is_compressed(segment.file)):

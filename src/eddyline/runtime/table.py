@@ -20,7 +20,7 @@ from eddyline.state.retyping import cast_to
 
 @dataclass(frozen=True, slots=True)
 class TableUpkeep:
-    """Applies a table's operations to its rows in the driver, through which they came anyway.
+    """Applies a table's operations to its rows in the driver, which has received them anyway.
 
     Attributes:
         kernel: runs the table's one stateful operator.

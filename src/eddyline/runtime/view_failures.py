@@ -28,7 +28,7 @@ _MACHINE = (
 
 
 def failed_view(view: str, error: Exception) -> EddylineError:
-    """Return the error for a view whose Spark job has failed.
+    """Return the error for a failed Spark job of a view.
 
     Its condition is `VIEW_FAILING` if the rows of the view, its expressions or its functions are the
     cause: the same job would fail again, and other views can go on. For other causes, such as a lost
@@ -55,7 +55,7 @@ def failed_view(view: str, error: Exception) -> EddylineError:
 
 
 def failed_in_driver(view: str, error: Exception) -> EddylineError:
-    """Return the error for a view that has failed in the driver, like `failed_view`."""
+    """Return the error for a view that has failed in the driver; the same as `failed_view` for a job."""
     if isinstance(error, EddylineError) and error.fault not in (DATA, USER):
         return error
     if isinstance(error, PySparkException):
@@ -71,7 +71,7 @@ def failed_in_driver(view: str, error: Exception) -> EddylineError:
 
 
 def reads_failing(view: str, upstream: str) -> EddylineError:
-    """Return the error of a view that can't be computed because a view that it reads fails."""
+    """Return the error for a view that reads a failing view."""
     return EngineError(
         f"view {view} reads {upstream}, which fails",
         condition=VIEW_FAILING,
@@ -81,12 +81,12 @@ def reads_failing(view: str, upstream: str) -> EddylineError:
 
 
 def still_failing(failure: Failure) -> EddylineError:
-    """Return the error of an epoch that was to rebuild views of which all fail again."""
+    """Return the error for an epoch in which all views to rebuild have failed again."""
     return EngineError(failure.message, condition=VIEW_FAILING)
 
 
 def not_compiled(view: str, since: Epoch, error: QueryError, upstream: str) -> Failure:
-    """Return why a view is set aside whose query can't be compiled any more.
+    """Return the failure of a view whose query can't be compiled any more.
 
     Args:
         since: the first epoch without it.
@@ -97,7 +97,7 @@ def not_compiled(view: str, since: Epoch, error: QueryError, upstream: str) -> F
 
 
 def set_aside(view: str, since: Epoch, why: str, upstream: str) -> Failure:
-    """Return why a view is set aside without being run: its own reason, or that of a view which it reads."""
+    """Return the failure of a view that is set aside without a run: for its own reason, or that of its upstream view."""
     return Failure(
         view, since, reads_failing(view, upstream).message if upstream else why, upstream
     )

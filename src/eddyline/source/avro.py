@@ -1,8 +1,8 @@
 """Records of Avro as columns, in Confluent's wire format: a zero byte, the number of their schema, the value.
 
-Polars decodes many values at once, as a file of Avro in memory. Behind each value stands a number that can't be
-guessed: if it isn't read as such, the value before it is shorter or longer than its schema says. Then single values are
-walked through to find those.
+Polars decodes many values at once, as an Avro file in memory. A random number is inserted after each value: if it
+isn't read back, the value before it is shorter or longer than its schema says. Then the values are checked one by
+one to find the malformed ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AvroValues:
 
     Attributes:
         schema: columns and types; a column that isn't in the schema of a value is null.
-        fetch: returns the schema of a number; UnreadableError if there is none that can be read.
+        fetch: returns the schema of a number; raises UnreadableError if there is no readable one.
     """
 
     schema: pa.Schema

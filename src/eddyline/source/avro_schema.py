@@ -83,10 +83,10 @@ class AvroType:
         )
 
     def plain(self, numbers: Iterator[int]) -> Json:
-        """Return a schema of the same bytes that polars reads.
+        """Return a schema with the same encoding that polars can read.
 
-        A map becomes an array of entries, an enum its number; logical types but decimals are left out, and
-        names become short.
+        A map becomes an array of entries, an enum its number; logical types except decimals are left out, and
+        names are shortened.
         """
         if self.null_at >= 0:
             both = ["null", replace(self, null_at=-1).plain(numbers)]
@@ -142,7 +142,7 @@ def parsed(text: str, references: Mapping[str, str] | None = None) -> AvroType:
 
 
 def plain_record(kind: AvroType, before: int, last: str) -> str:
-    """Return the text of a record's schema for polars, with bytes before it, and a number of type long behind."""
+    """Return a record's schema for polars, with a field of some bytes before it, and a long after it."""
     document = kind.plain(count())
     head = {"type": "fixed", "name": "head", "size": before}
     ending = {"name": last, "type": "long"}

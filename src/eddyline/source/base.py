@@ -22,7 +22,7 @@ def cannot_read(stream: str, why: str, way_out: str = "") -> EngineError:
 
     Args:
         why: the cause, in one line.
-        way_out: one more way out than mending the source.
+        way_out: a way out besides repairing the source.
     """
     return EngineError(
         f"stream {stream} can't be read: {why}",
@@ -54,7 +54,7 @@ class Source(Protocol):
 
     @property
     def dead_letters(self) -> DeadLetters | None:
-        """Handles the source's dead letters; None if it has none."""
+        """The handler of the source's dead letters; None if it has none."""
 
     def pull(self) -> None:
         """Log all input that is available now."""
@@ -71,21 +71,21 @@ class Source(Protocol):
 
 @runtime_checkable
 class Tenant(Source, Protocol):
-    """A source that has things of its own on another system, such as a replication slot."""
+    """A source that owns resources on another system, such as a replication slot."""
 
     def drop(self) -> None:
-        """Remove them: the stream has been dropped. What can't be removed is logged; raises nothing."""
+        """Remove these resources, because the stream was dropped. A failure is logged, not raised."""
 
 
 class CopiedSource:
-    """A source whose rows are copied into the redo log, because it may remove them itself."""
+    """A source whose rows are copied into the redo log, because they may disappear from it."""
 
     __slots__ = ()
     log: RedoLog
 
     @property
     def replayable(self) -> bool:
-        """False: rows that are in the log may be gone from the source."""
+        """False: the source may have deleted rows that are in the log."""
         return False
 
     @property
@@ -95,7 +95,7 @@ class CopiedSource:
 
     @property
     def dead_letters(self) -> DeadLetters | None:
-        """None: what doesn't fit stops the stream."""
+        """None: a record that doesn't fit stops the stream."""
         return None
 
     def forget(self, position: int) -> None:

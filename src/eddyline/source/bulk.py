@@ -1,4 +1,4 @@
-"""Rows on their way into a table. Spark's tasks write those of a large DataFrame, so that the driver never holds them."""
+"""Writes rows for tables: those of a large DataFrame in Spark's tasks, so that the driver never holds them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _CLASSES = {"DataError": DataError, "StorageError": StorageError}
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows on their way into a table: converted in the driver, or by Spark's tasks, which write them into its inbox.
+    """Converts rows for a table, in the driver, or in Spark's tasks, which write them into the table's inbox.
 
-    They have the columns of the table by their names; for several operations the columns of one after those of
-    the other, in the order of the table.
+    The rows have the table's columns by name. For several operations they have the columns of each operation in turn,
+    in the order of the table.
 
     Attributes:
         table, name: id and name of the table.
@@ -40,7 +40,7 @@ class TableRows:
         required: columns that must not be null.
         attempt: begins the names of files; has no hyphen.
         query: the statement that they come from, for errors.
-        operations: what the rows do: `append` or `delete`.
+        operations: `append` or `delete`, for each set of columns.
     """
 
     files: Files

@@ -1,4 +1,4 @@
-"""Files, decompressed by the end of their name as Spark's readers do."""
+"""Opens files that may be compressed; the suffix of the name decides, as in Spark's readers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
 
 
 def compression_fault(path: str) -> str:
-    """Return why a file can't be decompressed; an empty text if it can, or isn't compressed."""
+    """Return the reason why a file can't be decompressed; empty if it can, or isn't compressed."""
     if not is_compressed(path):
         return ""
     try:

@@ -83,7 +83,7 @@ def is_null(token: Token) -> bool:
 
 
 def halfway(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return which numbers may lie halfway between two of 32 bits."""
+    """Return which numbers may lie halfway between two neighbouring floats of 32 bits."""
     low = values.view(np.int64) & ((1 << 29) - 1)
     tiny = (np.abs(values) < np.float64(2) ** -126) & (values != 0)
     halves: np.ndarray[Any, Any] = (low == 1 << 28) | tiny
@@ -204,7 +204,7 @@ def _struct(fields: Mapping[str, Convert], token: Token) -> dict[str, Any]:
 
 
 def _map(item: Convert, token: Token) -> list[tuple[str, Any]]:
-    """Return the entries of a map; of a repeated key the last."""
+    """Return the entries of a map; of a repeated key the last value."""
     if token.text[:1] != "{" or token.kind != OTHER:
         raise ValueError
     return list({name: item(part) for name, part in token.parts}.items())

@@ -1,4 +1,4 @@
-"""Dead letters: records that have failed for good, as a stream of operations with a key."""
+"""Dead letters: records that have failed permanently, stored as a stream of operations with a key."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class DeadLetters(Protocol):
     """Handles the dead letters of one source: drops them, or replays their records."""
 
     def finish(self) -> None:
-        """Finish a removal that a failure has interrupted; call it before choosing letters."""
+        """Complete an interrupted removal; call it before you select letters."""
 
     def discard(self, letters: pa.Table) -> None:
-        """Drop dead letters for good; `letters` has the schema `LETTERS`."""
+        """Delete dead letters; `letters` has the schema `LETTERS`."""
 
     def replay(self, letters: pa.Table, payload: bytes | None = None) -> None:
-        """Drop dead letters and read their records again; CatalogError if the source can't.
+        """Delete dead letters, and read their records again; raise CatalogError if the source can't.
 
         Args:
             payload: what the records shall hold instead; None: what they held.
@@ -60,10 +60,10 @@ def new_letters(
 
 @dataclass(slots=True)
 class Rejects:
-    """The dead letters of a stream whose source repeats whole batches: malformed records, and unknown operations.
+    """The dead letters of a stream: malformed records and unknown operations. Its source repeats whole batches.
 
     A letter's position combines the number of its batch and its index among the letters of the batch.
-    So a batch that is repeated writes the same letters again, which replace the first.
+    So the letters of a repeated batch replace those of the first try.
 
     Attributes:
         stream: name of the stream.
@@ -93,7 +93,7 @@ class Rejects:
             files.remove(segment.file)
 
     def put(self, number: int, rows: pa.Table) -> None:
-        """Log the rows (`payload`, `error`, `key`) that an entry rejects; those of a repetition replace them."""
+        """Log the rows (`payload`, `error`, `key`) that an entry rejects; a repeated entry replaces them."""
         with self._lock:
             letters = _rejected(rows, number << SEQUENCE_SHIFT)
             self.log.append_tables([as_operations(letters, APPEND)])

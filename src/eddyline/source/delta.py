@@ -1,7 +1,7 @@
 """Streams of the changes of a Delta table: `USING delta`.
 
-A snapshot of a version comes first, as one entry of the redo log, then the change data feed of each
-later version, whole versions in each entry. Rows are copied, since vacuum removes old files of a table.
+The first entry of the redo log is a snapshot; later entries hold the change data feed of one or more whole
+versions. Rows are copied, because VACUUM removes old files of a table.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from eddyline.changes import (
     REPLACED,
 )
 from eddyline.errors import DataError, EddylineError, EngineError
-from eddyline.source.aside import Aside
 from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.delta_log import Commit, DeltaLog, TableVersion
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
+from eddyline.source.source_thread import SourceThread
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -80,7 +80,7 @@ class DeltaPosition:
     Attributes:
         table: the table's id.
         version: the last version whose rows are in the log; -1 for none.
-        digest: of its commit; empty if the log didn't have it any more, or it wasn't read.
+        digest: of its commit; empty if that was already gone from the table's log, or not read.
         partitions: names of the columns of the table's partitions.
         columns: names of the table's columns.
     """
@@ -105,8 +105,8 @@ class DeltaStream(CopiedSource):
         starting: the first version whose changes are read; None to begin with a snapshot.
         operations: whether the log keeps operations, for a stream with `OP _change_type`.
         wanted: the columns that the log keeps.
-        misfit: returns why a layout doesn't have the stream's columns; an empty text if it has.
-        reached: returns the table; called when it is first needed, as a secret may be missing.
+        misfit: returns the reason why a layout doesn't fit the stream's columns; empty if it fits.
+        reached: opens the table; called when it is first needed, as a secret may be missing.
         log: redo log of the stream.
         folder: folder of the positions in the storage.
     """
@@ -126,15 +126,15 @@ class DeltaStream(CopiedSource):
     _looked: float = field(default=0.0, init=False)
     _checked: float = field(default=0.0, init=False)
     _positions: Positions = field(init=False)
-    _aside: Aside = field(init=False)
+    _thread: SourceThread = field(init=False)
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.name, self.log, self.folder)
-        self._aside = Aside(f"eddyline-delta-{self.name}", self._copy)
+        self._thread = SourceThread(f"eddyline-delta-{self.name}", self._copy)
 
     @property
     def delta(self) -> DeltaLog:
-        """The table, which isn't opened before it is used."""
+        """The table; opened on first use."""
         if self._delta is None:
             self._delta = self.reached()
         return self._delta
@@ -142,17 +142,17 @@ class DeltaStream(CopiedSource):
     def pull(self) -> None:
         """Copy the snapshot, and the changes of all versions that are there now."""
         self._checked = 0.0
-        self._aside.now()
+        self._thread.run_now()
 
     def follow(self, interval_s: float) -> None:
         """Copy new versions in a thread, so that no other stream waits for this one's store."""
         if time.monotonic() >= self._looked + LOOK_S:
             self._looked = time.monotonic()
-            self._aside.go_on()
+            self._thread.run_in_background()
 
     def stop(self) -> None:
-        """End the thread; a version that it was copying is read again."""
-        self._aside.stop()
+        """Stop the thread; an interrupted version is read again."""
+        self._thread.stop()
 
     def _copy(self) -> None:
         number = self.log.end()
@@ -163,7 +163,7 @@ class DeltaStream(CopiedSource):
         try:
             if self._state is None:
                 self._begin()
-            while not self._aside.stopped.is_set() and self._copy_versions():
+            while not self._thread.stopped.is_set() and self._copy_versions():
                 pass
         except _StoppedError:
             pass
@@ -172,7 +172,7 @@ class DeltaStream(CopiedSource):
             raise
 
     def _begin(self) -> None:
-        """Copy the table as it is now, or take the position before the first version to read."""
+        """Copy a snapshot of the table, or set the position before the first version to read."""
         table = self.delta.open(self.starting)
         layout, version = self.delta.layout(table), table.version()
         self._check(layout, version)
@@ -227,7 +227,7 @@ class DeltaStream(CopiedSource):
         return commits
 
     def _look(self, state: DeltaPosition) -> None:
-        """Raise an error if the commits after a state aren't those that follow it."""
+        """Raise an error unless the table's next commits continue the one that was read last."""
         last = state.version
         there, known = self.delta.there(last + 1, max(last, 0))
         if there and known:
@@ -270,7 +270,7 @@ class DeltaStream(CopiedSource):
             raise self._changed(f"as of version {version} {why}", _ALTER)
 
     def _read(self, commit: Commit, state: DeltaPosition, parts: _Parts) -> None:
-        """Add the rows of a version to those of the entry: what goes, and then what comes."""
+        """Add the changes of one version to an entry: first the removed rows, then the new ones."""
         if not commit.files:  # it changes no row, as OPTIMIZE and VACUUM
             return
         gone, came = _Parts(self), _Parts(self)
@@ -317,14 +317,14 @@ class DeltaStream(CopiedSource):
         raise self._changed(f"its version {state.version} can't be opened as it was")
 
     def _names(self, state: DeltaPosition) -> list[str]:
-        """Return the names of the columns to read: one at least, or nothing tells how many rows there are."""
+        """Return the names of the columns to read; at least one, without which the number of rows is unknown."""
         own = [one.name for one in self.wanted if one.name not in ADDED.names]
         return own or [state.columns[0]]
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield rows in the types of the stream, and `_change_type`."""
         for batch in batches:
-            if self._aside.stopped.is_set():
+            if self._thread.stopped.is_set():
                 raise _StoppedError
             found = set(batch.schema.names)
             columns = {
@@ -357,7 +357,7 @@ class DeltaStream(CopiedSource):
         return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
 
     def _append(self, segments: list[Segment], state: DeltaPosition) -> None:
-        """Write an entry, and the state that holds after it; without rows the state only."""
+        """Write an entry, and before it the position that holds after it; without rows only the position."""
         number, self._state = self._next, None  # unless this succeeds, it is read again
         if segments:
             self._positions.append(number, segments, asdict(state))
@@ -371,7 +371,7 @@ class DeltaStream(CopiedSource):
 
 
 class _Numbered:
-    """Makes rows of the log of those of one version, and numbers them.
+    """Converts the rows of one version to rows of the log, and numbers them.
 
     Args:
         committed_at: when the version was committed, in milliseconds since 1970; None if that isn't known.
@@ -387,7 +387,7 @@ class _Numbered:
         """Return rows of the log.
 
         Args:
-            is_after: whether the rows come, rather than go.
+            is_after: whether these are new rows, rather than removed ones.
         """
         count, first = rows.num_rows, self._counts[is_after]
         self._counts[is_after] += count
@@ -411,7 +411,7 @@ class _Numbered:
 
 
 class _Parts:
-    """The rows of an entry in their order, in files as far as they don't fit in memory."""
+    """The rows of an entry in order; those that don't fit in memory are in files."""
 
     def __init__(self, stream: DeltaStream) -> None:
         self._stream = stream

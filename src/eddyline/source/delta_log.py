@@ -1,7 +1,7 @@
-"""What a stream asks of a Delta table: its commits, a snapshot, and the changes of a version.
+"""Reads a Delta table for a stream: its commits, a snapshot, and the changes of a version.
 
-The package `deltalake` reads rows. The commits are read here: only they tell that one is missing, that
-the log is another one, and where the columns change.
+The package `deltalake` reads rows. The commits are read here, because only they show that one is missing, that
+the table was recreated, and which version changes the columns.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TableVersion:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One version of a table, as its log tells it.
+    """One version of a table, as the commit in its log describes it.
 
     Attributes:
         version: its number.
@@ -76,7 +76,7 @@ class Commit:
 
 
 class DeltaLog:
-    """A Delta table. Whatever keeps it from being read is STREAM_FAILED.
+    """A Delta table. All errors of reading it are raised as EngineError STREAM_FAILED.
 
     Args:
         deltalake: the package.
@@ -110,13 +110,13 @@ class DeltaLog:
             )
 
     def there(self, *versions: int) -> list[bool]:
-        """Return for each version whether the log has its commit."""
+        """Return for each version whether its commit exists."""
         with self._reading():
             found = self._files.get_file_info([_name(version) for version in versions])
         return [one.type == fs.FileType.File for one in found]
 
     def commit(self, version: int) -> Commit | None:
-        """Return a commit; None if the log doesn't have it."""
+        """Return a commit; None if it doesn't exist."""
         (there,) = self.there(version)
         if not there:
             return None

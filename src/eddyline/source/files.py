@@ -1,8 +1,8 @@
 """Streams of files: JSON or Parquet in a folder, each file read once, by the tasks of an epoch.
 
 A file that can't be read isn't logged: it is set aside with the reason, and tried again when it changes.
-A JSON file that grows is read on from where it ended; a last line without a line end is taken once the
-file has stood still for a moment.
+Of a JSON file that has grown only the new lines are read; a last line without a line end is read once the
+file hasn't changed for a moment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FileStream(PlannedSource):
         files_per_entry: maximum number of files in an entry.
         log: redo log of the stream.
         steps: whether an epoch processes one entry, rather than all that wait.
-        fault: returns why a file can't be read; an empty text if it can.
+        fault: returns the reason why a file can't be read; empty if it can.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class FileStream(PlannedSource):
         self.path = path
         self.files_per_entry = files_per_entry
         self._fault = fault
-        self._aside: dict[str, dict[str, Any]] | None = None  # None: not read yet
+        self._faults: dict[str, dict[str, Any]] | None = None  # None: not read yet
         self._logged: dict[str, int] = {}  # the bytes of each file in the entries before `_next`
         self._next: int | None = None
         self._tails: dict[str, tuple[int, float]] = {}  # of unfinished lines: size, and since when
@@ -91,14 +91,14 @@ class FileStream(PlannedSource):
             self._next += 1
 
     def pull(self) -> None:
-        """Log all that is there now, also last lines without a line end, once they stand still."""
+        """Log all available input, also last lines without a line end, once their file hasn't changed for a moment."""
         super().pull()
         if self._tails:
             time.sleep(SETTLE_S)
             super().pull()
 
     def follow(self, interval_s: float) -> None:
-        """Log what is whole by now; the rest is looked at again after the interval."""
+        """Log the complete lines and files; check the rest again after the interval."""
         super().pull()
 
     def _count(self, segment: Segment) -> None:
@@ -106,7 +106,7 @@ class FileStream(PlannedSource):
         self._logged[segment.file] = max(end, self._logged.get(segment.file, 0))
 
     def _found(self) -> list[tuple[str, int]]:
-        """Return the files with bytes that are in no entry, and up to where to read each."""
+        """Return the files with bytes that are in no entry yet, and the end of what to read of each."""
         found = []
         for path, status in self._files():
             before = self._logged.get(path)
@@ -122,7 +122,7 @@ class FileStream(PlannedSource):
         return [(path, end) for path, end in ends if end is not None]
 
     def _whole_lines(self, path: str, size: int) -> int | None:
-        """Return up to where a file can be read: after its last line end, or, if it stands still, its size.
+        """Return the end of what can be read of a file: its last line end, or its size if it has stopped growing.
 
         None if there is nothing to read yet.
         """
@@ -164,24 +164,24 @@ class FileStream(PlannedSource):
         if self._fault is None:
             return {}
         name = f"{self.log.folder}/{SET_ASIDE}"
-        if self._aside is None:
+        if self._faults is None:
             known = self.log.files.exists(name)
-            self._aside = self.log.files.read_json(name) if known else {}
+            self._faults = self.log.files.read_json(name) if known else {}
         bad = {}
         for modified, path, size in found:
-            old = self._aside.get(path)
+            old = self._faults.get(path)
             if old is not None and (old["size"], old["modified"]) == (size, modified):
                 bad[path] = old
             elif fault := self._changed(path, size) or self._fault(path):
                 bad[path] = {"size": size, "modified": modified, "fault": fault}
                 _LOG.warning("stream %s: file %s is set aside: %s", self.name, path, fault)
-        if bad != self._aside:
+        if bad != self._faults:
             self.log.files.write_json(name, bad)
-            self._aside = bad
+            self._faults = bad
         return bad
 
     def _changed(self, path: str, size: int) -> str:
-        """Return why new bytes of a file that has been read can't be read; empty if they can."""
+        """Return the reason why the new bytes of a known file can't be read; empty if they can."""
         before = self._logged.get(path)
         if before is None:
             return ""

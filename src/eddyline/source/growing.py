@@ -1,7 +1,7 @@
-"""Text files that grow and are rotated: where each is now, and what is new in it.
+"""Follows text files that grow and are rotated: finds each under its current name, and its new lines.
 
-A file is known by its inode and by how it begins, so that a copy of one that has gone is read on, not
-read again.
+A file is identified by its inode and a digest of its beginning, so that a copy of a removed file is continued,
+not read again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Known:
 
 
 class GrowingFiles:
-    """Finds files that are known, wherever they are now, and new ones.
+    """Finds known files under their current names, and new files.
 
     Args:
         paths: paths of files, or globs.
@@ -66,11 +66,11 @@ class GrowingFiles:
         self._unlike: set[tuple[object, ...]] = set()
 
     def found(self, known: list[Known]) -> tuple[set[int], list[tuple[int, str]]]:
-        """Find the known files wherever they are now, and add new ones to `known`.
+        """Find the known files under their current names, and add new ones to `known`.
 
         Returns:
-            The indices in `known` of the files that are there; the indices and paths of those
-            that may have new lines: first what has been read in part, then new files, oldest first.
+            The indices in `known` of the existing files; and the indices and paths of those
+            that may have new lines: first partly read files, then new ones, oldest first.
         """
         paths = dict[int, str]()
         states = _regular(path for one in self._paths for path in glob(one))
@@ -80,9 +80,9 @@ class GrowingFiles:
         if gone != self._gone:
             self._gone, self._unlike = gone, set()
         if gone:  # perhaps under a name that the stream's path doesn't cover
-            beside = _regular(_beside(one.path for one in known) - named)
-            self._match(known, paths, beside, named)
-            states.update(beside)
+            siblings = _regular(_siblings(one.path for one in known) - named)
+            self._match(known, paths, siblings, named)
+            states.update(siblings)
         changed = []
         for at, path in paths.items():
             one, status = known[at], states[path]
@@ -138,8 +138,8 @@ def _regular(paths: Iterable[str]) -> dict[str, os.stat_result]:
     return found
 
 
-def _beside(paths: Iterable[str]) -> set[str]:
-    """Return the paths of files whose names begin as those of some files do up to the first dot."""
+def _siblings(paths: Iterable[str]) -> set[str]:
+    """Return all files in the same folders whose names share the part before the first dot: rotated names."""
     beginnings = {(os.path.dirname(path), os.path.basename(path).split(".")[0]) for path in paths}
     return {
         path
@@ -149,7 +149,7 @@ def _beside(paths: Iterable[str]) -> set[str]:
 
 
 def _is_same(one: Known, path: str, status: os.stat_result) -> bool:
-    """Return whether the file at a path, whose inode is the known one, still begins as it did."""
+    """Return whether a file with a known inode still has the same beginning, so that it isn't a new file."""
     if (one.size, one.modified) == (status.st_size, status.st_mtime_ns):
         return True
     if status.st_size < one.offset and not is_compressed(path):
@@ -160,10 +160,10 @@ def _is_same(one: Known, path: str, status: os.stat_result) -> bool:
 def _original(
     known: Sequence[Known], paths: Mapping[int, str], path: str, beginning: bytes
 ) -> int | None:
-    """Return the index of the known file that a file is a copy of; None if it is a new one.
+    """Return the index of the known file of which a file is a copy; None if it is a new file.
 
-    A copy begins as its original. If that isn't a whole kilobyte, its name must also begin
-    as that of the original, since files may begin with the same few lines.
+    A copy has the same beginning. If that is less than a kilobyte, the names must also begin
+    alike, since files may begin with the same few lines.
     """
     digests: dict[int, str] = {}
     for at in reversed(range(len(known))):
@@ -180,7 +180,7 @@ def _original(
 
 
 def _is_being_compressed(path: str, beginning: bytes) -> bool:
-    """Return whether a compressed file lies beside a file of its name that begins as it does."""
+    """Return whether a compressed file's uncompressed original still exists beside it."""
     if not is_compressed(path):
         return False
     original = _beginning(os.path.splitext(path)[0])
@@ -189,7 +189,7 @@ def _is_being_compressed(path: str, beginning: bytes) -> bool:
 
 
 def _beginning(path: str) -> bytes:
-    """Return how a file begins; nothing if it can't be read."""
+    """Return the first bytes of a file; empty if it can't be read."""
     try:
         with open_file(path) as stream:
             return stream.read(BEGINNING_BYTES)
@@ -198,16 +198,16 @@ def _beginning(path: str) -> bytes:
 
 
 def digest(beginning: bytes) -> str:
-    """Return what tells whether a file begins as it did."""
+    """Return the digest of a file's beginning."""
     return hashlib.sha256(beginning).hexdigest()
 
 
 def pieces(one: Known, path: str, size: int = PIECE_BYTES) -> Iterator[tuple[Known, bytes]]:
-    """Yield the new whole lines of a file, in pieces, each with the state of the file after it.
+    """Yield the new complete lines of a file, in pieces, each with the state of the file after it.
 
     Raises:
-        FileNotFoundError: the path holds another file by now, even if under the same inode, or a new one that
-            begins otherwise than when it was compared with the known ones: a copy that has just been written.
+        FileNotFoundError: the path holds another file by now, even with the same inode; or the beginning of a new
+            file has changed since it was compared with the known ones, as that of a copy being written does.
         DataError: it can't be decompressed.
     """
     with open_file(path) as stream:
@@ -239,7 +239,7 @@ def pieces(one: Known, path: str, size: int = PIECE_BYTES) -> Iterator[tuple[Kno
 
 
 def _skip(stream: IO[bytes], size: int) -> None:
-    """Go on by some bytes; a negative number is none."""
+    """Skip some bytes; none for a negative number."""
     if size > 0 and stream.seekable():
         stream.seek(size, os.SEEK_CUR)
         return

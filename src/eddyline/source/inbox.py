@@ -1,9 +1,9 @@
-"""The inbox of a table: batches that other processes have written, on their way into its redo log.
+"""The inbox of a table: batches that other processes write, until the engine moves them into the redo log.
 
 A writer puts files of operations into `inbox/<table>`, and then one document that names them: its
-appearance is the commit of the batch. The engine gives the files a second name in the redo log, appends
-an entry that names them and the batch, and only then clears the inbox. So a batch whose document is
-there twice, or still there after a crash, is in the log once.
+appearance commits the batch. The engine links the files into the redo log, appends
+an entry that names them and the batch, and only then clears the inbox. So a batch that is committed twice,
+or whose document remains after a crash, is in the log once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InboxBatch:
     Attributes:
         document: its name.
         writer: id of the writer: of a streaming query, an application, or one write.
-        version: its number among the writer's batches; None if the writer has no others.
+        version: its number among the writer's batches; None if the writer numbers none.
         committed_at: microseconds since 1970.
         files: its files and their numbers of rows and checksums.
     """
@@ -90,7 +90,7 @@ def log_files(
     written: Iterable[tuple[str, int, int]],
     batch: tuple[str, int | None] | None = None,
 ) -> None:
-    """Append an entry that names files of an inbox, in this order; they get a second name in the log.
+    """Append an entry that names files of an inbox, in this order; the files are linked into the log.
 
     Args:
         batch: whose rows these are, as `RedoLog.append` takes it.
@@ -109,10 +109,10 @@ def commit_batch(
     version: int | None,
     written: Sequence[tuple[str, int, int]],
 ) -> None:
-    """Commit a batch: it is durable when this returns, and an engine will insert it once.
+    """Commit a batch: it is durable when this returns, and the engine inserts it exactly once.
 
     Raises:
-        EngineError: BEING_ALTERED: the table is altered at this moment.
+        EngineError: BEING_ALTERED: the table is being altered.
         StorageError: a file is gone, or the batch can't be written.
     """
     if not written:
@@ -140,7 +140,7 @@ def commit_batch(
 
 
 def being_altered() -> EngineError:
-    """Return the error of a write that an ALTER TABLE has overtaken."""
+    """Return the error for a write during an ALTER TABLE."""
     return EngineError(
         "the table is being altered",
         condition="BEING_ALTERED",
@@ -151,10 +151,10 @@ def being_altered() -> EngineError:
 def withdraw_batch(
     files: Files, table: str, attempt: str, written: Sequence[tuple[str, int, int]]
 ) -> None:
-    """Remove what is left of a write that has failed.
+    """Remove the files of a failed write.
 
     Args:
-        attempt: begins the names of its files; empty if only `written` are its own.
+        attempt: the prefix of the names of its files; empty if only `written` are its own.
     """
     if written:
         document = _document(table, written)
@@ -189,7 +189,7 @@ class TableInbox:
         self._tidy_at = 0.0
 
     def open(self) -> None:
-        """Let processes commit batches again, should an engine have died in `closed`."""
+        """Reopen the inbox, in case an engine has died during `closed`."""
         self._files.remove(f"{self._folder}/{CLOSED}")
 
     def pull(self) -> None:
@@ -204,7 +204,7 @@ class TableInbox:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Let no process commit a batch during the context, and move all that are committed."""
+        """Move all committed batches, and refuse new ones during the context."""
         self._files.make_folder(self._folder)
         marker = f"{self._folder}/{CLOSED}"
         self._files.write_json(marker, None)
@@ -228,8 +228,8 @@ class TableInbox:
     def _committed(self) -> list[InboxBatch]:
         """Return the batches in the order in which they were committed; those of a writer by version.
 
-        A folder that changes while it is listed can show a batch without the one before it, which would
-        then be taken for a repeated one. A second list has all that were there when the first ended.
+        A listing of a folder that changes may miss a batch but show the next one of the writer; the missed one would then
+        look like a repetition. A second listing contains all that existed at the end of the first.
         """
         seen = {batch.document: batch for batch in self._read(self._documents())}
         if not seen:
@@ -273,7 +273,7 @@ class TableInbox:
             self._files.remove(name)
 
     def _remove_abandoned(self, before_s: float) -> None:
-        """Remove the files of writes that ended without a commit: the newest of each is old."""
+        """Remove the files of writes that ended without a commit: those whose newest file is old."""
         named = {name for batch in self._read(self._documents()) for name in batch.names}
         folder = self._files.path(self._folder)
         newest: dict[str, float] = {}
@@ -296,7 +296,7 @@ class TableInbox:
 
 
 def _document(table: str, written: Sequence[tuple[str, int, int]]) -> str:
-    """Return the name of the document of a batch, which follows from its files."""
+    """Return the name of the document of a batch, which is derived from its files."""
     first = os.path.basename(written[0][0])
     return f"{FOLDER}/{table}/{first.removesuffix('.arrow')}{BATCH}"
 
@@ -315,7 +315,7 @@ def _number(batch: InboxBatch) -> int:
 
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Put small tables together, as far as they fit into one file."""
+    """Concatenate small tables, as far as they fit into one file."""
     held: list[pa.Table] = []
     size = 0
     for table in tables:

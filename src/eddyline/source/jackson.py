@@ -100,7 +100,7 @@ class LineParser(Scanner):
         return found
 
     def _object(self, at: int, depth: int) -> tuple[list[Any], int]:
-        """Return the row of the object that has begun before `at`, and where it ends."""
+        """Return the row of the object whose brace is just before `at`, and the position after the object."""
         row: list[Any] = [None] * self._width
         at, first = self._skip_blanks(at), True
         while self._line[at : at + 1] != b"}":
@@ -131,7 +131,7 @@ class LineParser(Scanner):
         return name, self._skip_blanks(colon + 1)
 
     def _column(self, row: list[Any], place: int, at: int, depth: int) -> int:
-        """Set a column unless its value can't be converted; return where the value ends."""
+        """Set a column unless its value can't be converted; return the position after the value."""
         token, end = self._token(at, depth, self._types[place])
         if is_null(token):
             row[place] = None
@@ -232,7 +232,7 @@ def _inner(kind: pa.DataType, name: str) -> pa.DataType | None:
 
 
 def _fault(line: bytes) -> ValueError:
-    """Return why a line is no single object, in the words of Python's parser if it refuses it too."""
+    """Return the reason why a line isn't a single object, with the message of Python's parser if it fails too."""
     try:
         value = json.loads(line.decode())
     except ValueError as error:

@@ -1,8 +1,8 @@
 """Lines of JSON as columns, converted by the rules of Spark's reader.
 
 Polars decodes a block of lines at once. If it can't, or its result could differ from that of Spark's
-reader, smaller blocks are tried, and then single lines, by `jackson.LineParser`. What doesn't fit is null
-in a file, as in the mode PERMISSIVE, and an error of its record in a document of a queue.
+reader, smaller blocks are tried, and then single lines, by `jackson.LineParser`. A value that doesn't fit is null
+in a file, as in the mode PERMISSIVE, and an error of the record in a document of a queue.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class JsonDecoder:
 
         Args:
             zone: time zone of timestamps without an offset.
-            documents: each line is a document, whose values have to fit; else what doesn't is null.
+            documents: each line is a document, and a value that doesn't fit is an error; otherwise it becomes null.
         """
         self.errors: dict[int, Exception] = {}
         self._line = 0
@@ -134,7 +134,7 @@ class JsonDecoder:
     def _column(
         self, values: pl.Series, wanted: pa.Field, block: bytes, places: np.ndarray[Any, Any]
     ) -> pa.Array:
-        """Convert what polars has decoded; ValueError if it is not as `_by_line` would have it.
+        """Convert a column that polars has decoded; raise ValueError if `_by_line` would give another result.
 
         Args:
             places: where the column's name occurs in the block.
@@ -159,7 +159,7 @@ class JsonDecoder:
     def _texts(
         self, column: pa.Array, name: bytes, block: bytes, places: np.ndarray[Any, Any]
     ) -> pa.Array:
-        """Return texts as they are written; ValueError if polars may have changed one."""
+        """Return texts exactly as they are written; raise ValueError if polars may have changed one."""
         if _zeros(column):  # half of a surrogate pair
             raise ValueError
         if not _may_be_literal(column) or _are_quoted(block, places + len(name)):
@@ -213,7 +213,7 @@ class JsonDecoder:
         return missing != 0 and any(map(members.repeats, self._names.values()))
 
     def _rows_only(self, block: bytes) -> pa.Table | None:
-        """Count the rows of a block: one a line, whatever it holds; None if a line may be an array."""
+        """Count the rows of a block without decoding it: one for each line; None if a line may be an array."""
         if self._documents:
             return None
         lines = [line for line in block.split(b"\n") if line.strip(b" \t\r")]
@@ -250,7 +250,7 @@ class JsonDecoder:
 
 
 def _lines(documents: pa.ChunkedArray) -> bytes:
-    """Join documents as lines; a line break is blank space in JSON, or an error as a tab is one."""
+    """Join documents as lines. A line break in one becomes a tab, which JSON treats in the same way."""
     ended = pc.binary_join_element_wise(documents, pa.scalar(b"\n"), pa.scalar(b""))
     block: bytes = ended.combine_chunks().buffers()[2].to_pybytes()
     if block.count(b"\n") == len(documents):

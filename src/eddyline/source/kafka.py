@@ -1,8 +1,8 @@
 """Streams of the records of Kafka topics: `USING kafka`.
 
-The offsets of all partitions are written before each entry of the redo log, under the number that follows.
-They hold once the entry is in the log; until then they tell which records the entry is of, so that after a
-crash the same ones are read again.
+Before each entry of the redo log the offsets after it are written, under the number of the next entry.
+They become valid once the entry is in the log. Until then they say which records the entry will have, so that
+the same ones are read after a crash.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from eddyline.errors import DataError, EngineError
-from eddyline.source.aside import Aside
 from eddyline.source.base import CopiedSource
 from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.kafka_rows import Decode, Message
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
+from eddyline.source.source_thread import SourceThread
 
 ENTRY_RECORDS, ENTRY_BYTES = 200_000, 32 << 20
 """An entry ends when it has so many records, or so many bytes of values."""
@@ -47,7 +47,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A topic as brokers tell: its id, empty if they have none, and the number of its partitions."""
+    """A topic as brokers describe it: its id, empty if they have none, and the number of its partitions."""
 
     id: str
     partitions: int
@@ -55,10 +55,10 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What has been read of a topic.
+    """The position in a topic.
 
     Attributes:
-        id: as brokers tell; empty if they have none.
+        id: its id on the brokers; empty if they have none.
         offsets: for each partition, that of the next record to read.
     """
 
@@ -73,7 +73,7 @@ class Topics(Protocol):
     """The topics on their brokers. All calls raise EngineError STREAM_FAILED if brokers can't be used."""
 
     def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
-        """Return the topics to read, and those that are known; None for one that isn't there."""
+        """Return the topics to read, and the known ones; None for a topic that doesn't exist."""
 
     def offsets(self, partitions: Iterable[Partition], which: int) -> dict[Partition, int]:
         """Return for each partition its first offset (`EARLIEST`), or that after all committed records (`LATEST`)."""
@@ -108,7 +108,7 @@ class KafkaStream(CopiedSource):
             begin at their first record.
         decode: makes rows of records.
         limit: the number of records of an entry at most, and an epoch takes one; None for no limit.
-        reached: returns the topics; called when they are first needed, as a secret may be missing.
+        reached: connects to the topics; called when they are first needed, as a secret may be missing.
         log: redo log of the stream.
         folder: folder of the offsets in the storage.
         rejects: records that can't be decoded; None if all can.
@@ -128,11 +128,11 @@ class KafkaStream(CopiedSource):
     _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
     _checked: float = field(default=0.0, init=False)
     _positions: Positions = field(init=False)
-    _aside: Aside = field(init=False)
+    _thread: SourceThread = field(init=False)
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.name, self.log, self.folder)
-        self._aside = Aside(f"eddyline-kafka-{self.name}", self._copy)
+        self._thread = SourceThread(f"eddyline-kafka-{self.name}", self._copy)
 
     @property
     def steps(self) -> bool:
@@ -146,23 +146,23 @@ class KafkaStream(CopiedSource):
 
     @property
     def topics(self) -> Topics:
-        """The topics, whose brokers aren't connected before they are used."""
+        """The topics; the brokers are connected on first use."""
         if self._topics is None:
-            self._topics = self.reached(self._aside.stopped)
+            self._topics = self.reached(self._thread.stopped)
         return self._topics
 
     def pull(self) -> None:
         """Copy all records that are committed now."""
         self._checked = 0.0
-        self._aside.now()
+        self._thread.run_now()
 
     def follow(self, interval_s: float) -> None:
         """Copy new records in a thread, so that no other stream waits for this one's brokers."""
-        self._aside.go_on()
+        self._thread.run_in_background()
 
     def stop(self) -> None:
-        """End the thread, and disconnect."""
-        self._aside.stop()
+        """Stop the thread, and disconnect."""
+        self._thread.stop()
         self._close()
 
     def _close(self) -> None:
@@ -179,7 +179,7 @@ class KafkaStream(CopiedSource):
                 state = self._extended(state)
                 self._checked = time.monotonic()
             ends = self.topics.offsets(_offsets(state), LATEST)
-            while not self._aside.stopped.is_set() and self._copy_entry(ends):
+            while not self._thread.stopped.is_set() and self._copy_entry(ends):
                 pass
         except StoppedError:
             pass
@@ -188,7 +188,7 @@ class KafkaStream(CopiedSource):
             raise
 
     def _resumed(self) -> State:
-        """Return what has been read; the offsets to begin at are stored the first time."""
+        """Return the stored position; on the first call store the one to begin at."""
         number = self.log.end()
         if self._state is None or self._next != number:
             stored, begun = self._positions.read(number), self._positions.begun(number)
@@ -201,7 +201,7 @@ class KafkaStream(CopiedSource):
         return self._state
 
     def _first(self) -> State:
-        """Return the state that the stream begins with."""
+        """Return the position at which a new stream begins."""
         found = self._there(self.topics.describe(()))
         partitions = _partitions(found)
         starting = self.starting
@@ -215,7 +215,7 @@ class KafkaStream(CopiedSource):
         return _with({}, found, offsets | given)
 
     def _extended(self, state: State) -> State:
-        """Return the state with the partitions that are there by now; new ones begin at their first record."""
+        """Add new partitions to the position; they begin at their first record."""
         found = self._same(state)
         known = _offsets(state)
         new = [one for one in _partitions(found) if one not in known]
@@ -226,7 +226,7 @@ class KafkaStream(CopiedSource):
         return state
 
     def _same(self, state: State) -> dict[str, Described]:
-        """Return the topics that are there; DataError if one isn't the one that was read."""
+        """Return the existing topics; raise DataError if one was deleted and created again."""
         found = self._there(self.topics.describe(state))
         for name, known in state.items():
             if known.id and found[name].id and known.id != found[name].id:
@@ -242,7 +242,7 @@ class KafkaStream(CopiedSource):
         return {name: one for name, one in found.items() if one is not None}
 
     def _finish(self, before: State, begun: State) -> State:
-        """Copy the records of an entry that wasn't finished, these and no others; return the state after it."""
+        """Complete an interrupted entry with exactly the records that it was to have; return the position after it."""
         after = _offsets(before)
         wanted = {one: end for one, end in _offsets(begun).items() if after[one] < end}
         if wanted:
@@ -276,7 +276,7 @@ class KafkaStream(CopiedSource):
         return True
 
     def _append(self, messages: Sequence[Message], state: State) -> None:
-        """Write an entry, and the state that holds after it; without records the state only."""
+        """Write an entry, and before it the position that holds after it; without records only the position."""
         number, files = self._next, self.log.files
         rows, dead = self.decode(messages)
         self._state = None  # unless this succeeds, it is read again
@@ -295,7 +295,7 @@ class KafkaStream(CopiedSource):
             self._store(state)
 
     def _store(self, state: State) -> None:
-        """Store the state that holds now."""
+        """Store the current position."""
         self._state = None
         self._positions.write(self._next, _document(state))
         self._state = state
@@ -310,7 +310,7 @@ class KafkaStream(CopiedSource):
 
 
 def lost(stream: str, why: str) -> EngineError:
-    """Return the error of a stream whose brokers no longer have records that it hasn't read."""
+    """Return the error SOURCE_LOST: retention has deleted records that the stream hasn't read."""
     return EngineError(
         f"stream {stream} can't go on without a gap: {why}",
         condition="SOURCE_LOST",
@@ -334,7 +334,7 @@ def _offsets(state: State) -> dict[Partition, int]:
 def _with(
     state: State, found: Mapping[str, Described] | None, offsets: Mapping[Partition, int]
 ) -> State:
-    """Return a state with other offsets of some partitions.
+    """Return a position with other offsets for some partitions.
 
     Args:
         found: the topics as they are described; None if no partition is new.

@@ -1,4 +1,4 @@
-"""Records of Kafka as rows of a redo log: as they are, or with their values decoded."""
+"""Converts records of Kafka to rows of a redo log: unchanged, or with decoded values."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Json:
 class Decoded:
     """Records with decoded values.
 
-    A record without a value says that its key is gone. It is a row, with NULL in the columns of the value, if
-    the log keeps keys, and its stream has no operations; else it is left out.
+    A record without a value is a tombstone of its key. If the log keeps keys and the stream has no operations, it is a
+    row with NULL in the columns of the value; otherwise it is dropped.
 
     Attributes:
         wanted: the columns that the log keeps.

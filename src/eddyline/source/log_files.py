@@ -1,4 +1,4 @@
-"""The files of a redo log: rows in the form of Arrow, which its entries name."""
+"""The files of a redo log: Arrow files of rows, which its entries name."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LogTask:
     number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files; yield for each its name, row count and checksum, and whether records are bad."""
+        """Write the files; yield for each its name, row count and checksum, and whether it holds dead letters."""
         received = [batch for batch in batches if batch.num_rows]
         if not received:
             return
@@ -99,7 +99,7 @@ class LogTask:
 def in_fewer_files(
     files: Files, new_file: Callable[[], str], segments: Sequence[Segment]
 ) -> list[Segment]:
-    """Write the rows of small files into large ones; return the same segments of these."""
+    """Merge the rows of small files into large ones; return the same segments, which name the new files."""
     merged = list(segments)
     parts: dict[pa.Schema, list[tuple[int, pa.Table]]] = {}
     for place, segment in enumerate(segments):

@@ -1,4 +1,4 @@
-"""Which entries a redo log has, in memory: a listing of its folder."""
+"""The list of a redo log's entries in memory, made from the names of its files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Index:
         return self.marks[at - 1] if at else None
 
     def holder(self, entry: int) -> int | None:
-        """Return the number under which an entry is there, alone or merged; None if it isn't."""
+        """Return the number under which an entry is stored, alone or merged; None if it doesn't exist."""
         at = bisect_left(self.entries, entry)
         if at == len(self.entries):
             return None
@@ -60,7 +60,7 @@ class Index:
 
 
 def mergeable(index: Index, end: int) -> list[int]:
-    """Return the numbers of the oldest entries before `end` that can be merged; none if there are none."""
+    """Return the numbers of the oldest entries before `end` that can be merged; an empty list if none can."""
     found: list[int] = []
     level = 0
     for number in index.entries:

@@ -23,7 +23,7 @@ class Members:
         self._quotes: _Positions = np.flatnonzero(quotes)
 
     def has_escaped_name(self, names: Container[str]) -> bool:
-        """Whether one of these names is written with escapes."""
+        """Return whether one of these names is written with escapes."""
         if not len(self._escapes):
             return False
         first, last = self._quotes[::2], self._quotes[1::2]
@@ -35,7 +35,7 @@ class Members:
         return any(json.loads(text) in names for text in written)
 
     def repeats(self, name: bytes) -> bool:
-        """Whether a line has two members of a name, given with its quotes; not those of inner objects."""
+        """Return whether a line has two members of a name, given with its quotes; inner objects don't count."""
         first, last = self._quotes[::2], self._quotes[1::2]
         fits = last - first == len(name) - 1
         first, last = first[fits], last[fits]
@@ -50,7 +50,7 @@ class Members:
         return bool((np.diff(outer) == 0).any())
 
     def _are_names(self, last: _Positions) -> np.ndarray[Any, Any]:
-        """Return which texts, given by their last quotes, are names; one before a blank may be."""
+        """Return which texts, given by their last quotes, are names of members; True in doubt, before a blank."""
         after = self._data[np.minimum(last + 1, len(self._data) - 1)]
         names: np.ndarray[Any, Any] = (after == 58) | (after == 32) | (after == 9)
         return names

@@ -60,7 +60,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 @dataclass(frozen=True, slots=True)
 class GeneratedEvents:
-    """Some events of the common sequence, and their random values.
+    """A selection of events of the common sequence, and their random values.
 
     Attributes:
         numbers: their positions in the common sequence, from 0.

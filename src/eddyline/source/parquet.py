@@ -13,7 +13,7 @@ from eddyline.errors import DataError
 
 
 def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> str:
-    """Return why these columns of a file can't be read; an empty text if they can.
+    """Return the reason why these columns of a file can't be read; empty if they can.
 
     Args:
         by_spark: judge for Spark's reader, which doesn't convert timestamps to another kind.
@@ -69,7 +69,7 @@ def _opened(path: str) -> pq.ParquetFile:
 
 
 def _is_cut(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether only Arrow converts one type to the other."""
+    """Return whether Arrow converts one type to the other, and Spark doesn't."""
     if not pa.types.is_temporal(found) or found == wanted:
         return False
     both = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
@@ -77,7 +77,7 @@ def _is_cut(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _present(wanted: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Return the name in the file of each wanted one that it has; the case of letters doesn't matter."""
+    """Return for each wanted column that the file has its name there; letter case doesn't matter."""
     folded = {name.lower(): name for name in reversed(names)}
     found = {name: name if name in names else folded.get(name.lower()) for name in wanted}
     return {name: known for name, known in found.items() if known is not None}
@@ -98,7 +98,7 @@ def _pairs(found: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[pa.DataTyp
 
 
 def _readable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type is one of another."""
+    """Return whether every value of one type can be read as another."""
     if pa.types.is_dictionary(found):
         return _readable(found.value_type, wanted)
     if pa.types.is_null(found):

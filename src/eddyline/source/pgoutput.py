@@ -1,8 +1,8 @@
 """Decodes the messages of PostgreSQL's output plugin pgoutput (protocol version 1), many at once.
 
-A message is a change of one row. Its columns lie one behind the other, each as text with its length, so
-that the place of a column follows from the columns before it: the places are computed for all messages
-of a batch, column by column, and the values then cut out of the batch's bytes by Arrow.
+A message is a change of one row. Its columns are consecutive texts with their lengths, so the position of a column
+follows from the columns before it. The positions are computed for all messages of a batch at once, column by
+column; Arrow then takes the values from the batch's bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PublishedColumn:
     Attributes:
         name: its name.
         type_id, modifier: its type, as pgoutput names it.
-        type_name: its type, as SQL names it; empty if only messages have told of the column.
+        type_name: its type, as SQL names it; empty if it is known from messages only.
     """
 
     name: str
@@ -62,11 +62,11 @@ class PublishedColumn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of PostgreSQL, as it was described once.
+    """A table of PostgreSQL, as described at some time.
 
     Attributes:
         schema, name: its names.
-        id: its oid, which another table of the same name doesn't have.
+        id: its oid, which differs from that of another table of the same name.
         columns: all columns that pgoutput sends.
         key: names of the columns that identify a row.
     """
@@ -84,11 +84,11 @@ class PublishedTable:
 
 
 class UndecodableError(Exception):
-    """A change that can't become a row.
+    """A change can't be decoded.
 
     Attributes:
         error: says why.
-        before: the end of the last transaction before it; 0 for none in what was decoded.
+        before: the end of the last transaction before it; 0 if none was decoded.
     """
 
     def __init__(self, error: DataError, before: int) -> None:
@@ -98,12 +98,12 @@ class UndecodableError(Exception):
 
 @dataclass(slots=True)
 class PgoutputDecoder:
-    """Makes rows of messages, which come in batches, in order.
+    """Decodes messages, which come in batches, in order, to rows.
 
     Attributes:
         stream: name of the stream, for errors.
-        table: the table; changes of others are skipped. Columns that the stream has got since it was
-            described are added once a message has them.
+        table: the table; changes of others are skipped. Columns that were added to the stream later are added
+            here once a message has them.
         wanted: the columns of the rows.
         confirmed: transactions that were committed before this LSN are skipped.
         sequence: number of the next row.
@@ -184,7 +184,7 @@ class PgoutputDecoder:
         return int(numbers[low])
 
     def _part(self, text: bytes, starts: Ints, lsn: Ints, times: Ints) -> pa.Table:
-        """Return the rows of messages between which the table doesn't change."""
+        """Return the rows of consecutive messages with the same columns of the table."""
         batch = np.frombuffer(text, np.uint8)
         own = (lsn >= self.confirmed) & np.isin(batch[starts], (_I, _U, _D))
         own[own] = _integers(batch, starts[own] + 1, 4) == self.table.id
@@ -243,7 +243,7 @@ class PgoutputDecoder:
         )
 
     def snapshot(self, texts: pa.Table) -> pa.Table:
-        """Return the rows of a snapshot, of whose columns the texts are given, by name."""
+        """Return the rows of a snapshot from a table of its columns as texts."""
         size = texts.num_rows
         columns = {
             one.place: self._converted(texts[one.name].combine_chunks(), one)
@@ -277,8 +277,8 @@ class PgoutputDecoder:
 
         Args:
             source: the tuple of each row; -1 for one without values.
-            instead: the tuple before the change, if there is one.
-            known: whether that has all columns, not just the key.
+            instead: the tuple before the change, if there is one, for values that the message omits.
+            known: whether that one has all columns, not just the key.
         """
         if (source < 0).all() or name not in self._layout:  # the table got the column later
             return pa.nulls(len(source), pa.string())
@@ -323,7 +323,7 @@ class PgoutputDecoder:
             ) from None
 
     def _checked(self, message: bytes) -> list[str]:
-        """Return the names of the columns that a Relation message declares; DataError if they differ."""
+        """Return the names of the columns in a Relation message; raise DataError if they don't fit the table."""
         found_id, columns = _relation(message)
         if found_id != self.table.id:
             raise self._changed("another table has taken its name", "")
@@ -415,7 +415,7 @@ class _Pieces:
 
 
 def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values of a type, of their texts as PostgreSQL writes them.
+    """Parse texts as PostgreSQL writes them into values of a type.
 
     Dates are in ISO style, times in UTC.
 

@@ -1,4 +1,4 @@
-"""Positions: what a source has read once its redo log has so many entries."""
+"""Positions of a source: how far it has been read when its redo log has a certain number of entries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from eddyline.source.segments import Segment
 
 
 class Positions:
-    """Documents that are written before the entries they belong to, under the numbers that follow.
+    """Documents with positions. Each is written before its entry, under the number of the next entry.
 
-    So after a crash anywhere the document under the end of the log tells what the log has.
+    So after any crash the document under the log's end number is the position that belongs to the log.
 
     Args:
         stream: its name, for errors.
@@ -52,7 +52,7 @@ class Positions:
         )
 
     def begun(self, number: int) -> dict[str, Any] | None:
-        """Return the position written for after entry `number`, which isn't in the log; None if there is none."""
+        """Return the position written for an entry `number` that a crash has prevented; None if there is none."""
         name = self._name(number + 1)
         if not self._log.files.exists(name):
             return None

@@ -1,8 +1,8 @@
 """Streams of the changes of a table in PostgreSQL: `USING postgres`.
 
-A snapshot of the table comes first, as one entry of the redo log, then the changes that a replication
-slot keeps on the server, whole transactions in each entry. The state that holds once an entry is in the
-log is written before it, under the number that follows; the slot is let go of what the log has.
+The first entry of the redo log is a snapshot of the table; later entries have the changes that a replication
+slot retains on the server, whole transactions in each. The position after an entry is written before the
+entry, under the number of the next one; the slot then advances to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from eddyline.errors import DataError, EddylineError, EngineError
-from eddyline.source.aside import Aside
 from eddyline.source.base import CopiedSource
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.pgoutput import (
@@ -33,6 +32,7 @@ from eddyline.source.positions import Positions
 from eddyline.source.postgres_server import Server, Slot
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
+from eddyline.source.source_thread import SourceThread
 
 ENTRY_MESSAGES = 200_000
 """An entry ends with the transaction that brings so many messages."""
@@ -80,7 +80,7 @@ class PostgresStream(CopiedSource):
         slot, publication: names that the user gave; empty for names of our own.
         wanted: the columns that the log keeps.
         fit: raises DataError if a table doesn't have the stream's columns.
-        reached: returns the server; called when it is first needed, as a secret may be missing.
+        reached: makes the server's object; called when it is first needed, as a secret may be missing.
         log: redo log of the stream.
         folder: folder of the states in the storage.
     """
@@ -99,35 +99,35 @@ class PostgresStream(CopiedSource):
     _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
     _looked: int = field(default=0, init=False)  # there are no changes before this LSN
     _positions: Positions = field(init=False)
-    _aside: Aside = field(init=False)
+    _thread: SourceThread = field(init=False)
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.name, self.log, self.folder)
-        self._aside = Aside(f"eddyline-postgres-{self.name}", self._copy)
+        self._thread = SourceThread(f"eddyline-postgres-{self.name}", self._copy)
 
     @property
     def server(self) -> Server:
-        """The server, which isn't connected before it is used."""
+        """The server; connected on first use."""
         if self._server is None:
             self._server = self.reached()
         return self._server
 
     def pull(self) -> None:
         """Copy the snapshot, or all changes that are committed now."""
-        self._aside.now()
+        self._thread.run_now()
 
     def follow(self, interval_s: float) -> None:
         """Copy new changes in a thread, so that no other stream waits for this one's server."""
-        self._aside.go_on()
+        self._thread.run_in_background()
 
     def stop(self) -> None:
-        """End the thread and the connection; the slot stays on the server."""
-        self._aside.stop(lambda: self.server.cancel())
+        """Stop the thread and close the connection; the slot stays on the server."""
+        self._thread.stop(lambda: self.server.cancel())
         if self._server is not None:
             self._server.close()
 
     def drop(self) -> None:
-        """Drop the slot, and the publication if it is our own. A server that can't be reached is told of."""
+        """Drop the slot, and the publication if the stream has created it; log an error if that is impossible."""
         slot = self.slot
         try:
             state = self._state or self._stored(self.log.end())
@@ -152,7 +152,7 @@ class PostgresStream(CopiedSource):
             if self._state is None or self._state.table is None:
                 self._begin()
             target = self.server.flushed()
-            while not self._aside.stopped.is_set() and self._copy_changes(target):
+            while not self._thread.stopped.is_set() and self._copy_changes(target):
                 pass
 
     def _begin(self) -> None:
@@ -246,7 +246,7 @@ class PostgresStream(CopiedSource):
         return segments, count, replace(state, confirmed=confirmed, sequence=decoder.sequence)
 
     def _checked(self, state: SlotPosition) -> Slot:
-        """Return the slot; EngineError if it no longer has all changes after the state."""
+        """Return the slot; raise EngineError if it no longer has all changes after the position."""
         slot, why = self.server.slot(state.slot), ""
         if slot is None:
             why = "isn't there any more"
@@ -267,13 +267,13 @@ class PostgresStream(CopiedSource):
         return slot
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """Call again while the slot is in use, as by the connection of a killed process."""
+        """Retry a call while the slot is in use, for instance by the connection of a killed process."""
         until = time.monotonic() + BUSY_S
         while True:
             try:
                 return call()
             except self.server.psycopg.errors.ObjectInUse:
-                if self._aside.stopped.is_set() or time.monotonic() > until:
+                if self._thread.stopped.is_set() or time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
@@ -291,19 +291,19 @@ class PostgresStream(CopiedSource):
         return write_rows(self.log.files, new_file(self.log.folder, self._next), rows)
 
     def _append(self, segments: list[Segment], state: SlotPosition) -> None:
-        """Write an entry, and before it the state that holds after it."""
+        """Write an entry, and before it the position that holds after it."""
         number, self._state = self._next, None  # unless this succeeds, it is read again
         self._positions.append(number, segments, asdict(state))
         self._state, self._next = state, number + 1
 
     def _store(self, state: SlotPosition) -> None:
-        """Store the state that holds now."""
+        """Store the current position."""
         self._state = None
         self._positions.write(self._next, asdict(state))
         self._state = state
 
     def _stored(self, number: int) -> SlotPosition | None:
-        """Return the state that holds while the log has so many entries; None before the first."""
+        """Return the position that belongs to a log of `number` entries; None before the first."""
         document = self._positions.read(number)
         if document is None:
             return None

@@ -1,4 +1,4 @@
-"""What a stream asks of a PostgreSQL server: descriptions of tables, slots, snapshots and changes."""
+"""The statements that a stream sends to a PostgreSQL server: descriptions of tables, slots, snapshots, changes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Server:
 
     @contextmanager
     def used_for(self, stream: str) -> Iterator[Server]:
-        """Translate errors of the server into those of a stream; after any the connection is closed."""
+        """Translate errors of the server into errors of a stream; close the connection after any error."""
         try:
             yield self
         except self.psycopg.Error as error:
@@ -124,7 +124,7 @@ class Server:
             self._connection = None
 
     def cancel(self) -> None:
-        """Cancel what runs now; may be called in another thread."""
+        """Cancel the running statement; may be called from another thread."""
         for one in (self._connection, self._replication):
             if one is not None and not one.closed:
                 one.cancel_safe(timeout=5.0)
@@ -199,12 +199,12 @@ class Server:
             )
 
     def published(self, publication: str, table: PublishedTable) -> bool:
-        """Return whether a publication is there and has a table."""
+        """Return whether a publication exists and contains a table."""
         found = self.connection.execute(_PUBLISHED, [table.id, publication]).fetchone()
         return found == (True,)
 
     def create_publication(self, name: str, table: PublishedTable) -> None:
-        """Create a publication of one table, unless it is there."""
+        """Create a publication of one table, unless it exists."""
         found = self.connection.execute("SELECT FROM pg_publication WHERE pubname = %s", [name])
         if found.fetchone() is None:
             self._run(
@@ -216,7 +216,7 @@ class Server:
         self._run("DROP PUBLICATION IF EXISTS {}", name)
 
     def slot(self, name: str) -> Slot | None:
-        """Return a slot; None if it isn't there."""
+        """Return a slot; None if it doesn't exist."""
         found = self.connection.execute(_SLOT, [name]).fetchone()
         return None if found is None else Slot(int(found[0] or 0), found[1], bool(found[2]))
 

@@ -1,7 +1,7 @@
 """The column `_received_at` of a stream: when the redo log received the entry that holds a row.
 
-No source gives its values: the time is that of the entry, so it is the same however often, and
-by whichever view, the entry is read.
+No source provides its values. The time is that of the entry, so all views see the same time, also when
+they read the entry again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_received(name: str) -> bool:
 
 
 def given_places(names: Sequence[str]) -> list[int]:
-    """Return the places of the columns whose values the source gives.
+    """Return the places of the columns that the source provides.
 
     Example:
         >>> given_places(["id", "_received_at", "name"])

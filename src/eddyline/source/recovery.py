@@ -1,7 +1,7 @@
 """Malformed lines, read token by token as Spark does with Jackson's parser.
 
-Spark catches an error within the value of a column and asks the parser for its next token, wherever
-the parser stands then: the values that follow may be found, or be those of an inner object.
+Spark catches an error within the value of a column and asks the parser for its next token, at the
+position where the error left it. So Spark may find the values that follow, or take those of an inner object for them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TokenReader(Scanner):
             opened += (token in _OPENING) - (token in _CLOSING)
 
     def _next(self) -> str | None:
-        """Return the next token: a bracket, or one of the kinds above; None behind the last one."""
+        """Return the next token: a bracket, or one of the kinds above; None after the last one."""
         if self._token == _NAME:
             token, self._ahead = self._ahead, None
             return self._take(token)
@@ -218,7 +218,7 @@ class TokenReader(Scanner):
         try:
             self._kind, self._at = self._scalar(self._start)
         except MalformedError:
-            self._at = self._end_of_error(char)
+            self._at = self._end_of_invalid_value(char)
             raise
         if self._kind in (FLOAT, OTHER) or char in "tf":
             self._check_word_end()
@@ -234,7 +234,7 @@ class TokenReader(Scanner):
             raise MalformedError
 
     def _end_of_letters(self, at: int) -> int:
-        """Return the place behind letters and the first character that is none."""
+        """Return the position after the letters, and after the one other character that follows them."""
         while at < len(self._line):
             byte, at = self._line[at], at + 1
             if byte < 128:
@@ -249,8 +249,8 @@ class TokenReader(Scanner):
                 return at
         return at
 
-    def _end_of_error(self, char: str) -> int:
-        """Return where Jackson stands after a value that is none."""
+    def _end_of_invalid_value(self, char: str) -> int:
+        """Return the position at which Jackson continues after an invalid value."""
         at = self._at
         if char in "-0123456789":
             return self._end_of_number(char)
@@ -258,20 +258,20 @@ class TokenReader(Scanner):
             return self._end_of_sign(at)
         word = _WORDS.get(ord(char)) if ord(char) < 128 else None
         if word is not None:
-            at = self._end_of_same(self._start, word)
+            at = self._end_of_common_start(self._start, word)
         elif not _STARTS.match(self._line, self._start):
             return at
         return self._end_of_letters(at)
 
     def _end_of_sign(self, at: int) -> int:
-        """Return where Jackson stands after a sign that no number follows."""
+        """Return the position at which Jackson continues after a sign without a number."""
         word = _INFINITE.get(self._line[at : at + 2])
         if word is None:
             return min(at + (2 if self._line[at : at + 1] == b"I" else 1), len(self._line))
-        return self._end_of_letters(self._end_of_same(at, word))
+        return self._end_of_letters(self._end_of_common_start(at, word))
 
-    def _end_of_same(self, at: int, word: bytes) -> int:
-        """Return how far the line has the letters of a word."""
+    def _end_of_common_start(self, at: int, word: bytes) -> int:
+        """Return the position after the longest common start of the word and the line at `at`."""
         for letter in word:
             if self._line[at : at + 1] != bytes([letter]):
                 break

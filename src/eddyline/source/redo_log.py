@@ -67,7 +67,7 @@ class RedoLog:
         return max(self.start(), self.expired().end)
 
     def has(self, number: int) -> bool:
-        """Return whether an entry of that number exists, or did before it was forgotten."""
+        """Return whether an entry of that number exists, or was forgotten."""
         index = self._entries.index()
         if number < index.start or index.holder(number) is not None:
             return True
@@ -126,7 +126,7 @@ class RedoLog:
         return writer in known if version is None or found is None else found >= version
 
     def inherit(self, other: RedoLog) -> None:
-        """Know the batches that another log holds or has held, as if they were in this one, still empty."""
+        """Take over the versions of writers from another log, so that this empty one recognises their batches."""
         with other._entries.changing() as index:  # of the same class
             written = other._written(index)
         known = {writer: version for writer, version in written.items() if version is not None}
@@ -134,7 +134,7 @@ class RedoLog:
             self.files.write_json(self._writers, known)
 
     def adopt(self, number: int, name: str) -> str:
-        """Give a file of the storage a second name, as one of an entry; return that name."""
+        """Link a file of the storage into the log, as a file of an entry; return its name there."""
         own = new_file(self.folder, number)
         self.files.link(name, own)
         return own

@@ -33,7 +33,7 @@ class MalformedError(Exception):
 
 
 class BadTextError(MalformedError):
-    """A text is malformed; Jackson goes on at `at`."""
+    """A text is malformed; Jackson continues at `at`."""
 
     def __init__(self, at: int) -> None:
         self.at = at

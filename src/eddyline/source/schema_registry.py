@@ -56,7 +56,7 @@ class Registry:
         return parsed(document["schema"], references)
 
     def _add_references(self, document: Any, found: dict[str, str]) -> None:
-        """Add the schemas that one refers to, each after those that it refers to itself."""
+        """Add the schemas that a schema references, each after its own references."""
         for one in document.get("references") or ():
             if one["name"] not in found:
                 subject = quote(one["subject"], safe="")

@@ -49,7 +49,7 @@ def read_stored(files: Files, segment: Segment, wanted: Wanted) -> Iterator[tupl
 
 
 def _as_wanted(table: pa.Table, wanted: Wanted) -> pa.Table:
-    """Return rows of a log with the columns that the stream has got, and the types that it has, since."""
+    """Return rows of a log with the columns and types that the stream has now."""
     held = {name: place for place, name in enumerate(table.column_names)}
     for place, field in zip(wanted.places, wanted.schema, strict=True):
         name, kind = f"c{place}", field.type

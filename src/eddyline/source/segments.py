@@ -78,7 +78,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The rows of a stream with a watermark, and how many of its source aren't among them.
+    """The accepted rows of a stream with a watermark, and the numbers of rejected ones.
 
     Attributes:
         rows: the accepted rows; those without an event time are among them.
@@ -190,7 +190,7 @@ def verify_segment(files: Files, segment: Segment) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _checksum(path: str, *_: int) -> int:
-    """Return the checksum of a file; once for the many segments of one that has its rows merged."""
+    """Return the checksum of a file; cached, as many segments may name the same merged file."""
     return checksum(path)
 
 

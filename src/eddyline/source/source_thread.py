@@ -1,4 +1,4 @@
-"""Work of a source in a thread of its own, so that no other stream waits for its server."""
+"""A background thread of a source, so that a slow server holds up no other stream."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 FOLLOW_S = 0.2
-"""So long `go_on` waits for the work; it goes on in the background."""
+"""How long `run_in_background` waits for the work before it returns."""
 
 
-class Aside:
-    """A function that is called in a thread, once at a time.
+class SourceThread:
+    """Calls one function, in the caller's thread or in the background, never twice at a time.
 
     Args:
         name: of the thread.
@@ -24,16 +24,16 @@ class Aside:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    def now(self) -> None:
-        """Call the function in this thread, after a call that is under way."""
+    def run_now(self) -> None:
+        """Wait for a call that is running, then call the function in this thread."""
         if self._thread is not None:
             self._thread.join()
         self._failure = None  # of an earlier try
         self.stopped.clear()
         self._work()
 
-    def go_on(self) -> None:
-        """Call the function in the thread unless it runs; raise what an earlier call has raised."""
+    def run_in_background(self) -> None:
+        """Start the function in the background unless it is running; raise the error of an earlier call."""
         if self._thread is None or not self._thread.is_alive():
             self._raise_failure()
             self.stopped.clear()
@@ -44,10 +44,10 @@ class Aside:
             self._raise_failure()
 
     def stop(self, cancel: Callable[[], object] = lambda: None) -> None:
-        """Wait until the function has returned; it sees `stopped`.
+        """Set `stopped`, and wait until the function has returned.
 
         Args:
-            cancel: ends what it waits for. It may fail: what can't be cancelled ends by its time limit.
+            cancel: interrupts what the function waits for, once a second. Its errors are ignored.
         """
         self.stopped.set()
         while self._thread is not None and self._thread.is_alive():

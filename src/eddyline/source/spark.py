@@ -133,7 +133,7 @@ class SparkStream(CopiedSource):
             self.log.append(number, good)
 
     def _bad_sql(self) -> tuple[str, str]:
-        """Return SQL for the payload and the error of a rejected row; both are null for a good row."""
+        """Return SQL for the payload and the error of a rejected row; both are null for an accepted one."""
         cases = []  # SQL: when a row is bad, its payload, and its error
         if self.decoded:
             record = quoted(RECORD)

@@ -42,7 +42,7 @@ _LOG = logging.getLogger("eddyline.sources")
 class TailStream(CopiedSource):
     """The lines of files that grow, copied into the redo log.
 
-    The positions of all files are written before each entry, under its number; they hold once the
+    The positions of all files are written before each entry, under its number; they become valid once the
     entry is in the log.
 
     Attributes:
@@ -96,7 +96,7 @@ class TailStream(CopiedSource):
         tables, size, line = list[pa.Table](), 0, self._lines
         for at, path in changed:
             try:
-                if self._stands_aside(path):
+                if self._is_set_aside(path):
                     faults[path] = (self._faults or {})[path]
                     continue
                 for state, text in pieces(known[at], path):
@@ -119,7 +119,7 @@ class TailStream(CopiedSource):
                 faults[path] = _fault(path, error)
             if entries is not None and entries <= 0:
                 break
-        self._tell(faults)
+        self._store_faults(faults)
         if tables:
             self._write(tables, known, there, line)
         self._known = known
@@ -168,15 +168,15 @@ class TailStream(CopiedSource):
         }
         return pa.table({f"c{place}": columns[name] for place, name in self.columns})
 
-    def _stands_aside(self, path: str) -> bool:
-        """Whether a file couldn't be read, and hasn't changed since."""
+    def _is_set_aside(self, path: str) -> bool:
+        """Return whether a file is set aside: it couldn't be read, and hasn't changed since."""
         fault = (self._faults or {}).get(path)
         if fault is None:
             return False
         status = os.stat(path)
         return (fault["size"], fault["modified"]) == (status.st_size, status.st_mtime_ns)
 
-    def _tell(self, faults: dict[str, dict[str, Any]]) -> None:
+    def _store_faults(self, faults: dict[str, dict[str, Any]]) -> None:
         """Store which files can't be read, for the status of the stream, and log new ones."""
         name = f"{self.log.folder}/{SET_ASIDE}"
         if self._faults is None:
@@ -196,7 +196,7 @@ def _lines_of(text: bytes) -> pl.Series:
 
 
 def _fault(path: str, error: Exception) -> dict[str, Any]:
-    """Return why a file can't be read, with what shows that it has changed since."""
+    """Return the reason why a file can't be read, with its size and time, by which a change is noticed."""
     fault = {"size": -1, "modified": -1, "fault": str(error.__cause__ or error)}
     with suppress(OSError):
         status = os.stat(path)

@@ -1,4 +1,4 @@
-"""Texts of timestamps and dates, parsed as Spark parses them when no format is given.
+"""Parses texts of timestamps and dates as Spark does without a format.
 
 Spark accepts `[+-]yyyy[-[m]m[-[d]d]]`, followed by a blank or `T`, a time of one to three numbers, and
 after the seconds a fraction and a time zone. Fractions are cut at microseconds.
@@ -76,7 +76,7 @@ def instant(text: str, zone: str) -> int:
 
 
 def local_time(text: str) -> int:
-    """Return microseconds since 1970 of a TIMESTAMP_NTZ; ValueError if it is none."""
+    """Return microseconds since 1970 of a TIMESTAMP_NTZ; raise ValueError if it isn't one."""
     found, zone = _parsed(text)
     if zone is not None:
         raise ValueError(f"{text} has a time zone")
@@ -84,7 +84,7 @@ def local_time(text: str) -> int:
 
 
 def day(text: str) -> int:
-    """Return days since 1970 of a DATE; ValueError if it is none.
+    """Return days since 1970 of a DATE; raise ValueError if it isn't one.
 
     A number in quotes is a year, although Spark takes one that isn't for a number of days.
     """

@@ -1,4 +1,4 @@
-"""Conversion of the rows that users give to Arrow tables of a schema."""
+"""Converts rows from users to Arrow tables of a schema."""
 
 from __future__ import annotations
 

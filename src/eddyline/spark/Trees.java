@@ -13,9 +13,9 @@ import scala.collection.Iterator;
 import scala.collection.Seq;
 
 /**
- * Tells Python about Spark's plans and expressions; see trees.py, which reads the answers.
+ * Describes Spark's plans and expressions to Python, as lines of text; plan_trees.py reads them.
  *
- * One call does what would be several for each node. An object is told by its id in Py4J, under which Python
+ * One call replaces several for each node. An object is named by its id in Py4J, under which Python
  * finds it, and releases it, as if Py4J had returned it.
  */
 public final class Trees {
@@ -27,54 +27,54 @@ public final class Trees {
 
     /** The elements of a Seq, a line for each; expressions with all below them. */
     public String elements(Seq values) {
-        StringBuilder told = new StringBuilder();
+        StringBuilder text = new StringBuilder();
         for (Iterator i = values.iterator(); i.hasNext();) {
             Object one = i.next();
             if (one instanceof Expression) {
-                tellBelow((Expression) one, told);
+                describeChild((Expression) one, text);
                 continue;
             }
-            tell(gateway.putNewObject(one), one, told);
-            told.append('\n');
+            describe(gateway.putNewObject(one), one, text);
+            text.append('\n');
         }
-        return told.toString();
+        return text.toString();
     }
 
     /** A plan or expression, each node before those below it; a plan's subqueries come after its children. */
     public String tree(TreeNode root) {
-        StringBuilder told = new StringBuilder();
-        tellTree("-", root, told); // Python has it already
-        return told.toString();
+        StringBuilder text = new StringBuilder();
+        describeTree("-", root, text); // Python has it already
+        return text.toString();
     }
 
-    private void tellTree(String id, TreeNode node, StringBuilder told) {
-        tell(id, node, told);
+    private void describeTree(String id, TreeNode node, StringBuilder text) {
+        describe(id, node, text);
         Seq subqueries = node instanceof QueryPlan ? ((QueryPlan) node).subqueries() : null;
         if (subqueries != null) {
-            told.append(' ').append(subqueries.size());
+            text.append(' ').append(subqueries.size());
         }
-        told.append('\n');
+        text.append('\n');
         for (Iterator i = node.children().iterator(); i.hasNext();) {
-            tellBelow((TreeNode) i.next(), told);
+            describeChild((TreeNode) i.next(), text);
         }
         if (subqueries != null) {
             for (Iterator i = subqueries.iterator(); i.hasNext();) {
-                tellBelow((TreeNode) i.next(), told);
+                describeChild((TreeNode) i.next(), text);
             }
         }
     }
 
-    private void tellBelow(TreeNode node, StringBuilder told) {
-        tellTree(gateway.putNewObject(node), node, told);
+    private void describeChild(TreeNode node, StringBuilder text) {
+        describeTree(gateway.putNewObject(node), node, text);
     }
 
     /** Its id in Py4J, class, number of children, id of a named expression, and whether it is deterministic; or -1. */
-    private void tell(String id, Object one, StringBuilder told) {
-        told.append(id).append(' ').append(one.getClass().getName()).append(' ');
-        told.append(one instanceof TreeNode ? ((TreeNode) one).children().size() : -1).append(' ');
+    private void describe(String id, Object one, StringBuilder text) {
+        text.append(id).append(' ').append(one.getClass().getName()).append(' ');
+        text.append(one instanceof TreeNode ? ((TreeNode) one).children().size() : -1).append(' ');
         boolean named = one instanceof AttributeReference || one instanceof Alias;
-        told.append(named ? ((NamedExpression) one).exprId().id() : -1).append(' ');
-        told.append(one instanceof Expression ? (((Expression) one).deterministic() ? 1 : 0) : -1);
+        text.append(named ? ((NamedExpression) one).exprId().id() : -1).append(' ');
+        text.append(one instanceof Expression ? (((Expression) one).deterministic() ? 1 : 0) : -1);
     }
 
     /** The class of an object. */

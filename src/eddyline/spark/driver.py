@@ -93,7 +93,7 @@ class _Internals:
         self._scala = scala
 
     def evaluator(self, settings: Any, zone: str) -> Any:
-        return self._scala.made("Evaluator", self._memory, settings, zone)
+        return self._scala.compiled_object("Evaluator", self._memory, settings, zone)
 
 
 _making = threading.Lock()

@@ -1,7 +1,7 @@
-"""Spark's plans and expressions in Python, with what is known of each: a call to the JVM tells of many.
+"""Walks Spark's plans and expressions in Python with few calls to the JVM: one call describes a whole tree.
 
-Py4J alone needs a call for each child of a node and for each name of a class, and one more for each object
-on the way that Python drops: they were most of the time that a view took to compile.
+Py4J alone needs a call for each child of a node, for each name of a class, and for each object that Python
+drops. These calls took most of the time in which a view is compiled.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ from eddyline.spark.scala import scala_in
 T = TypeVar("T")
 
 
-def known(one: Any, what: str, ask: Callable[[], T]) -> T:
-    """Return what an object tells of itself, and keep it with the Python object: it must never change."""
-    found: dict[str, T] = _known(one)
+def cached(one: Any, what: str, ask: Callable[[], T]) -> T:
+    """Return a property of an object of the JVM; `ask` is called only the first time.
+
+    The value is kept in the Python object, so the property must never change.
+    """
+    found: dict[str, T] = _cache_of(one)
     if what not in found:
         found[what] = ask()
     return found[what]
 
 
 def elements(seq: Any) -> list[Any]:
-    """Return the objects in a Scala Seq, expressions with all below them."""
+    """Return the objects in a Scala Seq; of expressions the descendants are fetched with them."""
     lines = (line.split(" ") for line in _trees().elements(seq).splitlines())
     found = []
     for line in lines:
-        found.append(_told(seq, line))
+        found.append(_described_object(seq, line))
         if line[4] != "-1":  # an expression
-            _tell_below(found[-1], line, lines)
+            _attach_descendants(found[-1], line, lines)
     return found
 
 
 def children(node: Any) -> list[Any]:
-    """Return what is right below a plan or expression."""
-    found = _known(node)
+    """Return the children of a plan or expression."""
+    found = _cache_of(node)
     if "children" not in found:
         lines = (line.split(" ") for line in _trees().tree(node).splitlines())
-        _tell_below(node, next(lines), lines)
+        _attach_descendants(node, next(lines), lines)
     below: list[Any] = found["children"]
     return below
 
 
 def subqueries(plan: Any) -> list[Any]:
     """Return the plans of the subqueries in a plan node."""
-    found = _known(plan)
+    found = _cache_of(plan)
     if "subqueries" not in found:
         found["subqueries"] = elements(plan.subqueries())
     below: list[Any] = found["subqueries"]
@@ -56,8 +59,8 @@ def subqueries(plan: Any) -> list[Any]:
 
 
 def class_of(one: Any) -> str:
-    """Return the full name of an object's class; of a Scala object that of its type."""
-    name: str = known(one, "class", lambda: _trees().className(one))
+    """Return the full name of an object's class; for a Scala singleton that of its type, without `$`."""
+    name: str = cached(one, "class", lambda: _trees().className(one))
     return name.removesuffix("$")
 
 
@@ -67,12 +70,12 @@ def seq(values: Sequence[Any]) -> Any:
 
 
 def over_leaf(plan: Any, leaf: Any) -> Any:
-    """Return a plan with another leaf in the place of its only one."""
+    """Return a plan with its only leaf replaced."""
     return _trees().overLeaf(plan, leaf)
 
 
 def resolved(plan: Any) -> Any:
-    """Return a plan that is resolved, such that Spark doesn't resolve it once more."""
+    """Mark a resolved plan as such, so that Spark doesn't analyse it again; return it."""
     return _trees().resolved(plan)
 
 
@@ -82,49 +85,55 @@ def leaf_id(plan: Any) -> int:
     return found
 
 
-def _known(one: Any) -> dict[str, Any]:
+def _cache_of(one: Any) -> dict[str, Any]:
     found: dict[str, Any] = vars(one).setdefault("eddyline", {})
     return found
 
 
-def _told(like: Any, line: Sequence[str]) -> Any:
-    """Return an object that `Trees.java` tells of; see its method `tell`."""
-    made = JavaObject(line[0], like._gateway_client)  # noqa: SLF001  # not public in Py4J
-    found = _known(made)
-    found["class"] = line[1]
+def _described_object(like: Any, line: Sequence[str]) -> Any:
+    """Return the object that a line of `Trees.java` describes, with its properties cached; see `describe` there."""
+    found = JavaObject(line[0], like._gateway_client)  # noqa: SLF001  # not public in Py4J
+    cache = _cache_of(found)
+    cache["class"] = line[1]
     if line[2] == "0":
-        found["children"] = []
+        cache["children"] = []
     if line[3] != "-1":
-        found["id"] = int(line[3])
+        cache["id"] = int(line[3])
     if line[4] != "-1":
-        found["deterministic"] = line[4] == "1"
-    return made
+        cache["deterministic"] = line[4] == "1"
+    return found
 
 
-def _tell_below(node: Any, line: Sequence[str], lines: Iterator[list[str]]) -> None:
-    """Let a node know all nodes below it, from the lines that follow its own.
+def _attach_descendants(node: Any, line: Sequence[str], lines: Iterator[list[str]]) -> None:
+    """Cache the children and subqueries of a node and of all its descendants.
 
-    Without recursion, so that queries may nest as deeply as whoever walks through them can follow.
+    This is a loop, so that the nesting of queries isn't limited by Python's recursion limit here.
+
+    Args:
+        line: describes the node.
+        lines: describe its descendants, in preorder.
     """
-    waiting: list[tuple[list[Any], int]] = []  # what is below a node, and how many it will be
+    incomplete: list[tuple[list[Any], int]] = []  # lists of nodes, and their final lengths
 
     def expect(what: str, of: Any, size: str) -> None:
         below: list[Any] = []
-        _known(of)[what] = below
-        waiting.append((below, int(size)))
+        _cache_of(of)[what] = below
+        incomplete.append((below, int(size)))
 
-    told = node
+    current = node
     while True:
         if len(line) > 5:
-            expect("subqueries", told, line[5])
-        expect("children", told, line[2])  # they come first
-        while waiting and len(waiting[-1][0]) == waiting[-1][1]:
-            waiting.pop()
-        if not waiting:
+            expect("subqueries", current, line[5])
+        expect(
+            "children", current, line[2]
+        )  # last in, first filled: children come before subqueries
+        while incomplete and len(incomplete[-1][0]) == incomplete[-1][1]:
+            incomplete.pop()
+        if not incomplete:
             return
         line = next(lines)
-        told = _told(node, line)
-        waiting[-1][0].append(told)
+        current = _described_object(node, line)
+        incomplete[-1][0].append(current)
 
 
 def _trees() -> Any:

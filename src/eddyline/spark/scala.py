@@ -89,9 +89,9 @@ class Scala:
     @cached_property
     def trees(self) -> Any:
         """An object of `Trees.java`."""
-        return self.made("Trees", self._server.getGateway())
+        return self.compiled_object("Trees", self._server.getGateway())
 
-    def made(self, name: str, *arguments: Any) -> Any:
+    def compiled_object(self, name: str, *arguments: Any) -> Any:
         """Return an object of a class of this package in Java, which Spark's own compiler for generated code compiles."""
         constructor = self._named.get(f"eddyline.{name}")
         if constructor is None:

@@ -78,7 +78,7 @@ class DataflowGraph:
                     self._drop(known)
 
     def _dataset(self, name: str) -> DataFrame:
-        """Define a dataset, if that isn't done; return the DataFrame that stands for it."""
+        """Define a dataset unless it is defined already; return the DataFrame that stands for it."""
         if name in self._temporary:
             return self._temporary[name]
         if name in self.kinds:
@@ -170,7 +170,7 @@ class DataflowGraph:
         self.kinds[name], self.seconds[name] = SINK_KIND, time.monotonic() - started
 
     def _called(self, flow: Flow) -> DataFrame:
-        """Call the function of a flow, until all datasets that its SQL names are defined."""
+        """Call the function of a flow again until it succeeds, each time after defining a dataset that it lacked."""
         at = shown(flow.source_code_location)
         while True:
             try:
@@ -190,7 +190,7 @@ class DataflowGraph:
             return frame
 
     def _missing(self, error: AnalysisException) -> str | None:
-        """Return the dataset of the project that a query has not found yet."""
+        """Return the dataset of the project whose absence made a query fail; None if the cause is another one."""
         if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
             return None
         name = self.project.plain(dict(error.getMessageParameters() or {})["relationName"])
@@ -228,7 +228,7 @@ class DataflowGraph:
         self._put(name, lambda: self.engine.view(name, frame))
 
     def _put(self, name: str, define: Callable[[], object]) -> None:
-        """Define something; if it was defined otherwise before, drop that and all that reads it."""
+        """Define a dataset; drop an older, different definition first, with all that reads it."""
         try:
             define()
         except CatalogError as error:
@@ -249,7 +249,7 @@ class DataflowGraph:
 
     @contextmanager
     def _names(self) -> Iterator[None]:
-        """Let `table(name)` of the session and its readers find the project's datasets."""
+        """Make `spark.table(name)` and the session's readers return the project's datasets, during the context."""
 
         def finding(original: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
             @functools.wraps(original)

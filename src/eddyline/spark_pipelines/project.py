@@ -138,7 +138,7 @@ class Project(GraphElementRegistry):
 
     @contextmanager
     def _auto_cdc(self) -> Iterator[None]:
-        """Let the function work also where the packages that PySpark's needs are missing."""
+        """Replace PySpark's `create_auto_cdc_flow` during the import, because it needs the packages of Spark Connect."""
         original = getattr(pipelines, _AUTO_CDC, None)
         setattr(pipelines, _AUTO_CDC, recorder(self._register_changes))
         try:
@@ -189,12 +189,12 @@ class Project(GraphElementRegistry):
         return last if set(qualifiers) <= set(self.spec.qualifiers) else name.lower()
 
     def datasets(self) -> Iterator[str]:
-        """Yield the names of what is no sink."""
+        """Yield the names of all outputs that aren't sinks: tables and views."""
         return (name for name, output in self.outputs.items() if not isinstance(output, Sink))
 
 
 def shown(at: SourceCodeLocation) -> str:
-    """Return a place in a file, as messages show it."""
+    """Return `file:line`, for messages."""
     return f"{os.path.relpath(at.filename)}:{at.line_number}"
 
 

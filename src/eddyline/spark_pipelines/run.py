@@ -60,7 +60,7 @@ class PipelineRun:
         self.changed.update(progress.rows_out)
 
     def lines(self) -> list[DatasetReport]:
-        """Return a line for each dataset, upstream before downstream."""
+        """Return a report of each dataset, upstream before downstream."""
         manifest = last_committed(self.engine.files)
         found = []
         for name, kind in self.graph.kinds.items():

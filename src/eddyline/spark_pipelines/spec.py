@@ -137,6 +137,6 @@ def _pattern(given: str) -> str:
 
 
 def invalid(spark_condition: str, **parameters: str) -> ScriptError:
-    """Return the error of a spec or of definitions that are wrong, with Spark's condition and message."""
+    """Return the error for a wrong spec file or definition, with Spark's condition and message."""
     found = PySparkException(errorClass=spark_condition, messageParameters=parameters)
     return ScriptError(str(found), condition=INVALID)

@@ -1,4 +1,4 @@
-"""The rows around changes in ordered groups, read without the rest of the group.
+"""Reads the rows next to changes in ordered groups, without the rest of the group.
 
 Each run is sorted by hash and order, so a binary search by the first sort key finds the place of a change in it. The cost
 grows with the number of changes, with how far around them is read, and with the number of runs, not
@@ -26,12 +26,12 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Stretches of groups, each of rows that follow each other without a gap.
+    """Stretches of groups: each is a contiguous part of a group, in order.
 
     Attributes:
         rows: the rows, each once, by group and in order.
         old, new: how many copies of each there are before the changes and after them.
-        stretch: the number of each row's stretch, from 0; those of one are neighbours.
+        stretch: the number of each row's stretch, from 0; the rows of a stretch are consecutive.
     """
 
     rows: pa.Table
@@ -43,7 +43,7 @@ class Stretches:
 def rows_around(
     arrangement: Arrangement, delta: pa.Table, group: Sequence[str], reach: int
 ) -> Stretches:
-    """Return the changed rows, and on both sides of each the rows that are next to it.
+    """Return the changed rows, and up to `reach` rows before and after each.
 
     The same number of rows is read on both sides of a change in each run; their merge is complete between the
     innermost of the runs' ends. Where that isn't enough (because of deletions or equal
@@ -98,7 +98,7 @@ def values_around(
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """The ends of groups, from the first change of each on.
+    """For each changed group the rows from its first change to its end.
 
     Attributes:
         groups: the hash and the columns of each group, each once.
@@ -206,13 +206,13 @@ def _located(
 
 
 def _sorted(arrangement: Arrangement, delta: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
-    """Return the changes in order, and the runs with the same types."""
+    """Return the changes in order, and the runs, all with the same types."""
     changes = arrangement.layout.sorted(delta)
     return changes, [cast_to(run, changes.schema) for run in arrangement.mapped()]
 
 
 def _first(changes: pa.Table, group: Sequence[str]) -> Stretches:
-    """Return the stretches of changes to nothing: whole groups."""
+    """Return the stretches where nothing is stored yet: the changes are whole groups."""
     groups = group_rows(changes, [HASH, *group]).of
     if len(groups) and np.diff(groups).min(initial=0) < 0:  # the hashes of some collide
         by_group = np.argsort(groups, kind="stable")
@@ -223,7 +223,7 @@ def _first(changes: pa.Table, group: Sequence[str]) -> Stretches:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Changes, and what was read of the runs: equal rows are one, and numbered in order.
+    """The changes merged with what was read of the runs; equal rows are one, and numbered in order.
 
     Attributes:
         in_order: the rows by hash and in order.
@@ -246,7 +246,7 @@ class _Around:
     def of(
         cls, layout: Layout, changes: pa.Table, pieces: Sequence[pa.Table], group: Sequence[str]
     ) -> tuple[_Around, np.ndarray]:
-        """Merge rows; return the number of each of them, too."""
+        """Merge rows; also return the number that each of them got."""
         rows = pa.concat_tables([changes, *pieces])
         merge = merged(rows, layout.identity, layout.order)
         weights = rows[WEIGHT].to_numpy().copy()
@@ -262,12 +262,12 @@ class _Around:
         return found, merge.number
 
     def spans(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, by group, where the rows of each change's group begin and end whose numbers lie in a range."""
+        """Return for each change the begin and end, in `by_group`, of the rows of its group with numbers in a range."""
         begin = np.searchsorted(self.place, self.base + first)
         return begin, np.searchsorted(self.place, self.base + last, "right")
 
     def stretches(self, first: np.ndarray, end: np.ndarray) -> Stretches:
-        """Return the rows in some spans; spans that have a row in common are one stretch."""
+        """Return the rows in some spans; spans that overlap become one stretch."""
         order = np.lexsort((end, first))
         first, end = first[order], np.maximum.accumulate(end[order])
         starts = np.flatnonzero(first >= np.concatenate(([-1], end[:-1])))
@@ -326,7 +326,7 @@ def _read(
 
 
 def _union(first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the numbers that are in any of some ranges; both bounds never fall."""
+    """Return the sorted union of integer ranges `[first, end)`, whose bounds are both sorted."""
     unread = np.maximum(first, np.concatenate(([0], end[:-1])))
     return ranges(unread, np.maximum(end - unread, 0))
 

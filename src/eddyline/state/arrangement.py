@@ -35,7 +35,7 @@ class Layout:
 
     Attributes:
         identity: the columns that identify a row.
-        measures: the columns that are combined when equal rows meet, and how.
+        measures: the columns that are combined when equal rows are merged, and how.
         order: how the rows of one hash are sorted in each run; empty for no order.
     """
 
@@ -71,7 +71,7 @@ class Arrangement:
         runs: the runs of the bucket, old to new.
 
     Attributes:
-        touched: how many stored rows have been returned, for the profile of an epoch.
+        touched: number of stored rows that were read, for the profile of an epoch.
     """
 
     def __init__(self, files: Files, layout: Layout, runs: Sequence[Run]) -> None:
@@ -111,7 +111,7 @@ class Arrangement:
         return self.mapped()
 
     def mapped(self) -> list[pa.Table]:
-        """Return the rows of each run for a caller that reads a few of them, and adds their number to `touched`."""
+        """Return the mapped rows of each run. The caller reads a few of them, and adds their number to `touched`."""
         return [read_run(self.files, run) for run in self.runs]
 
     def extend(
@@ -124,8 +124,8 @@ class Arrangement:
     ) -> tuple[tuple[Run, ...], bool]:
         """Add the run of an epoch, in its parts, and merge runs if a size tier is full.
 
-        A merge that is large beside what the epoch adds is left to be done beside later epochs, unless too
-        many of them wait.
+        A merge that is large compared with what the epoch adds is postponed, to run beside later epochs, unless
+        too many are postponed already.
 
         Args:
             name: file name without extension of a merged run.
@@ -135,7 +135,7 @@ class Arrangement:
             most: about how many bytes are merged at once.
 
         Returns:
-            The runs that now make up the bucket, and whether a merge was left.
+            The runs that now make up the bucket, and whether a merge was postponed.
         """
         if not added:
             return self.runs, False
@@ -166,7 +166,7 @@ def merged_runs(
     *,
     whole: bool,
 ) -> tuple[Run, ...]:
-    """Write a run, in its parts, with what the rows of some runs come to; none if nothing is left.
+    """Merge runs into one, and write it in its parts; return none if no row is left.
 
     Args:
         name: file name of the new run without extension.
@@ -188,7 +188,7 @@ def merged_runs(
 
 
 class RunWriter:
-    """Writes rows that come in ranges of the hash, lowest first, as a run.
+    """Writes a run from rows that come in ranges of the hash, lowest first.
 
     A large run is cut into parts at some hashes, each a file of its own: `<name>.arrow`, `<name>+1.arrow`
     and so on. Only one of them is in memory at a time.
@@ -218,7 +218,7 @@ class RunWriter:
                 self._write()
 
     def finish(self) -> tuple[Run, ...]:
-        """Write what is left, and return the parts; none if there were no rows."""
+        """Write the last part, and return all parts; none if there were no rows."""
         if self._rows:
             self._write()
         return tuple(self._parts)
@@ -231,7 +231,7 @@ class RunWriter:
 
 
 def runs_with_parts(files: Iterable[Run]) -> list[list[Run]]:
-    """Return the files of a bucket by run, of which a large one has several parts."""
+    """Group the files of a bucket by run; a large run has several parts."""
     runs: list[list[Run]] = []
     for file in files:
         if runs and _NEXT_PART in file.name:
@@ -250,8 +250,8 @@ def difference_runs(
 ) -> tuple[Run, ...]:
     """Write the difference of two versions of a Z-set as runs; none if they are equal.
 
-    A row may be in another bucket in the other version, so all buckets are compared together: a slice of
-    the key hashes after the other, as many rows as fit into memory well.
+    A row may be in different buckets in the two versions, so all buckets are compared together, in slices of
+    the key hash that fit into memory.
 
     Args:
         files: the files of the storage.
@@ -277,7 +277,7 @@ def difference_runs(
 
 
 def _without_hash(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return some columns and the weights of rows, with a hash of 0 for all."""
+    """Return some columns and the weights of rows, with the hash set to 0."""
     rows = table.select([*columns, WEIGHT])
     return rows.add_column(0, HASH, pa.array(np.zeros(len(rows), np.int64)))
 
@@ -285,9 +285,9 @@ def _without_hash(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 def merge_starts(rows: Sequence[int], fan_in: int) -> Iterator[int]:
     """Yield the index of the oldest run to merge with all newer ones, for each tier that is full, newest first.
 
-    Merges are size-tiered: the tier of a run is the logarithm of its rows to the base `fan_in`. Once the
-    newest `fan_in` runs are of one tier or below, they are merged; the merged run counts in its own tier
-    again. So a row is rewritten once for each tier, and each tier has fewer than `fan_in` runs.
+    Compaction is size-tiered: the tier of a run is the logarithm of its rows to the base `fan_in`. Once the
+    newest `fan_in` runs are of one tier or below, they are merged; the result counts in its own tier.
+    So a row is rewritten once for each tier, and each tier has fewer than `fan_in` runs.
 
     Args:
         rows: the sizes of the runs, old to new.
@@ -311,7 +311,7 @@ def merge_starts(rows: Sequence[int], fan_in: int) -> Iterator[int]:
 
 
 def waiting_merge(rows: Sequence[int], fan_in: int) -> tuple[int, int] | None:
-    """Return the first and the last index (excluded) of the runs of a merge that was left; None if there is none.
+    """Return the first and the last index (excluded) of the runs of a postponed merge; None if there is none.
 
     Args:
         rows: the sizes of the runs, old to new.

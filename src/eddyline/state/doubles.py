@@ -1,8 +1,8 @@
 """Exact sums of doubles, as digits of 32 bits.
 
-A double is an integer of 53 bits times a power of two, so it has at most three digits other than
-zero. Adding digits is adding integers: the order doesn't matter, and what is taken away again leaves
-nothing behind. Kulisch calls this a complete register; Neal, "Fast exact summation using small and
+A double is an integer of 53 bits times a power of two, so it has at most three nonzero digits.
+Adding digits is adding integers: the order doesn't matter, and a retraction leaves no
+error. Kulisch calls this a complete register; Neal, "Fast exact summation using small and
 large superaccumulators" (2015), describes the variant with digits that are carried late.
 
 A digit at position p counts units of 2^(32 p). A sum of up to 2^31 contributions fits into 64 bits

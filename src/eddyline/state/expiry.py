@@ -1,4 +1,4 @@
-"""Expiry: rows of an arrangement that a watermark allows to drop."""
+"""Expiry: drops rows of an arrangement that a watermark has passed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checkpoints of new views that are being filled: what a crash leaves of them, for the next try.
+"""Checkpoints of views that are being filled: after a crash the next filling continues from them.
 
-A checkpoint is a folder `fillings/<random>`: `head.json` says which view it is, `pieces.json` lists what it
-reads, `state.json` appears after each piece and names the runs so far, which are in folders below.
+A checkpoint is a folder `fillings/<random>`: `head.json` names the view, `pieces.json` lists its input,
+`state.json` is replaced after each piece and names the runs so far, which are in folders below.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOG = logging.getLogger("eddyline.epochs")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What doesn't change while a view is filled.
+    """The immutable part of a checkpoint.
 
     Attributes:
         view: its name in lower case.
@@ -44,7 +44,7 @@ class Head:
         base, crc: the epoch whose rows it reads, and the checksum of that epoch's manifest.
         rows: rows of all pieces, as far as known.
         pieces: number of pieces.
-        lease: what keeps the epoch, also after a crash, for some time from the last piece.
+        lease: name of the lease that retains the epoch for some time after the last piece, also after a crash.
     """
 
     view: str
@@ -59,7 +59,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is computed.
+    """The progress of a filling.
 
     Attributes:
         pieces: number of pieces.
@@ -105,11 +105,11 @@ class FillingCheckpoint:
     def new(
         cls, files: Files, head: Head, pieces: Sequence[Mapping[str, Any]], seconds: int
     ) -> FillingCheckpoint:
-        """Begin one, and keep its epoch.
+        """Create a checkpoint, and retain its epoch by a lease.
 
         Args:
             pieces: JSON documents, one for each piece.
-            seconds: how long the epoch is kept after the last piece.
+            seconds: how long the epoch is retained after the last piece.
         """
         made = cls(files, f"{FOLDER}/{uuid.uuid4().hex[:12]}")
         files.make_folder(made.folder)
@@ -118,7 +118,7 @@ class FillingCheckpoint:
         return made
 
     def head(self) -> Head:
-        """Read what it is of.
+        """Read the head.
 
         Raises:
             StateError: it is damaged, or of another version of Eddyline.
@@ -139,7 +139,7 @@ class FillingCheckpoint:
         return found
 
     def done(self) -> Done:
-        """Read what is computed.
+        """Read the progress.
 
         Raises:
             StateError: that is damaged, or there is none yet.
@@ -162,7 +162,7 @@ class FillingCheckpoint:
         return f"{self.folder}/{number:06d}-{uuid.uuid4().hex[:8]}"
 
     def store(self, done: Done) -> None:
-        """Make another piece durable, and remove what only those before it needed.
+        """Store the state after another piece durably, and remove files that only earlier states needed.
 
         Raises:
             StateError: FENCED, another writer has opened the storage.
@@ -174,7 +174,7 @@ class FillingCheckpoint:
         self.clean(done)
 
     def clean(self, done: Done) -> None:
-        """Remove the files that aren't those of a state."""
+        """Remove the files that a state doesn't name."""
         needed = {run.name for buckets in done.arrangements.values() for run in runs_of(buckets)}
         for name in self._files.names(self.folder):
             folder = f"{self.folder}/{name}"
@@ -189,7 +189,7 @@ class FillingCheckpoint:
                     self._files.remove(one)
 
     def hold(self, head: Head, seconds: int) -> None:
-        """Keep its epoch, also after a crash, for some seconds from the last piece."""
+        """Begin or renew the lease of its epoch: it ends some seconds after the last piece."""
         if head.lease:
             release(self._files, head.lease)
         self._lease = hold_for(self._files, head.base, seconds) or ""
@@ -201,12 +201,12 @@ class FillingCheckpoint:
             raise
 
     def release(self) -> None:
-        """Let its epoch go."""
+        """End the lease of its epoch."""
         if self._lease:
             release(self._files, self._lease)
 
     def remove(self) -> None:
-        """Remove it; does nothing if the disk refuses that, as the next opening tries again."""
+        """Remove the checkpoint. Ignores a failure of the disk, as the next opening of the storage tries again."""
         with contextlib.suppress(OSError, EddylineError):
             if lease := self._lease or self.head().lease:
                 release(self._files, lease)
@@ -216,7 +216,7 @@ class FillingCheckpoint:
             self._files.remove(self.folder)
 
     def age(self) -> float:
-        """Return the seconds since its last piece, or since its begin; 0 if it isn't there."""
+        """Return the seconds since its last piece, or since its creation; 0 if it is gone."""
         for name in (STATE, HEAD):
             with contextlib.suppress(OSError):
                 return time.time() - os.stat(self._files.path(f"{self.folder}/{name}")).st_mtime
@@ -224,7 +224,7 @@ class FillingCheckpoint:
 
 
 def checkpoints(files: Files) -> Iterator[FillingCheckpoint]:
-    """Yield all checkpoints of a storage, also unfinished ones."""
+    """Yield all checkpoints of a storage, also incomplete ones."""
     for name in files.names(FOLDER):
         yield FillingCheckpoint(files, f"{FOLDER}/{name}")
 
@@ -240,12 +240,12 @@ def of_view(files: Files, view: str) -> list[tuple[FillingCheckpoint, Head]]:
 
 
 def manifest_crc(files: Files, epoch: Epoch) -> int:
-    """Return the checksum of an epoch's manifest, which tells whether it is still that epoch; 0 of epoch 0."""
+    """Return the checksum of an epoch's manifest, which identifies its content; 0 for epoch 0."""
     return files.read_checked(manifest_name(epoch))[1] if epoch else 0
 
 
 def forget(files: Files, view: str) -> None:
-    """Remove the checkpoints of a view by its name in lower case: it is there, or begins anew."""
+    """Remove the checkpoints of a view, by its name in lower case: it is filled, or begins anew."""
     for one, _ in of_view(files, view):
         one.remove()
 
@@ -265,7 +265,7 @@ def remove_damaged(files: Files, view: str) -> None:
 
 
 def progress(files: Files) -> list[dict[str, Any]]:
-    """Return how far the views are that are filled in pieces, or were when their process ended.
+    """Return the progress of the views that are filled in pieces, also of interrupted ones.
 
     Returns:
         Documents of `view`, `epoch` (whose rows it reads), `rows` and `rows_read` (null if not known), `pieces`,
@@ -297,10 +297,10 @@ def progress(files: Files) -> list[dict[str, Any]]:
 
 
 def prune(files: Files, spared: Collection[str] = ()) -> None:
-    """Remove the checkpoints that nobody can go on with.
+    """Remove the checkpoints from which no filling can continue.
 
-    These are unfinished ones, those whose epoch is no longer retained, and those that nobody has gone on with for
-    `KEPT_S` seconds. Of the others what only interrupted pieces have written is removed.
+    These are incomplete ones, those whose epoch is no longer retained, and those that were not continued for
+    `KEPT_S` seconds. Of the others the files of interrupted pieces are removed.
 
     Args:
         spared: the names of views, in lower case, that are being filled.
@@ -331,10 +331,10 @@ def prune(files: Files, spared: Collection[str] = ()) -> None:
 
 
 def without_owner(arrangements: Mapping[str, Buckets], owner: str) -> Arrangements:
-    """Return the arrangements of a view by their names without its id, as checkpoints name them."""
+    """Remove a view's id from the names of its arrangements: checkpoints have names without it."""
     return {name.removeprefix(f"{owner}/"): dict(own) for name, own in arrangements.items()}
 
 
 def with_owner(arrangements: Mapping[str, Buckets], owner: str) -> Arrangements:
-    """Return the arrangements of a checkpoint by the names that they have for a view's id."""
+    """Add a view's id to the names of a checkpoint's arrangements."""
     return {f"{owner}/{name}": dict(own) for name, own in arrangements.items()}

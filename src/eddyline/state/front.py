@@ -1,4 +1,4 @@
-"""The first rows of each group of an ordered arrangement, read without the rest of the group."""
+"""Reads the first rows of each group of an ordered arrangement, without the rest of the group."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _merge(
 def _lacking(
     rows: pa.Table, group: np.ndarray, ranks: np.ndarray, wanted: pa.Table, limit: int, ties: Ties
 ) -> np.ndarray:
-    """Return the hashes of the wanted groups of which ranked rows don't reach the limit."""
+    """Return the hashes of the wanted groups whose merged rows don't reach the limit yet."""
     reached = ranks + (rows[WEIGHT].to_numpy() if ties is Ties.ROW_NUMBER else 0)
     most = np.full(wanted.num_rows, np.iinfo(np.int64).min)
     np.maximum.at(most, group, reached)
@@ -170,5 +170,5 @@ def _ranks(rows: pa.Table, group: np.ndarray, order: Sequence[SortKey], ties: Ti
 
 
 def _first_of(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return for each value the one at which its block starts."""
+    """Return for each value the first value of its block."""
     return values[np.flatnonzero(starts)][np.cumsum(starts) - 1] if len(values) else values

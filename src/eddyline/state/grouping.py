@@ -50,7 +50,7 @@ class Groups:
         return len(self.first)
 
     def over(self, of: np.ndarray) -> Groups:
-        """Return the same groups over other rows.
+        """Return the same groups for other rows.
 
         Args:
             of: for each of these the number of its group.
@@ -58,7 +58,7 @@ class Groups:
         return Groups(of, self.first)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Add up integers by group, modulo 2^64; there is one for each row."""
+        """Add up integers, one for each row, by group, modulo 2^64."""
         total = np.zeros(len(self), np.int64)
         np.add.at(total, self.of, values)
         return total
@@ -84,7 +84,7 @@ def group_rows(table: pa.Table, columns: Sequence[str]) -> Groups:
 def sorted_places(
     table: pa.Table, identity: Sequence[str], order: Sequence[SortKey] = ()
 ) -> np.ndarray:
-    """Return the places of rows sorted by hash, then by `order`, then by identity: always the same way."""
+    """Return the places of rows sorted by hash, then by `order`, then by identity, which makes it deterministic."""
     hashes = table[HASH].to_numpy()
     places = np.argsort(hashes, kind="stable")
     starts = _changes(hashes[places])
@@ -110,7 +110,7 @@ def sorted_places(
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """The rows of several tables in order, where equal rows are one.
+    """The distinct rows of several tables, in order.
 
     Attributes:
         places: the places of all rows, in order; equal ones are neighbours.
@@ -129,7 +129,7 @@ class MergedRows:
         return found
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Add up integers by distinct row; there is one for each row."""
+        """Add up integers, one for each row, by distinct row."""
         if not len(self.starts):
             return values
         total: np.ndarray = np.add.reduceat(values[self.places], self.starts)
@@ -148,7 +148,7 @@ def merged(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -
 def ranked(
     column: pa.ChunkedArray | pa.Array, *, descending: bool = False, nulls_last: bool = False
 ) -> np.ndarray:
-    """Return for each value a number that sorts as the values do in Spark; equal ones of equal values.
+    """Return for each value a number that sorts as the values do in Spark; equal values have equal numbers.
 
     NaN is the largest number and equals itself, -0.0 equals 0.0, and text is compared byte by byte.
     """
@@ -235,7 +235,7 @@ def _dictionary(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
 
 
 def _ordered_numbers(array: pa.Array) -> np.ndarray:
-    """Return integers in the order of the values of a column; of nulls any."""
+    """Return integers in the order of the values of a column; for nulls any integer."""
     kind = array.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return _filled(array.cast(pa.int64()), 0)

@@ -72,7 +72,7 @@ def key_hashes(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
 def ordered(table: pa.Table, column: str) -> pa.Table:
     """Sort rows by an integer column without nulls; equal ones keep their order.
 
-    Arrow's own `sort_by` isn't stable, and warns on standard error of rows that come from another process.
+    Arrow's own `sort_by` isn't stable, and prints warnings about rows that come from another process.
     """
     values = table[column].to_numpy()
     if (values[:-1] <= values[1:]).all():
@@ -106,7 +106,7 @@ def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def matched(left: pa.Table, right: pa.Table) -> np.ndarray:
-    """Return the place in `right` of each row of `left`, or -1; `right` has no duplicate rows."""
+    """Return the place in `right` of each row of `left`, or -1; `right` must have no duplicate rows."""
     both = pa.concat_tables([left, cast_to(right, left.schema)])
     of = group_rows(both, left.column_names).of
     places = np.full(int(of.max(initial=-1)) + 1, -1)
@@ -116,7 +116,7 @@ def matched(left: pa.Table, right: pa.Table) -> np.ndarray:
 
 
 def merged_if_repetitive(rows: pa.Table) -> pa.Table:
-    """Merge equal rows and add their weights, if a sample shows that there are enough of them."""
+    """Merge equal rows and add their weights, if a sample shows that enough rows are equal."""
     columns = [name for name in rows.column_names if name != WEIGHT]
     if any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
         return rows

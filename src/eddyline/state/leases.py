@@ -1,4 +1,4 @@
-"""Leases: epochs that readers of any process keep until they are done, die, or their time is up."""
+"""Leases: a reader of any process retains an epoch until it is done, dies, or its lease expires."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TIMED = ".for"  # then the seconds for which a lease without a living reader hol
 class Leases:
     """The leases of one reader.
 
-    A lease is the empty file `leases/<epoch>-<reader>`: that epoch and all after it stay. The reader holds
-    a lock on `leases/<reader>.alive`, which the operating system releases when its process dies.
-    Where the storage can't be written, there are no leases. A lease of `hold_for` has a time in its name
-    in place of a living reader.
+    A lease is the empty file `leases/<epoch>-<reader>`: it retains that epoch and all after it. The reader
+    holds a lock on `leases/<reader>.alive`, which the operating system releases when its process dies.
+    In a storage that can't be written there are no leases. A lease of `hold_for` needs no living reader: it
+    has a time in its name.
     """
 
     def __init__(self, files: Files) -> None:
@@ -37,7 +37,7 @@ class Leases:
         self._alive: int | None = None
 
     def hold(self, epoch: Epoch) -> bool:
-        """Keep an epoch; return False if it is not committed or no longer retained."""
+        """Retain an epoch; return False if it is not committed or gone already."""
         if epoch == 0:
             return True  # the empty storage has no files
         name = manifest_name(epoch)
@@ -72,7 +72,7 @@ class Leases:
 
 
 def hold_for(files: Files, epoch: Epoch, seconds: int) -> str | None:
-    """Keep an epoch for a time, also when this process has ended.
+    """Retain an epoch for a time, also after this process has ended.
 
     The engine's option `lease_seconds` is the longest time.
 
@@ -95,7 +95,7 @@ def hold_for(files: Files, epoch: Epoch, seconds: int) -> str | None:
 
 
 def renew(files: Files, name: str) -> None:
-    """Let a lease of `hold_for` begin again; does nothing if it has ended."""
+    """Restart the time of a lease of `hold_for`; does nothing if it has ended."""
     with suppress(OSError):
         os.utime(files.path(name))
 
@@ -108,7 +108,7 @@ def release(files: Files, name: str) -> None:
 
 @contextmanager
 def pinned(files: Files, epoch: Epoch | None = None) -> Iterator[Manifest]:
-    """Yield the manifest of a committed epoch, whose files stay during the context.
+    """Yield the manifest of a committed epoch, and retain its files during the context.
 
     Args:
         epoch: None for the last committed one.
@@ -129,14 +129,14 @@ def pinned(files: Files, epoch: Epoch | None = None) -> Iterator[Manifest]:
 
 @contextmanager
 def retiring(files: Files, seconds: float) -> Iterator[tuple[bool, Epoch | None]]:
-    """Keep new leases out while the caller removes manifests.
+    """Block new leases while the caller removes manifests.
 
     Args:
         seconds: how long a lease holds at most.
 
     Yields:
-        Whether the caller may remove manifests now: not while a reader takes a lease; and the first
-        epoch that a lease holds, None if there is none.
+        Whether the caller may remove manifests now (not while a reader takes a lease), and the first
+        epoch that a lease retains; None if there is none.
     """
     try:
         with _gate(files, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -149,7 +149,7 @@ def retiring(files: Files, seconds: float) -> Iterator[tuple[bool, Epoch | None]
 
 
 def _first_leased(files: Files, seconds: float) -> Epoch | None:
-    """Return the first epoch that a reader holds; remove leases that have ended."""
+    """Return the first epoch that a reader retains; remove leases that have ended."""
     names = files.names(FOLDER)
     living = set()
     for name in names:

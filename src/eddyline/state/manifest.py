@@ -1,7 +1,7 @@
 """Manifests: one file for each epoch, which commits the epoch when it appears.
 
-A small manifest names all runs. A larger one names those that the epoch has changed, and the manifest of the
-epoch before as its base, up to one that names all again. `state/recover.py` keeps the bases of retained epochs.
+A small manifest names all runs. A larger one names only those that the epoch has changed, and the manifest of the
+epoch before as its base; some manifests in between name all runs. `state/recover.py` keeps the bases of retained epochs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Clock:
             never was.
         active: when the last epoch with rows of a stream with `idle_timeout` began (microseconds
             since 1970); at first when its first epoch did. None without that option.
-        idle: whether it has had no rows for that long, so that its watermark follows those of others.
+        idle: whether it had no rows for that long, so that it no longer holds back the watermarks of others.
     """
 
     latest: int | None
@@ -146,7 +146,7 @@ class Manifest:
     def holder(self, view: ViewId, epoch: Epoch) -> str:
         """Return the id under which a view's rows were stored in an earlier epoch.
 
-        It is that of a view which this one has replaced; empty if that had other columns.
+        That is the id of a predecessor, which this view has replaced; empty if it had other columns.
         """
         chain = self.replaced.get(view, ())
         return next((before for before, until in chain if epoch < until), view)
@@ -171,10 +171,10 @@ class Manifest:
         return f"{node}/{last}/{slot}" if last else ""
 
     def owned(self, nodes: Collection[str]) -> Manifest:
-        """Return the manifest with the state of these tables, streams and views only.
+        """Return the manifest without the state of other tables, streams and views than these.
 
-        Others remain when something was dropped, or after a crash between a view's first epoch and
-        the catalog entry of the view.
+        Such state remains when a relation was dropped, or after a crash between a view's first epoch and
+        its catalog entry.
         """
 
         def keep(parts: dict[str, Buckets]) -> dict[str, Buckets]:
@@ -203,7 +203,7 @@ class Manifest:
 
         Args:
             arrangements: the runs, or their changes, as JSON.
-            more: what else the document has.
+            more: further keys of the document.
         """
         return {
             "format": max(self.format, REBUCKETED_VERSION if self.buckets else FORMAT_VERSION),
@@ -234,7 +234,7 @@ def runs_of(buckets: Buckets) -> list[Run]:
 
 
 def commit_time(base: Manifest) -> int:
-    """Return `committed_at` of the epoch after `base`: clocks may be set back, it never is."""
+    """Return `committed_at` of the epoch after `base`: the time, but never less than that of `base`."""
     return max(time.time_ns() // 1000, base.committed_at)
 
 
@@ -248,13 +248,13 @@ def manifest_name(epoch: Epoch) -> str:
 
 
 def base_name(epoch: Epoch) -> str:
-    """Return the name of the manifest file of an epoch that is retired, but a base of others."""
+    """Return the name of the manifest of a retired epoch that is the base of others."""
     return f"{BASES}/{epoch:012d}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The manifest of a committed epoch, and how its file holds it.
+    """A manifest with its file's checksum, and its distance from a manifest that names all runs.
 
     Attributes:
         crc: the checksum of the file.
@@ -274,10 +274,10 @@ class Stored:
 
 
 class Recent:
-    """The manifests that this process has last read or written, without the small ones.
+    """A cache of the large manifests that this process has read or written last.
 
-    A manifest and its base share what the epoch hasn't changed. The checksum of a manifest covers that of its
-    base, so a manifest is found here only if its file and those of its bases have the same content.
+    A manifest and its base share the objects that the epoch hasn't changed. The checksum of a manifest covers that of
+    its base, so the cache returns it only if its file and those of its bases are unchanged.
     """
 
     def __init__(self) -> None:
@@ -301,7 +301,7 @@ class Recent:
                 self._known.popitem(last=False)
 
     def forget(self, files: Files) -> None:
-        """Let all manifests of a storage be read from their files again."""
+        """Drop the manifests of a storage from the cache."""
         with self._lock:
             for key in [key for key in self._known if key[0] == files.root]:
                 del self._known[key]
@@ -311,7 +311,7 @@ recent = Recent()
 
 
 def write_manifest(files: Files, manifest: Manifest) -> Manifest:
-    """Commit an epoch; it is durable on return. Return its manifest with the format of its file.
+    """Commit an epoch durably by writing its manifest; return it with the format of the file.
 
     Raises:
         StateError: the epoch is committed already, and never overwritten; or another engine has opened
@@ -357,7 +357,7 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
 def committed_at(files: Files, epoch: Epoch) -> int:
     """Return when an epoch was committed, in microseconds since 1970; 0 if its manifest doesn't tell.
 
-    It reads one file, whatever the manifest is based on.
+    Reads only one file, not the bases of the manifest.
 
     Raises:
         StateError: it is damaged or of a newer format, or it is not retained.
@@ -463,12 +463,12 @@ def _stored(document: dict[str, Any], crc: int, arrangements: Arrangements) -> S
 
 
 def write_arrangements(files: Files, name: str, arrangements: dict[str, Buckets]) -> None:
-    """Write the runs of arrangements that no epoch has committed yet, for the tasks of an epoch."""
+    """Write a list of runs that no epoch has committed yet, for the tasks of an epoch."""
     files.write_json(name, to_json(arrangements), durable=False)
 
 
 def read_arrangements(files: Files, name: str) -> dict[str, Buckets]:
-    """Read what `write_arrangements` has written."""
+    """Read a list of runs that `write_arrangements` has written."""
     return from_json(files.read_json(name))
 
 

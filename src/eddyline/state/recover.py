@@ -1,4 +1,4 @@
-"""Recovery: opening a storage keeps what is committed, and removes what is not."""
+"""Recovery and retirement: opens a storage after a crash, flushes epochs, and removes old ones."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def decide(epochs: Sequence[Epoch], attempts: Sequence[str]) -> Recovery:
 def open_storage(files: Files, *, writable: bool, lenient: bool = False) -> Manifest:
     """Verify the checksums of the last epoch, clean up after crashes, and return its manifest.
 
-    What the process remembers of the storage's manifests is forgotten: they are read from their files.
+    The cached manifests of the storage are dropped, so that they are read from their files.
 
     Args:
         files: the files of the storage.
         writable: whether this process may clean up.
         lenient: accept an older epoch if the newest are damaged, and remove the damaged ones. For
             storages whose epochs aren't flushed one by one, so that a power cut can damage some of
-            the newest. If `writable`, those that are left are flushed.
+            the newest. If `writable`, the remaining ones are flushed.
 
     Raises:
         StateError: a manifest or a run is damaged or missing.
@@ -131,9 +131,9 @@ def _last_undamaged(
 
 
 def _undamaged(files: Files, epochs: Sequence[Epoch]) -> dict[Epoch, set[str]]:
-    """Remove the manifests that are damaged or whose runs are missing; return the runs of the other epochs.
+    """Remove manifests that are damaged or lack runs; return the runs of the remaining epochs.
 
-    A power cut spares the files in no order: a later epoch may be whole where an earlier one isn't.
+    A power cut loses files in no particular order: a later epoch may be intact where an earlier one isn't.
     """
     whole, bases = {}, set[Epoch]()
     exists = cache(files.exists)  # most runs are those of many epochs
@@ -149,7 +149,7 @@ def _undamaged(files: Files, epochs: Sequence[Epoch]) -> dict[Epoch, set[str]]:
 
 
 def _remove_manifests(files: Files, epochs: Sequence[Epoch], bases: Collection[Epoch]) -> None:
-    """Remove the manifests of epochs; those that are bases of others stay as such, durably."""
+    """Remove the manifests of epochs; those that are bases of others first get their durable second name."""
     kept = [epoch for epoch in epochs if epoch in bases]
     if kept:
         files.make_folder(BASES)
@@ -170,7 +170,7 @@ def _verify(files: Files, manifest: Manifest) -> None:
 
 
 def flush(files: Files, since: Epoch) -> None:
-    """Flush to the disk what epochs after `since` have committed."""
+    """Flush all files of the epochs after `since` to the disk."""
     epochs = [epoch for epoch in committed_epochs(files) if epoch > since]
     runs = {run.name for epoch in epochs for run in read_manifest(files, epoch).all_runs()}
     _sync(files, epochs, {name for name in runs if _epoch_of(name.split("/")[-2]) > since})
@@ -191,12 +191,12 @@ def retire(
 ) -> None:
     """Remove the manifests of old epochs, and the runs that only they need.
 
-    Manifests that are bases of retained ones stay, but not as those of epochs that can be read.
+    Manifests that are bases of retained ones stay under another name, under which no reader finds them.
 
     Args:
         retained: how many of the newest epochs stay in any case.
-        held: the first epoch that somebody still needs; it stays, and all after it.
-        held_bytes: how many bytes at most stay for that; None for no limit.
+        held: the first epoch that a cursor or lease needs; it stays, and all after it.
+        held_bytes: how many bytes the held epochs may use; None for no limit.
     """
     epochs = committed_epochs(files)
     oldest = epochs[-retained:][0]

@@ -1,6 +1,6 @@
-"""Rows under types that differ from theirs in names, nullability or width: what Spark, files and Arrow disagree on.
+"""Converts rows between types that differ in names, nullability or width, as those of Spark, files and Arrow do.
 
-This imports Arrow alone, because stored rows are also read where neither polars nor pandas should be loaded.
+Imports only Arrow, because stored rows are also read in processes that must not load polars or pandas.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_nullable_fields(table: pa.Table) -> pa.Table:
-    """Return rows whose inner values may all be null, by their types; nothing is copied.
+    """Make all inner values of the rows' types nullable, without copying the rows.
 
-    Spark's plans for the two lanes may differ in what they know about nulls, and Arrow takes such tables for different.
+    Spark's plans for the two lanes may differ in nullability, and Arrow treats such tables as different.
     """
     if not any(pa.types.is_nested(kind) for kind in table.schema.types):
         return table
@@ -47,7 +47,7 @@ def with_nullable_fields(table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _Retyped:
-    """An array under another type that differs in the names and nullability of fields only; nothing is copied."""
+    """An array under a type that differs only in names and nullability of fields; nothing is copied."""
 
     array: pa.Array
     kind: pa.DataType
@@ -64,7 +64,7 @@ def _retyped(column: pa.ChunkedArray, like: pa.DataType, *, loose: bool = False)
 
 
 def _with_names(kind: pa.DataType, like: pa.DataType, *, loose: bool) -> pa.DataType:
-    """Return a type with the names and the nullability that the fields at the same places have in another one.
+    """Return a type with the field names and nullability of another one, by position.
 
     Args:
         loose: whether all inner values may be null instead.

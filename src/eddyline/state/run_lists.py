@@ -1,4 +1,4 @@
-"""The runs of arrangements as JSON: all of them, or what has changed since others."""
+"""The runs of arrangements as JSON: all of them, or the changes between two lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_json(arrangements: Mapping[str, Buckets]) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Arrangements:
-    """Return the arrangements of which `to_json` has made a document."""
+    """Return the arrangements from a document of `to_json`."""
     return {
         name: {
             BucketId(int(bucket)): tuple(Run(*run) for run in runs)
@@ -53,7 +53,7 @@ def count_runs(arrangements: Mapping[str, Buckets]) -> int:
 def changes_to_json(
     old: Mapping[str, Buckets], new: Mapping[str, Buckets]
 ) -> tuple[dict[str, Any], int]:
-    """Return what leads from some arrangements to others, and how many runs that adds.
+    """Return the changes between two lists of runs, and how many runs they add.
 
     A changed bucket is a list: how many of its first runs stay, then the runs that follow them. A bucket
     or arrangement that is gone is null.
@@ -79,7 +79,7 @@ def changes_to_json(
 
 
 def changed_by(arrangements: Mapping[str, Buckets], changes: Mapping[str, Any]) -> Arrangements:
-    """Return some arrangements after changes of `changes_to_json`; what hasn't changed is shared."""
+    """Apply changes of `changes_to_json` to arrangements; unchanged parts are shared."""
     return _after(
         arrangements,
         {
@@ -95,7 +95,7 @@ def changed_by(arrangements: Mapping[str, Buckets], changes: Mapping[str, Any]) 
 
 
 def changed_json(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document of `to_json` after changes of `changes_to_json`; what hasn't changed is shared."""
+    """Apply changes of `changes_to_json` to a document of `to_json`; unchanged parts are shared."""
     return _after(document, changes)
 
 

@@ -23,7 +23,7 @@ def lengths_of(start: np.ndarray, rows: int) -> np.ndarray:
 
 
 def totals(values: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return for each integer the sum of those of its segment up to it, modulo 2^64.
+    """Return the running sum of integers within each segment, modulo 2^64.
 
     Example:
         >>> totals(np.array([1, 2, 3, 4]), np.array([0, 2])).tolist()
@@ -36,7 +36,7 @@ def totals(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def totals_overflow(values: np.ndarray, start: np.ndarray) -> np.ndarray | None:
-    """Return for which of the `totals` 64 bits aren't enough; None if for none."""
+    """Return a mask of the `totals` that overflow 64 bits; None if none does."""
     high, low, none = values >> WORD_BITS, values & _LOW, np.zeros(1, np.int64)
     if not may_overflow(none, high, low):
         return None
@@ -44,11 +44,11 @@ def totals_overflow(values: np.ndarray, start: np.ndarray) -> np.ndarray | None:
 
 
 def totals_of_doubles(values: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return for each double the sum of those of its segment up to it.
+    """Return the running sum of doubles within each segment.
 
-    One is added after the other, as Spark does, because another order would round otherwise. Long segments
-    are summed one by one, and short ones together, a value of each at a time: these are at most about
-    twice the square root of the number of values in calls.
+    Values are added in order, as Spark does, because another order would round differently. Long segments
+    are summed one by one, short ones together, one value of each at a time. So the number of numpy calls is at
+    most about twice the square root of the number of values.
     """
     running = values.copy()
     length = lengths_of(start, len(values))
@@ -65,9 +65,9 @@ def totals_of_doubles(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def totals_of_decimals(values: pa.Array, start: np.ndarray) -> pa.Array:
-    """Return for each decimal the sum of those of its segment up to it; nulls count as zero.
+    """Return the running sum of decimals within each segment; nulls count as zero.
 
-    Sums keep the type of the values: its 38 digits or fewer must be enough for them.
+    Sums keep the type of the values, whose digits must be enough for them.
     """
     rows = len(values)
     held = np.frombuffer(values.buffers()[1], np.uint32).reshape(-1, _WORDS)
@@ -83,7 +83,7 @@ def totals_of_decimals(values: pa.Array, start: np.ndarray) -> pa.Array:
 
 
 def places_of_largest(ranks: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return for each rank, from 0, the place of the first of the largest ones of its segment up to it.
+    """Return for each place the place of the first largest rank of its segment so far; ranks are 0 or more.
 
     Example:
         >>> places_of_largest(np.array([2, 5, 5, 1, 0]), np.array([0, 3])).tolist()

@@ -67,10 +67,10 @@ def _rows_in(content: pa.NativeFile | pa.Buffer) -> pa.Table:
 
 
 class OpenRuns:
-    """The runs that this process keeps mapped for the next read, by path, the last used at the end.
+    """A cache of the mapped runs of this process, by path, the last used at the end.
 
-    A mapped file keeps its space on the disk although it is deleted, so runs that the state no longer
-    needs are dropped with `keep`.
+    A deleted file uses disk space as long as it is mapped, so `keep` drops the runs that the state no longer
+    needs.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class OpenRuns:
                 self._drop(next(iter(self._tables)))
 
     def keep(self, root: str, needed: Collection[str]) -> None:
-        """Drop the runs of a storage that are not needed, by their names in it."""
+        """Drop the runs of a storage except the needed ones, given by their names."""
         with self._lock:
             inside = [path for path in self._tables if path.startswith(f"{root}/")]
             for path in inside:
@@ -139,7 +139,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
 
 
 def keep_open(files: Files, runs: Iterable[Run]) -> None:
-    """Unmap the runs of a storage that are not among these; later reads map them again."""
+    """Unmap all runs of a storage except these; a later read maps them again."""
     _open_runs.keep(files.root, {run.name for run in runs})
 
 

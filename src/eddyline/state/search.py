@@ -28,7 +28,10 @@ class Keys:
     key: SortKey
 
     def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what to compare of the values at some places, first by the one array, then by the other."""
+        """Return two arrays of integers for the values at some places; compared as pairs, they sort as the values do.
+
+        The first is -1 for a null that comes first, 1 for one that comes last, else 0; the second is the value.
+        """
         found = self.values[places]
         if found.dtype.kind == "f":
             found = ordered_doubles(found.astype(np.float64))
@@ -44,7 +47,7 @@ class Keys:
 
 
 def keys_of(table: pa.Table, key: SortKey) -> Keys | None:
-    """Return the values of a sort key without looking at them; None if its type can't be searched so."""
+    """Return a sort key for a search, without reading its values; None if its type has no order as integers."""
     column = table[key.column]
     kind = column.type
     timed = pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind)
@@ -63,12 +66,12 @@ def keys_of(table: pa.Table, key: SortKey) -> Keys | None:
 def key_ranges(
     run: pa.Table, rows: pa.Table, key: SortKey | None, below: int = 0, above: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the rows of a run with the hash, and of these the ones about the sort key, of other rows.
+    """Find for each of other rows the rows of a run with its hash, and among these those near its sort key.
 
     Args:
         run: rows sorted by hash and then by the key.
         key: None if only the hash is to be looked for.
-        below, above: how much less and how much more, in the order of the key, the values may be.
+        below, above: how far before and after the key's value, in the order of the key, values may lie.
 
     Returns:
         For each of the other rows where those with its hash begin and end, and where those about its key
@@ -95,7 +98,7 @@ def _search(
     *,
     after: bool = False,
 ) -> np.ndarray:
-    """Return for each target the first place between `low` and `high` whose value isn't less, or is more."""
+    """Return for each target the first place between `low` and `high` whose value isn't less; with `after`, is more."""
     low, high = low.copy(), high.copy()
     side, number = targets
     while (open_ := np.flatnonzero(low < high)).size:

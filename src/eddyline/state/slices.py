@@ -1,6 +1,6 @@
-"""Rows cut into ranges of the key hash, so that a task needs memory for a slice of its rows, not for all.
+"""Cuts rows into ranges of the key hash, so that a task needs memory only for a slice of its rows.
 
-All rows of a key have the same hash: what an operator does to a slice depends on no other slice.
+All rows of a key have the same hash, so an operator can process each slice independently.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def spans_of_hashes(hashes: Sequence[np.ndarray], most: int) -> Iterator[list[tu
 
 
 def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
-    """Yield rows in slices, lowest hashes first; what doesn't fit into one slice waits on the disk.
+    """Yield rows in slices, lowest hashes first; rows of later slices are spilled to the disk.
 
     Args:
         batches: rows with the column `h`, in any order.
@@ -89,7 +89,7 @@ def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
 
 
 class _Spilled:
-    """Rows in temporary files, one for each range of the hash; gone with the process, however it ends."""
+    """Rows spilled to temporary files, one for each range of the hash; they vanish with the process, even if killed."""
 
     def __init__(self, schema: pa.Schema, stack: ExitStack) -> None:
         self._schema = schema

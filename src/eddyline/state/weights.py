@@ -1,4 +1,4 @@
-"""The check that no row is held less than zero times: nothing may hide a negative weight."""
+"""Checks that no stored row has a negative weight, which would be a bug or damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_held(holder: str, rows: pa.Table, **context: object) -> None:
     """Check the weights of rows that are held, not those of changes.
 
     Args:
-        holder: what holds the rows, for the message.
+        holder: name of the state that holds the rows, for the message.
         rows: consolidated rows with their weights.
         context: the objects concerned, for the message.
 

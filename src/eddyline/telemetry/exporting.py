@@ -20,7 +20,7 @@ _LOG = logging.getLogger("eddyline.telemetry")
 
 
 class Exporter(SpanExporter):
-    """The SDK's exporter, whose lines in the log, one for each try, are kept to the first error of an outage.
+    """The SDK's exporter, with one log line for each outage in place of one for each failed try.
 
     Args:
         url: of the collector's traces; None for that of the environment.
@@ -28,7 +28,7 @@ class Exporter(SpanExporter):
 
     def __init__(self, url: str | None) -> None:
         self._sending = OTLPSpanExporter(endpoint=url)
-        self._failing = self._told = self._ended = False
+        self._failing = self._has_logged = self._ended = False
         self._log = logging.getLogger(trace_exporter.__name__)
         self._log.addFilter(self._is_shown)
 
@@ -39,7 +39,7 @@ class Exporter(SpanExporter):
             _LOG.warning("the collector doesn't take spans: they are dropped until it does")
         elif self._failing and not failed:
             _LOG.info("the collector takes spans again")
-            self._told = False
+            self._has_logged = False
         self._failing = failed
         return result
 
@@ -53,14 +53,14 @@ class Exporter(SpanExporter):
         return self._sending.force_flush(timeout_millis)
 
     def _is_shown(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.ERROR or self._told:
+        if record.levelno < logging.ERROR or self._has_logged:
             return False
-        self._told = True
+        self._has_logged = True
         return True
 
 
 def exporting(endpoint: str, wait_s: float) -> tuple[TracerProvider, Callable[[], None]]:
-    """Return a provider that exports in the background, and what ends it.
+    """Return a provider that exports in the background, and the function that stops it.
 
     Args:
         endpoint: of the collector; empty for that of the environment.

@@ -90,13 +90,13 @@ class Traces:
                 self._sink(one)
 
     def failed(self, epoch: int, timer: Timer, error: BaseException) -> None:
-        """Trace an epoch that nothing is committed of."""
+        """Trace an epoch that failed: nothing of it is committed."""
         if timer.stages:
             with self._quietly():
                 self._epoch(epoch, timer, {}, None, error)
 
     def delivered(self, delivery: Delivered) -> None:
-        """Trace a delivery to a sink; it may be of an epoch that will only be traced in a moment."""
+        """Trace a delivery to a sink. The delivery may come before the span of its epoch: then it waits for it."""
         with self._quietly():
             with self._lock:
                 early = delivery.error is None and delivery.epoch > max(self._known, default=0)
@@ -209,7 +209,7 @@ class Traces:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        """Keep what a provider raises away from the epoch; log the first."""
+        """Log the first exception of a provider, and suppress all: a trace must not fail an epoch."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # samplers and processors can be the user's
@@ -230,7 +230,7 @@ def _fail(span: OpenSpan, error: BaseException | None) -> None:
 def traces_of(
     storage: str, endpoint: str, formats: Callable[[], Mapping[str, str]]
 ) -> Traces | None:
-    """Return what traces an engine; None if neither the option, the environment nor the program asks for it.
+    """Return the tracer of an engine; None if neither the option, the environment nor the program asks for traces.
 
     Args:
         endpoint: the option `otlp_endpoint`.

@@ -2,8 +2,8 @@
 
 A run starts when a view is created or resumed, or the engine opens the storage. It completes when the view is
 dropped, paused or replaced, or the engine stops, and it fails when the view is set aside. In between RUNNING events
-come at a bounded rate, however many epochs there are. All is made and sent in one thread: an epoch leaves two
-references and a few numbers.
+come at a bounded rate, however many epochs there are. One thread makes and sends all events; an epoch only
+hands it two references and a few numbers.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Job:
 
 @dataclass(slots=True)
 class JobRun:
-    """A run that has started.
+    """A run of OpenLineage that has started.
 
     Attributes:
         id: a UUID.
-        spoken: when its last event was made, on the monotonic clock.
-        rows: its changes at that time.
+        reported_at: when its last event was made, on the monotonic clock.
+        rows: the rows that its events have reported so far.
     """
 
     id: str
     job: Job
-    spoken: float
+    reported_at: float
     rows: int = 0
 
 
@@ -81,7 +81,7 @@ class _Moment:
 
 
 class Tracker:
-    """Follows the definitions and epochs of one engine, and tells of them.
+    """Follows the definitions and epochs of one engine, and sends lineage events about them.
 
     Args:
         client: sends events.
@@ -106,7 +106,7 @@ class Tracker:
         self._rows: Counter[str] = Counter()  # by kind and name, since the engine was opened
         self._broken: dict[str, str] = {}  # sinks that can't deliver, with the condition
         self._runs: dict[str, JobRun] = {}
-        self._known: dict[str, Lineage | None] = {}
+        self._lineages: dict[str, Lineage | None] = {}
         self._waiting: deque[Any] = deque(maxlen=WAITING_MAX)
         self._failures = 0
         self._wake, self._stopping = threading.Event(), False
@@ -115,7 +115,7 @@ class Tracker:
         self._thread.start()
 
     def observe(self, catalog: Catalog, epoch: int, failing: frozenset[str]) -> None:
-        """Take in the definitions as they are now, and the ids of the failing views."""
+        """Accept the current definitions, and the ids of the failing views; returns at once."""
         before, self._now = self._now, _Moment(catalog, epoch, failing)
         if before is None or before.catalog is not catalog or before.failing != failing:
             self._wake.set()
@@ -153,10 +153,10 @@ class Tracker:
             self._wake.wait(self._pause_s())
             self._wake.clear()
             self._guarded(self._compare)
-            self._guarded(self._speak)
+            self._guarded(self._report_progress)
             self._send()
         self._guarded(self._compare)  # what has changed at last
-        self._guarded(self._complete)
+        self._guarded(self._complete_runs)
         while self._waiting and time.monotonic() < self._ends_at:
             self._send()
             if self._waiting:
@@ -166,16 +166,16 @@ class Tracker:
         try:
             work()
         except Exception as error:  # noqa: BLE001  # the thread goes on whatever happens
-            _LOG.warning("lineage can't be told: %s", type(error).__name__)
+            _LOG.warning("lineage can't be reported: %s", type(error).__name__)
 
     def _pause_s(self) -> float:
         if self._waiting:
             return back_off(self._failures)
-        due = [run.spoken + self._interval_s for run in self._runs.values()]
+        due = [run.reported_at + self._interval_s for run in self._runs.values()]
         return max(min(due, default=time.monotonic() + self._interval_s) - time.monotonic(), 0.05)
 
     def _compare(self) -> None:
-        """Start and end runs such that they are those of the definitions."""
+        """Start the runs that the definitions lack, and end those without a definition."""
         now = self._now
         if now is None:
             return
@@ -185,22 +185,22 @@ class Tracker:
             if job is not None and not job.condition and not job.entry.paused:
                 if job.entry != run.job.entry:  # its inputs have other columns now
                     run.job = job
-                    self._known.pop(name, None)
-                    self._tell("RUNNING", run, now)
+                    self._lineages.pop(name, None)
+                    self._queue_event("RUNNING", run, now)
                 continue
             del self._runs[name]
             if job is not None and job.condition:
-                self._tell("FAIL", run, now, condition=job.condition)
+                self._queue_event("FAIL", run, now, condition=job.condition)
             else:
                 replaced = now.catalog.find(run.job.entry.name) is not None
-                self._tell("COMPLETE", run, now, dropped=job is None and not replaced)
+                self._queue_event("COMPLETE", run, now, dropped=job is None and not replaced)
         for name, job in jobs.items():
             if name not in self._runs and not job.condition and not job.entry.paused:
                 run = JobRun(self._events.new_run(), job, time.monotonic())
                 self._runs[name] = run
                 run.rows = self._count(job)
-                self._tell("START", run, now)
-        self._known = {name: one for name, one in self._known.items() if name in jobs}
+                self._queue_event("START", run, now)
+        self._lineages = {name: one for name, one in self._lineages.items() if name in jobs}
 
     def _jobs(self, now: _Moment) -> Iterator[Job]:
         for entry in now.catalog.entries:
@@ -211,26 +211,26 @@ class Tracker:
         for sink in now.catalog.sinks:
             yield Job(sink, self._broken.get(sink.name, ""))
 
-    def _speak(self) -> None:
-        """Tell of the runs that have done something since they were last told of."""
+    def _report_progress(self) -> None:
+        """Queue a RUNNING event for each run that has new rows, at most one in each interval."""
         now = self._now
         for run in list(self._runs.values()):
-            if now is None or time.monotonic() < run.spoken + self._interval_s:
+            if now is None or time.monotonic() < run.reported_at + self._interval_s:
                 continue
             count = self._count(run.job)
             if count > run.rows:
-                self._tell("RUNNING", run, now, rows=count - run.rows)
+                self._queue_event("RUNNING", run, now, rows=count - run.rows)
                 run.rows = count
-            run.spoken = time.monotonic()
+            run.reported_at = time.monotonic()
 
-    def _complete(self) -> None:
+    def _complete_runs(self) -> None:
         now = self._now
         for run in self._runs.values() if now is not None else ():
             assert now is not None
-            self._tell("COMPLETE", run, now, rows=self._count(run.job) - run.rows)
+            self._queue_event("COMPLETE", run, now, rows=self._count(run.job) - run.rows)
         self._runs = {}
 
-    def _tell(self, state: str, run: JobRun, now: _Moment, **more: Any) -> None:
+    def _queue_event(self, state: str, run: JobRun, now: _Moment, **more: Any) -> None:
         entry = run.job.entry
         made = self._events.of(
             state,
@@ -249,11 +249,11 @@ class Tracker:
         if entry.kind != VIEW or self._now is None:
             return None
         late = self._stopping and time.monotonic() > self._ends_at
-        if entry.id not in self._known and not late:
-            self._known[entry.id] = None
+        if entry.id not in self._lineages and not late:
+            self._lineages[entry.id] = None
             with suppress(Exception):
-                self._known[entry.id] = self._lineage(entry, self._now.catalog)
-        return self._known.get(entry.id)
+                self._lineages[entry.id] = self._lineage(entry, self._now.catalog)
+        return self._lineages.get(entry.id)
 
     def _count(self, job: Job) -> int:
         kind = SINK if job.entry.kind == SINK else VIEW
@@ -261,7 +261,7 @@ class Tracker:
             return self._rows[f"{kind} {job.entry.name}"]
 
     def _send(self) -> None:
-        """Send what waits; what can't be sent now waits on."""
+        """Send the waiting events in order; after a failure the rest stays queued."""
         while self._waiting and not (self._ends_at and time.monotonic() > self._ends_at):
             try:
                 self._client.emit(self._waiting[0])
@@ -289,7 +289,7 @@ def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
 def tracker_of(
     storage: str, lineage: Callable[[Entry, Catalog], Lineage], interval_s: float
 ) -> Tracker | None:
-    """Return what tells of an engine's lineage; None if nothing is configured.
+    """Return the tracker of an engine's lineage; None if nothing is configured.
 
     Raises:
         EngineError: MISSING_PACKAGE. BAD_OPTION: the client can't be made with its configuration.
