@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine lacks to run Eddyline, and what to do about it."""
+"""The command `doctor`: checks what this machine lacks to run Eddyline, and says what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMORY_BYTES_MIN = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked for, what was found, and what to do if it isn't enough."""
+    """The result of one check, and what to do if it isn't good enough."""
 
     check: str
     state: str

@@ -1,4 +1,4 @@
-"""What the console can do: requests to the engine, which answers them before its next epoch.
+"""Actions of the console: requests to the engine, which answers them before its next epoch.
 
 Nothing here changes the storage itself. Each request has a number, and stays in the catalog with its time and
 its outcome; the console's log says from which address it came.
@@ -34,7 +34,7 @@ class Actions:
     Args:
         observer: reads the storage.
         store: its catalog.
-        allowed: whether the console may ask for anything.
+        allowed: whether the console may make requests.
     """
 
     def __init__(self, observer: Observer, store: CatalogStore, *, allowed: bool) -> None:
@@ -43,7 +43,7 @@ class Actions:
         self.allowed = allowed
 
     def check(self) -> None:
-        """Raise EngineError READ_ONLY if this console only shows."""
+        """Raise EngineError READ_ONLY if this console may not make requests."""
         if not self.allowed:
             raise EngineError(
                 "this console only shows",
@@ -78,7 +78,7 @@ class Actions:
         """Ask to replay or drop a dead letter.
 
         Args:
-            payload: what a replayed record shall hold instead; None: what it held.
+            payload: replaces the payload of the replayed record; None leaves it.
 
         Raises:
             CatalogError: NOT_FOUND: there is no such letter. NO_REPLAY: its stream reads a record only once.
@@ -119,7 +119,7 @@ def request_json(request: Request) -> dict[str, Any]:
 
 
 def report_of(request: Request) -> dict[str, Any] | None:
-    """Return what a verification has found; None of other requests, and before its end."""
+    """Return the report of a verification; None for other requests, and before it is done."""
     if request.action != VERIFY or request.state != DONE or not request.message:
         return None
     found: dict[str, Any] = json.loads(request.message)
@@ -127,7 +127,7 @@ def report_of(request: Request) -> dict[str, Any] | None:
 
 
 def outcome(request: Request, *, running: bool) -> str:
-    """Return in words how far a request is.
+    """Return the state of a request in words.
 
     Args:
         running: whether an engine runs.

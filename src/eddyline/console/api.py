@@ -70,7 +70,7 @@ def error_response(error: EddylineError) -> Response:
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Let an endpoint answer with the errors that it raises."""
+    """Make an endpoint answer with an error response if it raises an error of Eddyline."""
 
     @wraps(endpoint)
     async def answer(api: Api, request: Request) -> Response:
@@ -397,7 +397,7 @@ class Api:
 
 
 def described(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return what the catalog says of a view: its query, inputs, columns and readers."""
+    """Return the definition of a relation as JSON: query, inputs, columns and readers."""
     return {
         "kind": entry.kind,
         "query": entry.query,
@@ -450,7 +450,7 @@ def moment(seconds: float) -> str | None:
 
 
 def _fields(body: bytes, one: Posted) -> dict[str, str]:
-    """Return the fields of an action's JSON; BAD_OPTION if it has others, or no texts."""
+    """Return the fields of an action's JSON; raise BAD_OPTION for unknown fields, and for values that aren't texts."""
     try:
         found = json.loads(body or b"{}")
     except ValueError:

@@ -29,7 +29,7 @@ Key = tuple[str, int, int, bool]
 
 
 class Hub:
-    """Streams of events. One thread at a time reads the storage for all that wait.
+    """Streams of events. One thread at a time reads the storage for all waiting streams.
 
     Args:
         limiter: limits the threads that read.
@@ -153,7 +153,7 @@ class Hub:
 
 
 def joined(events: Sequence[bytes]) -> list[bytes]:
-    """Return events, those that follow each other put together up to `PART_BYTES`.
+    """Concatenate consecutive events up to `PART_BYTES`.
 
     Example:
         >>> joined([b"a", b"b" * PART_BYTES, b"c", b"d"])[-1]

@@ -1,4 +1,4 @@
-"""The graph of sources, views, sinks and what connects them, laid out by levels."""
+"""The graph of sources, views and sinks, laid out by levels."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ Box = tuple[str, str, str, str, int, float | None]
 def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> ViewGraph:
     """Place each level in a column; in it, each box near the boxes that it reads.
 
-    An edge that passes columns has a lane of its own in each, so that it crosses no box.
+    An edge across several columns gets a free place in each, so that it crosses no box.
     """
     by_id = {box[0]: box for box in boxes}
     columns: dict[int, list[str]] = {level: [] for level in sorted({box[4] for box in boxes})}

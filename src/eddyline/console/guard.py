@@ -1,4 +1,4 @@
-"""Who may ask the console: hosts, tokens, other sites; and the headers that keep its pages safe."""
+"""Access control of the console: hosts, tokens, other sites; and the security headers of its pages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_token(host: str, token: str) -> None:
-    """Raise EngineError BAD_OPTION if an address needs a token and there is none, or too short a one."""
+    """Raise EngineError BAD_OPTION if an address needs a token and there is none, or it is too short."""
     if not token and not is_loopback(host):
         raise EngineError(
             f"{host} can be reached from other machines, and there is no token",
@@ -65,11 +65,10 @@ def check_token(host: str, token: str) -> None:
 
 
 class Guard:
-    """Lets requests pass to the application that may ask, and adds `HEADERS` to each response.
+    """Passes allowed requests to the application, and adds `HEADERS` to each response.
 
-    Without a token, the header Host must name this machine: a page of another site that has its name
-    resolved to 127.0.0.1 (DNS rebinding) can't ask. With a token no other page can, because it doesn't
-    have the token's cookie.
+    Without a token, the header Host must name this machine. So a page of another site whose name resolves to
+    127.0.0.1 (DNS rebinding) gets no answer. With a token it gets none because it lacks the token's cookie.
 
     Args:
         host: the address that the server binds.
@@ -186,7 +185,7 @@ def failure(status: int, condition: str, message: str, hint: str) -> JSONRespons
 
 
 def internal(error: Exception) -> JSONResponse:
-    """Return the response to a request that has failed by a fault of the console."""
+    """Return the response to a request that failed with an unexpected exception."""
     return failure(
         500, "INTERNAL", type(error).__name__, "see the log of the console, and report it"
     )

@@ -62,7 +62,7 @@ class Lists:
         )  # fmt: skip
 
     def sinks(self, _: Request) -> Values:
-        """Sinks, how far they are, and what can be done with them."""
+        """Sinks, their progress, and actions on them."""
         names = ("sink", "view", "format", "state", "epoch", "behind")
         sinks = self._observer.status()["sinks"]
         buttons = [_sink_buttons(sink) for sink in sinks]
@@ -91,7 +91,7 @@ class Lists:
         )  # fmt: skip
 
     def deadletters(self, request: Request) -> Values:
-        """Records that have failed for good."""
+        """Records that have failed permanently."""
         letters = self._observer.letters(request.query_params.get("source"))
         found = [letter_json(letter) for letter in letters[:LETTERS_MAX]]
         for letter in found:
@@ -125,7 +125,7 @@ class Lists:
         return "deadletters.html", {**values, "everything": everything}
 
     def letter(self, request: Request) -> Values:
-        """One dead letter, and what can be done with it."""
+        """One dead letter, and actions on it."""
         source, position = request.path_params["source"], request.path_params["position"]
         letter = self._observer.letter(source, position)
         return "letter.html", {
@@ -146,7 +146,7 @@ class Lists:
         )  # fmt: skip
 
     def requests(self, _: Request) -> Values:
-        """What the engine was asked for, by this console, others and the command line."""
+        """Requests to the engine, of this console, others and the command line."""
         running = in_use(self._observer.files)
         found = self._actions.requests()
         items = [
@@ -211,9 +211,9 @@ def _list(
         right: heads of columns of numbers.
         links: heads of columns of names of tables and views.
         code: heads of columns of data.
-        hrefs: by head where the column's values lead, for each row.
-        buttons: what can be done with each row; None for a list without actions.
-        bad: which rows tell of a failure.
+        hrefs: by head the links of the column's values, for each row.
+        buttons: the actions on each row; None for a list without actions.
+        bad: which rows show a failure.
     """
     return {
         "title": title,

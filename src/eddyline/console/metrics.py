@@ -39,7 +39,7 @@ class StorageCollector(Collector):
         self._rows: dict[str, tuple[object, int]] = {}  # by id: the runs counted, and their rows
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; one that needs durations only exists inside of an engine's process."""
+        """Yield all metrics; those of durations only in the engine's process."""
         self._tally.follow()
         status = self._observer.status()
         yield from self._epochs(status["epoch"], status["committed_at"], status["engine"])
@@ -147,7 +147,7 @@ class StorageCollector(Collector):
         yield from (rows, *state, files)
 
     def _row_count(self, manifest: Manifest, relation: str) -> int:
-        """Return the number of rows of a view; counts again only what has changed."""
+        """Return the number of rows of a view; counts only the runs that are new since the last call."""
         runs = manifest.of(relation)
         known = self._rows.get(relation)
         if known is None or known[0] != runs:

@@ -1,4 +1,4 @@
-"""What the console knows of a storage: read from its files, beside the engine that may write them."""
+"""Reads a storage for the console, from its files, while an engine may be writing them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Rows:
     """The rows of a table or view as of an epoch.
 
     Attributes:
-        ordered: whether the view has an ORDER BY, which this order is not: only an engine applies it.
+        ordered: whether the view has an ORDER BY; these rows don't have its order, which only an engine applies.
         committed_at: when the epoch was committed, in seconds since 1970; 0 if unknown.
     """
 
@@ -139,7 +139,7 @@ class Observer:
         return tuple(times)
 
     def _cached(self, name: str, read: Callable[[], T]) -> T:
-        """Return what `read` returns, at most `FRESH_S` old and of the last epoch and catalog."""
+        """Return the cached result of `read`, at most `FRESH_S` old and of the last epoch and catalog."""
         now, clock = self.now(), time.monotonic()
         known = self._fresh.get(name)
         if known is None or known[1] is not now or clock - known[0] > FRESH_S:
@@ -150,11 +150,11 @@ class Observer:
     def answered(self, key: str, make: Callable[[], tuple[T, bytes]]) -> tuple[T, bytes]:
         """Return an answer, at most `FRESH_S` old and of the last epoch and catalog.
 
-        Many browsers ask for the same after each epoch. The last small answers are kept.
+        After each epoch many browsers ask for the same. The last small answers are cached.
 
         Args:
-            key: what was asked for, with all that the answer depends on beside the storage.
-            make: makes the answer: its body, and what is known of it.
+            key: identifies the question, with all that the answer depends on besides the storage.
+            make: makes the answer: any properties of it, and its body.
         """
         now, clock = self.now(), time.monotonic()
         known = self._answers.get(key)
@@ -171,7 +171,7 @@ class Observer:
         return found
 
     def remembered(self, key: str) -> Any:
-        """Return an answer that `answered` would return without making it; else None. It waits for no other thread."""
+        """Return an answer of `answered` from the cache, without waiting; None if it would have to be made."""
         seen, clock = self._seen, time.monotonic()  # before `_now`, which is set first
         now, known = self._now, self._answers.get(key)
         if known is None or known[1] is not now or clock - min(known[0], seen[1]) > FRESH_S:
@@ -181,8 +181,8 @@ class Observer:
     def status(self) -> dict[str, Any]:
         """Return the status of the storage, as `Engine.status`.
 
-        `engine` tells whether one runs, `committed_at` when the last epoch was committed (seconds since
-        1970), `dead_letters` how many each pipeline, stream and sink has.
+        Also `engine`, whether one runs; `committed_at`, the time of the last commit (seconds since
+        1970); and `dead_letters`, the number of each pipeline, stream and sink.
         """
         return self._cached("status", self._status)
 
@@ -345,7 +345,7 @@ class Observer:
         return answer
 
     def checked(self, name: str) -> Entry:
-        """Return a definition whose rows can be read; else CatalogError NOT_FOUND or NOT_STORED."""
+        """Return a definition whose rows can be read; raise CatalogError NOT_FOUND or NOT_STORED."""
         entry = self.entry(name)
         check_stored(entry)
         return entry

@@ -61,9 +61,9 @@ class Addition:
         name: of the application: its files are below `/static/NAME/`.
         package: has the folders `templates` and `static`. Templates may extend those of the console.
         links: paths and titles for the navigation.
-        pages: by path what answers it; called in a thread.
-        actions: by path what a form posted there does; called in a thread with the form's fields. It returns the
-            path of the page that is shown then. Only a console with a token acts.
+        pages: by path the function that answers it; called in a thread.
+        actions: by path the function for forms that are posted there; called in a thread with the form's fields. It
+            returns the path of the page to show next. Only a console with a token has actions.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Pages:
     def _served(
         self, page: Page, *, fresh: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a page; an error of Eddyline's has a page of its own.
+        """Return the endpoint of a page; an error of Eddyline is shown as a page.
 
         Args:
             fresh: make the page anew for each request: it depends on more than epochs and definitions.
@@ -191,7 +191,7 @@ class Pages:
         return endpoint
 
     def _ask_for(self, one: Posted, request: Request, fields: Mapping[str, str]) -> str:
-        """Ask the engine for an action; return the page that shows what becomes of it."""
+        """Request an action of the engine; return the path of the page that shows its outcome."""
         typed = {name: fields[name].replace("\r\n", "\n") for name in one.fields if name in fields}
         asked = one.ask(self._actions, request, typed)
         return f"{one.back(request)}?asked={asked.number}"
@@ -223,7 +223,7 @@ class Pages:
         )
 
     def _outcome(self, number: int) -> dict[str, Any]:
-        """Return a request, how far it is in words, and what a verification has found."""
+        """Return a request, its state in words, and the report of a verification."""
         request = self._actions.request(number)
         running = in_use(self._observer.files)
         return {
@@ -285,7 +285,7 @@ class Pages:
         }
 
     def graph(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """Sources, views and sinks, and what reads what."""
+        """Sources, views and sinks, as a graph."""
         catalog, _now = self._observer.now()
         graph = make_graph(catalog, self._observer.status(), self._api.tally.rates())
         return "graph.html", {"title": "Graph", "graph": graph, "width": WIDTH, "height": HEIGHT}

@@ -1,4 +1,4 @@
-"""The paths to which actions are posted: of forms, and below `/api` of programs."""
+"""The paths of actions: for forms, and below `/api` for programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAYLOAD = "payload"
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A path, and what a request that is posted there asks the engine for.
+    """A path for POST requests, and the action that it requests of the engine.
 
     Attributes:
         path: as Starlette's routes write it.
         text: what it does, for the description of the interface.
-        ask: makes the request, of the fields that were posted.
+        ask: makes the request from the posted fields.
         back: returns the path of the page to show then.
         fields: the fields that it takes.
     """
@@ -36,7 +36,7 @@ class Posted:
 
 
 def posted() -> list[Posted]:
-    """Return all actions, those with the more special paths first."""
+    """Return all actions, the more specific paths first."""
     return [
         *(
             Posted(

@@ -38,7 +38,7 @@ READERS_MAX = 4
 class Console:
     """Serves pages, a JSON interface, metrics and live events of one storage.
 
-    It only reads. With a token it also asks the engine for actions, and takes the forms of additions.
+    It only reads. With a token it also requests actions of the engine, and accepts the forms of additions.
 
     Args:
         files: the storage.
@@ -107,7 +107,7 @@ class Console:
         self.url = self._server.url
 
     def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
-        """Take in how long an epoch of the engine in this process took, by stage."""
+        """Record the durations of an epoch of the engine in this process, by stage."""
         self._tally.observe(epoch, seconds)
 
     def start(self) -> Console:

@@ -106,7 +106,7 @@ class ConsoleSettings:
 
 
 def actions_of(actions: Actions) -> list[str]:
-    """Return what a console may ask the engine for; empty if it only shows."""
+    """Return the names of the actions that a console may request; empty if it only shows."""
     if not actions.allowed:
         return []
     kinds = {"view": VIEW_ACTIONS, "sink": SINK_ACTIONS, "dead letter": LETTER_ACTIONS}
@@ -119,8 +119,8 @@ def options_in_force(
     """Return each option with `name`, `value`, `source` and `help`.
 
     `source` is the environment variable, `default`, or `program` for one that was given in Python; `program or
-    cores` where it can also be the number of cores. Of an option that may hold a password, which `repr`
-    leaves out, only whether there is one is told.
+    cores` where it can also be the number of cores. Of an option that may hold a password, and which `repr`
+    omits, only whether it is set.
 
     Example:
         >>> [one["source"] for one in options_in_force(Options(retain_epochs=4), {}) if one["value"] == 4]
@@ -143,7 +143,7 @@ def options_in_force(
 
 
 def stored_size(files: Files) -> tuple[int, int]:
-    """Return the bytes and the number of all files of a storage; those that go meanwhile are left out."""
+    """Return the bytes and the number of all files of a storage, without those that are removed meanwhile."""
     size = count = 0
     for folder, _, names in os.walk(files.root):
         for name in names:

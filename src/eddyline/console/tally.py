@@ -28,7 +28,7 @@ BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """What is known of an epoch.
+    """The numbers of one epoch.
 
     Attributes:
         committed_at: seconds since 1970; 0 if unknown.
@@ -69,7 +69,7 @@ class Tally:
         self.follow()
 
     def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
-        """Take in the durations of an epoch of the engine in this process."""
+        """Record the durations of an epoch of the engine in this process."""
         with self._lock:
             self._seconds[epoch] = dict(seconds)
             for stage, spent in seconds.items():
@@ -143,7 +143,7 @@ class Tally:
 def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> list[dict[str, Any]]:
     """Return the last epochs in the shape of Spark's StreamingQueryProgress, oldest first.
 
-    PySpark's class of that name reads them. What isn't known is null or left out: the durations if the engine
+    PySpark's class of that name reads them. Unknown values are null or omitted, such as durations if the engine
     runs in another process. The state is that of the last epoch.
     """
     catalog, manifest = observer.now()
@@ -214,7 +214,7 @@ def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> lis
 
 
 def _uuid(name: str) -> str:
-    """Return the UUID that a name is, or one that is made of it."""
+    """Return a name as a UUID if it is one, else a UUID derived from it."""
     try:
         return str(uuid.UUID(name))
     except ValueError:

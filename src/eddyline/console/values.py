@@ -1,4 +1,4 @@
-"""Rows as JSON and as text, whole columns at a time."""
+"""Converts rows to JSON and to text, whole columns at a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _texts(column: pa.ChunkedArray) -> list[str | None]:
 
 
 def _writable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as it is, or as text if its type has no form in JSON."""
+    """Return a column unchanged, or as text if its type has no form in JSON."""
     if has_json(column.type):
         return column
     texts = [None if value is None else str(value) for value in column.to_pylist()]

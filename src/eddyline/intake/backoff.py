@@ -1,4 +1,4 @@
-"""The pauses between tries of what has failed."""
+"""Exponential backoff: the pauses between retries."""
 
 from __future__ import annotations
 

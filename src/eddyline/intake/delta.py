@@ -38,11 +38,11 @@ class DeltaChanges:
 
     @property
     def about(self) -> Sequence[str]:
-        """The columns that tell of a change: streams of operations don't have them."""
+        """The columns that describe a change; streams of operations don't have them."""
         return list(ADDED.names)
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
-        """Return the columns of the table, and what is added to them."""
+        """Return the columns of the table, and those that describe a change."""
         given = _checked(stream, options)
         return _columns(_layout(stream, given))
 
@@ -176,7 +176,7 @@ def _columns(layout: TableVersion) -> StructType:
 
 
 def _misfit(stream: Entry, layout: TableVersion) -> str:
-    """Return why a stream can't read a table of a layout; an empty text if it can."""
+    """Return the reason why a stream can't read a table of a layout; empty if it can."""
     if why := _unreadable(layout):
         return why
     own = StructType.fromJson(json.loads(layout.schema))
@@ -194,7 +194,7 @@ def _misfit(stream: Entry, layout: TableVersion) -> str:
 
 
 def _unreadable(layout: TableVersion) -> str:
-    """Return why no stream can read a table of a layout; an empty text if it can."""
+    """Return the reason why no stream can read a table of a layout; empty if one can."""
     if not layout.feed:
         return _NO_FEED
     if layout.mapped:

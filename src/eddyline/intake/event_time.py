@@ -1,4 +1,4 @@
-"""Event times of streams: the declaration of a watermark, and what Spark computes with the column."""
+"""Event times of streams: checks the declaration of a watermark, and evaluates event times in Spark."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def with_default_limit(stream: Entry) -> Entry:
 
 
 def _interval(stream: Entry, what: str, text: str, way_out: str, session: SparkSession) -> int:
-    """Return an interval of time in microseconds; DataError if it is none, or negative."""
+    """Return an interval in microseconds; raise DataError if the text isn't one, or is negative."""
     micros = interval_micros(text, session)
     if micros is None:
         shown = repr(text) if what == "delay" else f"{what} {text!r}"
@@ -125,7 +125,7 @@ def latest_time(frame: DataFrame, stream: Entry, limit: int) -> int | None:
 
 
 def parsed_time(text: str, stream: Entry, session: SparkSession) -> int:
-    """Return the event time that a text means for a stream, in microseconds since 1970."""
+    """Parse a text as an event time of a stream, in microseconds since 1970."""
     kind = stream.columns[stream.event_time].dataType.simpleString()
     way_out = "write it like 2026-01-31 10:00:00"
     try:
@@ -138,7 +138,7 @@ def parsed_time(text: str, stream: Entry, session: SparkSession) -> int:
 
 
 def _micros(frame: DataFrame) -> int | None:
-    """Return the one value of a frame, an event time of a stream, in microseconds since 1970."""
+    """Return the only value of a frame, an event time of a stream, in microseconds since 1970."""
     named = frame.toDF("t")
     if isinstance(named.schema["t"].dataType, TimestampNTZType):
         number = "timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01', t)"

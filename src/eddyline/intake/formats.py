@@ -105,7 +105,7 @@ class FeedFormat(SourceFormat, Protocol):
 
     @property
     def about(self) -> Sequence[str]:
-        """Names of the columns that tell of a change; streams of operations don't have them."""
+        """Names of the columns that describe a change; streams of operations don't have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class SparkFormat:
         )
 
     def _drops_malformed(self, stream: Entry) -> bool:
-        """Whether the options ask Spark's reader to drop malformed records."""
+        """Return whether the options make Spark's reader drop malformed records."""
         modes = [value.upper() for name, value in stream.options.items() if name.lower() == MODE]
         return self.name.lower() in _WITH_MALFORMED and modes == [DROP_MALFORMED]
 
@@ -307,7 +307,7 @@ class FileFormat:
             )
 
     def _fault(self, stream: Entry) -> Callable[[str], str]:
-        """Return the function that tells why a file can't be read."""
+        """Return the function that gives the reason why a file can't be read; empty if it can."""
         if self.kind == NDJSON:
             return compression_fault
         return partial(parquet_fault, schema=arrow_schema(stream.given_columns, "UTC"))
@@ -317,7 +317,7 @@ class FileFormat:
         return SparkFormat(self.name)
 
     def _vectorised(self, stream: Entry, context: Context) -> bool:
-        """Whether vectorised code returns the same rows as Spark's reader."""
+        """Return whether vectorised code returns the same rows as Spark's reader."""
         if stream.arranged or PATH not in stream.options:
             return False
         if self._read_by_spark(stream, context):
@@ -332,12 +332,12 @@ class FileFormat:
         )
 
     def _vectorised_so_far(self, stream: Entry, context: Context) -> bool:
-        """Whether a stream that exists has input, which Spark hasn't read."""
+        """Return whether an existing stream has input that vectorised code has logged."""
         spark = context.files.exists(f"checkpoints/{stream.id}/offsets")
         return not spark and bool(context.files.names(f"logs/{stream.id}"))
 
     def _read_by_spark(self, stream: Entry, context: Context) -> bool:
-        """Whether Spark reads the files: it has begun to, or the path means something only to Spark."""
+        """Return whether Spark reads the files: it has begun to, or only Spark understands the path."""
         if context.files.exists(f"checkpoints/{stream.id}/offsets"):
             return True
         if any(name[0].isdigit() for name in context.files.names(f"logs/{stream.id}")):
@@ -482,7 +482,7 @@ def _files_per_entry(stream: Entry) -> int:
 
 
 def log_columns(stream: Entry) -> list[LogColumn]:
-    """Return the columns of a stream that its source gives, as its log has them."""
+    """Return the columns that a stream's source provides, under their names in the log."""
     names, kinds = stream.columns.names, arrow_schema(stream.columns, "UTC")
     return [
         LogColumn(f"c{place}", names[place], kinds[place].type)
@@ -491,5 +491,5 @@ def log_columns(stream: Entry) -> list[LogColumn]:
 
 
 def _left(stream: Entry) -> bool:
-    """Whether a stream has had columns that have left it."""
+    """Return whether columns of a stream were dropped."""
     return any(LEFT in column.metadata for column in stream.columns)

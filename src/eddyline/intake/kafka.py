@@ -81,7 +81,7 @@ class KafkaRecords:
         return {}
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
-        """Return the columns of records as they are, or of the latest schema; documents declare none."""
+        """Return the columns of undecoded records, or of the latest schema; documents declare none."""
         given = _checked(stream, options)
         if FORMAT not in given:
             return _raw(given)
@@ -119,7 +119,7 @@ class KafkaRecords:
         return REJECTS if decoded or stream.operation else ""
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
-        """Return the source that reads the topics; that of Spark if it has begun to."""
+        """Return the source that reads the topics; Spark's source if the stream was begun with it."""
         if _read_by_spark(stream, context):
             return SparkFormat("kafka").open(stream, letters, context)
         given = {name.lower(): value for name, value in stream.options.items()}
@@ -198,7 +198,7 @@ def _names(given: Mapping[str, str]) -> list[str]:
 
 
 def _starting(stream: str, given: Mapping[str, str]) -> int | Mapping[Partition, int]:
-    """Return where to begin; DataError if it is neither a word nor offsets by topic and partition."""
+    """Return where to begin; raise DataError if it is neither a keyword nor offsets by topic and partition."""
     text = given.get(STARTING, "earliest").strip()
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.lower() in words:
@@ -234,7 +234,7 @@ def _topics(stream: str, given: Mapping[str, str], stopped: threading.Event) -> 
 
 
 def _raw(given: Mapping[str, str]) -> StructType:
-    """Return the columns of records as they are."""
+    """Return the columns of undecoded records."""
     schema = RAW
     if given.get(WITH_HEADERS, "false").lower() == "true":
         schema = schema.append(pa.field(HEADERS, HEADERS_TYPE))
@@ -297,7 +297,7 @@ def _check_decoded(stream: Entry, given: Mapping[str, str], context: Context) ->
 
 
 def _of_values(stream: Entry, context: Context) -> pa.Schema:
-    """Return the columns that are in the values, with that of operations."""
+    """Return the columns that the values hold, including that of operations."""
     own = StructType([one for one in stream.given_columns if one.name.lower() not in META])
     if stream.operation:
         own = own.add(stream.operation, "string")
@@ -316,5 +316,5 @@ def _decode(stream: Entry, given: Mapping[str, str], context: Context) -> Decode
 
 
 def _numbered(stream: str, given: Mapping[str, str], number: int) -> AvroType:
-    """Return the schema of a number; the registry isn't asked before it is needed."""
+    """Return the schema with a number; the registry is contacted only then."""
     return _registry(stream, given).numbered(number)

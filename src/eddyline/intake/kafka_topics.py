@@ -1,4 +1,4 @@
-"""Topics of Kafka, as streams read them: with a consumer that belongs to no group."""
+"""Reads topics of Kafka for streams, with a consumer that joins no group."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class KafkaTopics:
         stream: its name, for errors.
         settings: of the client, with its addresses.
         names: the topics to read.
-        pattern: a regular expression of the names of topics to read, too, but Kafka's own; empty for none.
-        stopped: is set when calls shall return.
+        pattern: a regular expression; topics with matching names are read too, except Kafka's internal ones. Empty for none.
+        stopped: set to make running calls return.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class KafkaTopics:
         self._next: dict[Partition, int] | None = None  # where the consumer is
 
     def _note(self, error: KafkaError) -> None:
-        """Keep why the client can't connect: the call that waits for it only knows that it waited."""
+        """Keep the client's reason for a failed connection, for the error of the call that times out meanwhile."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._unconnected = error.str()
 
     def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
-        """Return the topics to read, and those that are known; None for one that isn't there."""
+        """Return the topics to read, and the known ones; None for a topic that doesn't exist."""
         names = [*self._names, *known]
         with self._named():
             found: dict[str, Described | None] = {}
@@ -146,7 +146,7 @@ class KafkaTopics:
             return found
 
     def offsets(self, partitions: Iterable[Partition], which: int) -> dict[Partition, int]:
-        """Return for each partition its first offset, or that after all committed records."""
+        """Return for each partition its first offset, or the one after all committed records."""
         asked = list(partitions)
         if not asked:
             return {}
@@ -174,7 +174,7 @@ class KafkaTopics:
     def _read(
         self, offsets: dict[Partition, int], left: dict[Partition, int], most: int | None
     ) -> tuple[list[Message], dict[Partition, int]]:
-        """Read until all partitions in `left` have been read up to these offsets, or it is enough."""
+        """Read until all partitions in `left` are read up to their offsets, or there are enough records for an entry."""
         messages: list[Message] = []
         size, moved = 0, time.monotonic()
         while left and (most is None or (len(messages) < most and size < ENTRY_BYTES)):
@@ -197,7 +197,7 @@ class KafkaTopics:
         return messages, offsets
 
     def _consume(self, most: int) -> tuple[list[Message], list[Message]]:
-        """Wait a moment for records; return up to `most`, and what the client reports beside them."""
+        """Wait a moment for records; return up to `most` of them, and the client's events: errors, ends of partitions."""
         # a wait for several messages lasts for its whole time, however many are there
         found = self._consumer.consume(1, 0.1) or []
         if found and most > 1:
@@ -208,7 +208,7 @@ class KafkaTopics:
         return found, reports
 
     def _handle_reports(self, reports: Sequence[Message], offsets: dict[Partition, int]) -> bool:
-        """Process what the client reports beside records; return whether all topics are there.
+        """Process the client's events; return whether all topics exist.
 
         Raises:
             EngineError: SOURCE_LOST.
@@ -281,7 +281,7 @@ def _described(topic: Any) -> Described:
 
 
 def _offsets_after(messages: Sequence[Message]) -> dict[Partition, int]:
-    """Return for each partition the offset after the last of some records, without a step for each record."""
+    """Return for each partition the offset after its last record; takes dicts of zips in place of a loop."""
     topics, numbers = [m.topic() for m in messages], [m.partition() for m in messages]
     places: Any = zip(topics, numbers, strict=True)
     last: Any = zip(places, [m.offset() for m in messages], strict=True)

@@ -39,7 +39,7 @@ class PostgresChanges:
         return {}
 
     def columns(self, stream: str, options: Mapping[str, str], context: Context) -> StructType:
-        """Return the columns of the table, and what is added to them."""
+        """Return the columns of the table, and those that describe a change."""
         given = _checked(stream, options)
         with _server(given).used_for(stream) as server:
             return _columns(stream, server.describe(stream, _quoted(given)))

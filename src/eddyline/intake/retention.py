@@ -1,8 +1,8 @@
-"""How long an append-only stream keeps its rows, and which views have rows that are gone.
+"""The retention of append-only streams, and the views that have counted expired rows.
 
-A view that is there keeps its results: rows that leave a stream are not retracted. What reads all rows of a
-stream begins with those that are kept: queries, and views made later. So a view that has more can't be
-compared with offline SQL, nor computed again.
+Expired rows are not retracted: existing views keep their results. Queries and later views read only the
+retained rows. So a view that has counted expired rows can neither be compared with offline SQL nor computed
+again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def retaining(stream: Entry, interval: str | None, session: SparkSession) -> Ent
 
 
 def short_of_rows(view: Entry, catalog: Catalog, manifest: Manifest, sources: Sources) -> str:
-    """Return a stream that no longer has all rows of which a view was computed; empty if there is none."""
+    """Return the name of a stream that no longer has all rows of a view; empty if there is none."""
     computed = max(view.since, manifest.rebuilt.get(ViewId(view.id), 0))
     for read in map(catalog.find, view.upstream):
         if read is not None and read.kind == STREAM and not read.arranged:
@@ -75,13 +75,13 @@ def short_of_rows(view: Entry, catalog: Catalog, manifest: Manifest, sources: So
 def cut_off(
     views: Iterable[Entry], catalog: Catalog, manifest: Manifest, sources: Sources
 ) -> dict[str, tuple[str, str]]:
-    """Return which of some views have rows that are gone, by name: the stream of these, and through which view.
+    """Return the views that have counted expired rows: by name the stream, and the view through which they came.
 
     Args:
-        views: upstream first. Only through these: the rows of others are stored.
+        views: upstream first. Rows are only followed through these views, as those of others are stored.
 
     Returns:
-        The view is empty where a view reads the stream itself.
+        The second name is empty for a view that reads the stream directly.
     """
     found: dict[str, tuple[str, str]] = {}
     for view in views:
@@ -94,7 +94,7 @@ def cut_off(
 
 
 def rows_expired(view: str, stream: str) -> StateError:
-    """Return the error for a view that can't be computed again, as rows of a stream are gone."""
+    """Return the error for a view that can't be computed again, because rows of a stream have expired."""
     return StateError(
         f"view {view} can't be computed again: rows of stream {stream} are gone, which are older than it retains",
         condition="ROWS_EXPIRED",

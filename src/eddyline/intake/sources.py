@@ -1,4 +1,4 @@
-"""The sources of an engine: the redo logs of its tables and streams, and what writes into them."""
+"""The sources of an engine: the redo logs of its tables and streams, and the open sources that write them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("eddyline.sources")
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A source that can't be read now; the others go on.
+    """The outage of a source; other sources continue.
 
     Attributes:
         error: of the last try.
@@ -104,7 +104,7 @@ class Sources:
         self._format(entry.format).check(as_source(entry), self._context)
 
     def is_tenant(self, entry: Entry) -> bool:
-        """Return whether the source of an entry has things of its own on another system."""
+        """Return whether the source of an entry owns resources on another system."""
         return isinstance(self._sources.get(entry.id), Tenant)
 
     def letters_role(self, entry: Entry) -> str:
@@ -144,7 +144,7 @@ class Sources:
         self._sources[entry.id] = source
 
     def open_inbox(self, table: Entry) -> None:
-        """Take in what other processes write into a table, from now on."""
+        """Begin to accept rows that other processes write into a table."""
         inbox = TableInbox(table.name, table.id, self.log(table), self.files)
         inbox.open()
         self.connect(table, inbox)
@@ -156,7 +156,7 @@ class Sources:
         return inbox
 
     def take_written(self, table: Entry) -> None:
-        """Log what other processes have written into a table by now."""
+        """Move the batches that other processes have committed for a table into its log."""
         inbox = self._sources.get(table.id)
         if inbox is not None:
             inbox.pull()
@@ -205,8 +205,8 @@ class Sources:
     def follow(self, interval_s: float) -> list[EddylineError]:
         """Log new input continuously, in the background; return the errors of this call.
 
-        A source that can't be read is tried again after a while. It may fail in its own thread: it is
-        no longer in `outages` once it has gone on for as long as it was left alone before.
+        A source that fails is retried with backoff. As it may fail in its own thread, it leaves
+        `outages` only after it has worked for as long as the last pause.
         """
         now = time.monotonic()
         waiting = {name for name, outage in self.outages.items() if now < outage.retry_at}
@@ -222,7 +222,7 @@ class Sources:
     def _read(
         self, read: Callable[[Source], object], sources: Sequence[Source]
     ) -> list[EddylineError]:
-        """Read sources; one that fails doesn't keep the others from being read.
+        """Read sources; the failure of one doesn't affect the others.
 
         Raises:
             StateError: what the storage holds of a source is damaged.
@@ -252,10 +252,10 @@ class Sources:
         (self._sources.get(entry.id) or self.log(entry)).forget(position)
 
     def expire(self, catalog: Catalog, oldest: Manifest, epoch: Epoch) -> None:
-        """Let rows of streams go that are older than they retain.
+        """Let rows expire that are older than the retention of their stream.
 
         Args:
-            oldest: of the first epoch that somebody may be reading.
+            oldest: the manifest of the first epoch that somebody may be reading.
             epoch: the last committed epoch.
         """
         for entry in catalog.entries:
@@ -274,7 +274,7 @@ class Sources:
         """Put old input of streams, whose logs keep it, into fewer files.
 
         Args:
-            oldest: of the first epoch that somebody may be reading.
+            oldest: the manifest of the first epoch that somebody may be reading.
             epoch: the last committed epoch.
         """
         for entry in catalog.entries:
@@ -334,14 +334,14 @@ class Sources:
         return self.segments(entry, manifest, manifest.positions.get(entry.source, 0), end)
 
     def history(self, entry: Entry, manifest: Manifest) -> list[Segment]:
-        """Return the segments of all rows that a stream still has, up to the committed position."""
+        """Return the segments of all retained rows of a stream, up to the committed position."""
         end = manifest.positions.get(entry.source, 0)
         return self.segments(entry, manifest, min(self.log(entry).begin(), end), end)
 
     def segments(self, entry: Entry, manifest: Manifest, first: int, end: int) -> list[Segment]:
         """Return the segments of the entries of a log from `first` up to but not including `end`.
 
-        Those of a stream with a watermark carry what applies to the event times of their rows.
+        Segments of a stream with a watermark carry the limits for the event times of their rows.
         """
         found = self.log(entry).segments(first, end)
         place, clock = entry.time_place, manifest.clocks.get(entry.source)
@@ -403,10 +403,10 @@ def _named(source: Source, error: Exception) -> EddylineError:
 
 
 def _holder(entry: Entry, letters: Entry | None) -> Entry:
-    """Return the entry that a stream's source is attached to; for a pipeline its dead letters."""
+    """Return the entry to which a stream's source is attached; for a pipeline its stream of dead letters."""
     return letters if letters is not None and letters.role == PIPELINE else entry
 
 
 def _newest(received: int | None, max_ahead: int, local: Callable[[int], int]) -> int | None:
-    """Return the latest event time that rows of an entry may have; it follows from what is stored."""
+    """Return the latest event time that rows of an entry may have, from its time of receipt and `max_ahead`."""
     return None if received is None else min(local(received) + max_ahead, _LATEST)

@@ -1,4 +1,4 @@
-"""Watermarks of an epoch, and the event times that the next watermarks are computed from."""
+"""The watermarks of an epoch, and the event times from which the next ones are computed."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Watermarks:
         clocks: by stream id, the event time as of the committed epoch.
         joined: by stream id, the streams that views read together with it.
         now: when the epoch begins, microseconds since 1970; None where no epoch runs.
-        before, moment: what now() is in the committed epoch and in this one, microseconds since
-            1970; 0 where no view asks.
-        deferred: whether views that the epoch doesn't run wait for these watermarks; those of the
-            committed epoch then stay the ones that have been in force.
+        before, moment: the value of now() in the committed epoch and in this one, microseconds since
+            1970; 0 if no view uses it.
+            deferred: whether views that this epoch doesn't run still need these watermarks; the committed
+            clocks then stay as they are.
         reported: by stream name, what the running epoch has observed.
     """
 
@@ -69,7 +69,7 @@ class Watermarks:
         return cls(streams, manifest.clocks, catalog.joined(), now, moment, moment)
 
     def advance(self, plans: Iterable[Sequence[StatefulPart]], *, rows: bool) -> None:
-        """Advance what now() is, if a view asks for it.
+        """Advance the value of now(), if a view uses it.
 
         Args:
             plans: the stateful operators of each view that the epoch can run.
@@ -99,7 +99,7 @@ class Watermarks:
         return self.values.get(stream.name)
 
     def have_advanced(self, parts: Iterable[StatefulPart]) -> bool:
-        """Return whether a watermark has advanced on which rows held by EMIT FINAL depend, or the clock."""
+        """Return whether a watermark or now() has advanced for which a `Timed` operator (EMIT FINAL) holds rows back."""
         from eddyline.operators.base import Timed  # takes longer than all else that `status` needs
 
         values, applied = self.values, self.applied
@@ -157,7 +157,7 @@ class Watermarks:
         return clocks
 
     def _find_idle(self, clocks: dict[str, Clock], positions: Mapping[str, int], now: int) -> None:
-        """Decide which streams are idle from now on. The clocks keep it, so it is decided once."""
+        """Mark the streams that have become idle in their clocks, which are committed with the epoch."""
         for stream in self.streams:
             if stream.idle_timeout is None:
                 continue
@@ -170,9 +170,9 @@ class Watermarks:
             clocks[stream.id] = replace(clock, active=active, idle=idle)
 
     def _follow(self, clocks: dict[str, Clock]) -> None:
-        """Raise the watermark of each idle stream to the least of the others that views join with it.
+        """Raise the watermark of each idle stream to the minimum of the streams that views combine with it.
 
-        The state of joins then leaves as if the stream had reached that time; its rows below are late.
+        Joins then drop state as if the stream had reached that time; its rows below are late.
         """
         values = {
             stream.id: None if clock.latest is None else clock.latest - stream.delay
@@ -190,5 +190,5 @@ class Watermarks:
 
 
 def asks_for_clock(parts: Iterable[StatefulPart]) -> bool:
-    """Return whether rows of a view change as now() advances."""
+    """Return whether the rows of a view depend on the progress of now()."""
     return any(CLOCK in one.bound.streams for part in parts for one in part.expiry)

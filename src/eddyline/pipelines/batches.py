@@ -183,7 +183,7 @@ class PipelineStream:
 
     @property
     def replayable(self) -> bool:
-        """False: the queue removes what is committed."""
+        """False: the queue removes committed records."""
         return False
 
     @property
@@ -207,7 +207,7 @@ class PipelineStream:
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
-        """Let no batch run in this context, at whose begin all committed outcomes are applied."""
+        """Block batches during the context, after applying all committed outcomes."""
         with self._lock:
             self._recover()
             yield
@@ -217,7 +217,7 @@ class PipelineStream:
         self._remove(letters, no_records())
 
     def replay(self, letters: pa.Table, payload: bytes | None = None) -> None:
-        """Remove dead letters, and put their records, or mended ones, back to be retried as untried ones."""
+        """Remove dead letters, and queue their records, perhaps with another payload, for a first try."""
         records = untried_records(letters, payload) if letters.num_rows else no_records()
         self._remove(letters, records)
 
@@ -265,7 +265,7 @@ class PipelineStream:
             self._failure = error
 
     def _recover(self) -> None:
-        """Repeat what follows from committed outcomes, after a crash or a failure."""
+        """Apply the committed outcomes again, after a crash or a failure."""
         for outcome in self.files.outcomes():
             self._apply(outcome)
 
@@ -323,7 +323,7 @@ class PipelineStream:
             return processed.any_tuples or batch.rows >= rows_max
 
     def _rows_max(self) -> int:
-        """Return the most records that the lanes have room for."""
+        """Return the maximum number of records for which the lanes have room."""
         flow = self.waves.flow
         # replayed records get tuples of their own, which should fit into the same wave
         replay_tuples = min(self.queue.account().retry, len(flow.lanes))
@@ -376,7 +376,7 @@ class PipelineStream:
         self._apply(outcome)
 
     def _apply(self, outcome: Outcome) -> None:
-        """Do what follows from an outcome; to repeat it changes nothing."""
+        """Apply an outcome to redo logs and queue; idempotent."""
         files, number = self.files, outcome.batch.number
         files.log(outcome)
         if number > self.queue.committed:
@@ -405,7 +405,7 @@ class _Processed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The last step of a pipeline: a function that returns rows as the columns of the stream.
+    """The last step of a pipeline: converts rows to the columns of the stream.
 
     Attributes:
         schema: the columns of the stream, without `_received_at`.

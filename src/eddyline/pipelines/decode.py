@@ -28,7 +28,7 @@ class Decode:
     zone: str
 
     def __call__(self, records: pa.Table) -> Emitted:
-        """Return a row for each record that could be decoded, and why the others could not."""
+        """Return a row for each decoded record, and the errors of the others, by index."""
         rows, errors = decode_documents(records[PAYLOAD], self.schema, self.zone)
         return Emitted(
             rows, failed={place: failure_reason(error) for place, error in errors.items()}

@@ -100,13 +100,13 @@ def open_queue(stream: Entry) -> DataQueue:
 
 
 def check_documents(stream: Entry) -> None:
-    """Raise DataError if documents can't be rows of a stream."""
+    """Raise DataError if a stream can't have documents as rows."""
     if stream.operation:
         raise without_columns(stream.name)
 
 
 def without_columns(stream: str) -> DataError:
-    """Return the error of a stream of documents that has no columns, or has operations."""
+    """Return the error for a stream of documents without columns, or with operations."""
     return DataError(
         "a stream of JSON documents from a queue or over HTTP needs columns, and has no operations",
         condition="BAD_STREAM",

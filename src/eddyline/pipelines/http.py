@@ -85,7 +85,7 @@ class HttpStream(DocumentStream):
         super().__init__(stream, letters, DataQueue(backend), context)
 
     def listen(self) -> None:
-        """Answer requests, unless it does already; what keeps it from that is raised by `pull`."""
+        """Begin to answer requests, unless it does already. A failure is raised by the next `pull`."""
         if self._endpoint is not None:
             return
         address = self._address

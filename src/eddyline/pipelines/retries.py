@@ -1,4 +1,4 @@
-"""Splits the records of a batch that aren't done into retries and dead letters."""
+"""Splits the unfinished records of a batch into retries and dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from eddyline.state.kernels import ordered
 def retries_and_letters(
     batch: BatchTuples, reports: pa.Table, now_ms: int
 ) -> tuple[pa.Table, pa.Table]:
-    """Split the records that aren't done.
+    """Split the unfinished records into retries and dead letters.
 
     Args:
         batch: the records of the batch.
@@ -76,7 +76,7 @@ def untried_records(letters: pa.Table, payload: bytes | None = None) -> pa.Table
     """Return dead letters as records that have not been tried yet.
 
     Args:
-        payload: what the records shall hold instead; None: what they held.
+        payload: replaces the payload of the records; None leaves it.
     """
     replacement = None if payload is None else pa.array([payload] * letters.num_rows, pa.binary())
     columns = {

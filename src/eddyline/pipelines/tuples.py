@@ -109,7 +109,7 @@ class TupleBuilder:
     def _by_key(
         self, records: pa.Table, waiting: Mask, keys: WaitingKeys
     ) -> tuple[pa.Table, Mask, list[int]]:
-        """Put all records of a key into one tuple, in their order; returns as `_in_any_order`."""
+        """Put all records of a key into one tuple, in order; returns the same as `_in_any_order`."""
         keys.remove(records.slice(0, len(waiting)).filter(pa.array(~waiting)))
         held = keys.blocked(records)
         held[: len(waiting)] |= waiting

@@ -138,7 +138,7 @@ class Waves:
     ) -> Iterator[pa.Table]:
         """Process each tuple in a wave of its own, to find the records that kill Python workers.
 
-        A tuple that kills one is halved and tried again, down to single records. Records that are
+        A tuple that kills a worker is halved and tried again, down to single records. Records that are
         joined by key stay together.
 
         Yields:

@@ -1,4 +1,4 @@
-"""A background thread that commits what a reader of a data queue reports."""
+"""A background thread that commits the reported outcomes of a data queue's records."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BACKFLOW_EVERY_S = 0.02
 class Backflow:
     """Expires and commits the batches of a queue in the background, while a reader reads.
 
-    Use it as a context manager around the reading loop. An error ends the thread; `check` raises
-    it, and so does the end of the `with` block.
+    Use it as a context manager around the reading loop. An error ends the thread; `check` and the end of the
+    `with` block raise it.
 
     Args:
         queue: the queue that is read.

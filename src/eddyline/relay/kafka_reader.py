@@ -120,7 +120,7 @@ class TopicReader:
         self._assign()
 
     def _assign(self) -> None:
-        """Make the consumer go on at `next_offsets`."""
+        """Make the consumer continue at `next_offsets`."""
         self.consumer.assign(
             [
                 TopicPartition(self.topic, partition, offset)
@@ -145,7 +145,7 @@ class TopicReader:
         return False
 
     def _accept(self, message: Message) -> bool:
-        """Keep a message of the consumer; False if it is only a notice of the client."""
+        """Keep a message of the consumer; return False if it is only an event of the client."""
         error, partition, offset = message.error(), message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -162,7 +162,7 @@ class TopicReader:
         return False
 
     def _skip_expired(self, partition: int, error: KafkaError) -> None:
-        """Go on at the first message that exists; raise `error` if no message was deleted."""
+        """Continue at the first existing message; raise `error` if no message was deleted."""
         first = self.next_offsets[partition]
         at = TopicPartition(self.topic, partition)
         begin: int = retried(self.consumer.get_watermark_offsets, at)[0]

@@ -1,4 +1,4 @@
-"""What Kafka's retention means for a data queue: it deletes records, read or not."""
+"""Checks Kafka's retention for a data queue, because it deletes records even if they are unread."""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ class DataQueue:
         return self.backend.measure(queue, start, 1, before_ms)[0] == start
 
     def _is_any_due(self, planned: QueueState, due_ms: int) -> bool:
-        """Whether any of the failed records is due."""
+        """Return whether the retry of any failed record is due."""
         return not all(self._is_empty(planned, queue, due_ms) for queue in (FROM, TO))
 
     def _adopt(self, batch: Batch) -> OpenBatch:

@@ -1,7 +1,7 @@
 """Evaluates Spark plans over a few rows in the driver: without a job, a task or a shuffle.
 
-This is private API of Spark: the RDD of a physical plan is kept, and each evaluation gives its first
-partition other rows. Known to work with 4.3; with a version where it fails, plans run as Spark jobs.
+This uses private API of Spark: it keeps the RDD of a physical plan, and gives its first partition other rows
+in each evaluation. It works with 4.3; with a version where it fails, plans run as Spark jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH = 4  # bytes before each message, big-endian
 
 
 class Driver:
-    """Makes leaves for rows and contexts of tasks, for the plans of one session.
+    """Makes leaves and task contexts for the plans of one session.
 
     Args:
         session: plans are made in it.
@@ -44,7 +44,7 @@ class Driver:
         self.evaluator = _internals(scala).evaluator(task_settings(session), self.zone)
 
     def leaf(self, like: Any) -> Any:
-        """Return a leaf for rows that come later, all in one partition.
+        """Return a leaf of one partition, whose rows are given later.
 
         Args:
             like: a plan with the same columns.
@@ -57,7 +57,7 @@ class Driver:
         return scala.new(_LEAF, *given[: _internals(scala).leaf_parameters])
 
     def narrow(self, physical: Any) -> Any:
-        """Return a physical plan without shuffles, whose leaf gives rows, not columns of Arrow."""
+        """Remove the shuffles from a physical plan, and make its leaf return rows instead of Arrow columns."""
         return self.evaluator.narrow(physical)
 
     def schema(self, columns: StructType) -> pa.Schema:
@@ -70,7 +70,7 @@ class Driver:
 
 
 class _Internals:
-    """What isn't public of Spark's classes in one JVM.
+    """Private classes of Spark in one JVM.
 
     Attributes:
         leaf_parameters: how many values a leaf for an RDD is made of.
@@ -109,9 +109,9 @@ def _internals(scala: Scala) -> _Internals:
 
 
 class TaskContext:
-    """Spark's context of a task, for evaluations in the thread that enters it.
+    """A task context of Spark, for evaluations in the thread that enters it.
 
-    Rows go to the JVM and come back through two files: Py4J encodes bytes as text, and its socket delays
+    Rows go to and from the JVM through two files, because Py4J encodes bytes as text, and its socket delays
     answers of more than a few kilobytes by 40 ms.
 
     Args:
@@ -166,9 +166,9 @@ class TaskContext:
 
 
 class DriverPlan:
-    """A physical plan over one leaf for rows, evaluated over other rows each time.
+    """A physical plan over one leaf, which is evaluated with other rows each time.
 
-    Make it while the driver's session is the active one, by whose settings Spark generates the code.
+    Create it while the driver's session is active, because Spark generates code by the settings of the active session.
 
     Args:
         physical: Spark's plan. Its nodes have one input each, and need no job.

@@ -1,4 +1,4 @@
-"""Spark's errors about a user's query, as errors of Eddyline."""
+"""Translates Spark's errors about a user's query into errors of Eddyline."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ def _way_out(error: BaseException) -> str:
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Return whether a process of Spark's ended, or was killed, while it worked for a job."""
+    """Return whether a process of Spark ended, or was killed, during a job."""
     return _LOST_WORKER.search(str(error)) is not None
 
 
 def jvm_lost(error: BaseException | None) -> bool:
-    """Return whether the JVM no longer answers, which says nothing about a query."""
+    """Return whether the JVM no longer answers: then the error isn't about the query."""
     return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
 
 
 def message_of(error: BaseException) -> str:
-    """Return the cause of an error of Spark in one line, without the plan, the query and the stacks.
+    """Return the cause of an error of Spark in one line, without plan, query and stack traces.
 
     For a Python function this is the last line of its traceback: the exception and its message. For a
     task that was lost, such as one whose worker died, it is the reason.
@@ -134,7 +134,7 @@ def lost_task(text: str) -> str | None:
 
 
 def _java_cause(text: str) -> str:
-    """Return the first exception of a Java stack that isn't only about waiting for another one."""
+    """Return the first exception in a Java stack trace that isn't a mere wrapper of another one."""
     lines = text.splitlines()
     first = lines[1].removeprefix(": ") if len(lines) > 1 else text
     causes = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]

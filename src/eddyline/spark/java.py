@@ -1,4 +1,4 @@
-"""Java: that of the machine, or else that of the extra `jdk`."""
+"""Finds Java: the machine's own, or else that of the extra `jdk`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bundled_java() -> Path | None:
 
 
 def provide_java() -> None:
-    """Let this process find a Java: where the machine has none, set JAVA_HOME to that of the extra `jdk`.
+    """Make sure that this process finds Java: if the machine has none, set JAVA_HOME to that of the extra `jdk`.
 
     Raises:
         EngineError: NO_JAVA, there is none.

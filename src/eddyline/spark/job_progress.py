@@ -1,4 +1,4 @@
-"""How far Spark jobs have come."""
+"""The progress of Spark jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TAGS = "spark.job.tags"
 
 @contextmanager
 def job_tag(session: SparkSession, tag: str) -> Iterator[None]:
-    """Give the jobs that this thread, and those that it starts, run in this context a tag."""
+    """Tag the Spark jobs of this thread, and of threads that it starts, during the context."""
     context = session.sparkContext
     before = context.getLocalProperty(_TAGS)
     context.setLocalProperty(_TAGS, f"{before},{tag}" if before else tag)
@@ -23,7 +23,7 @@ def job_tag(session: SparkSession, tag: str) -> Iterator[None]:
 
 
 def share_done(session: SparkSession, tag: str) -> float:
-    """Return the share of the tasks of jobs with a tag that are done, from 0 to 1; 0 if there are none yet."""
+    """Return the finished share of the tasks of all jobs with a tag, from 0 to 1; 0 if there are none yet."""
     tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001  # not public in PySpark
     done = total = 0
     for job in tracker.getJobIdsForTag(tag):

@@ -1,4 +1,4 @@
-"""Start the JVM of a local session without the lines that Java and Spark print at every start."""
+"""Starts the JVM of a local session without the usual output of Java and Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether anything in the JVM can still read what a DataFrame reads."""
+"""Finds out whether anything in the JVM can still run a DataFrame."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NODE = "MapInArrow"
 class FrameReference:
     """A weak reference to the Python function that a DataFrame runs.
 
-    All DataFrames made from it, views of a session over it, cached copies and running jobs share that
-    function. So it tells more than a reference to the DataFrame itself.
+    All DataFrames derived from it, views of a session over it, cached copies and running jobs share that
+    function, so it lives as long as any of them. A reference to the DataFrame itself wouldn't show that.
 
-    Where the plan doesn't show the function, it counts as alive.
+    If the function can't be found in the plan, it counts as alive.
 
     Args:
         frame: a `mapInArrow`, below nodes with one child each.

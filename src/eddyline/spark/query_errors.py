@@ -1,4 +1,4 @@
-"""Keep PySpark's log of failed queries off standard error where Eddyline reports them itself.
+"""Keeps PySpark's log of failed queries off standard error if Eddyline reports them itself.
 
 PySpark logs each failed query as a JSON document with two stack traces, about 15 KB, before it raises
 the exception. Eddyline catches that exception and raises its own.

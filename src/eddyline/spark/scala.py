@@ -1,6 +1,6 @@
-"""Classes, singletons and collections of Spark's JVM, each looked up once.
+"""A cache of classes, singletons and collections of Spark's JVM.
 
-A name that Py4J resolves costs a call for each part of it, and one more when its object is dropped.
+Resolving a name costs Py4J a call for each part of the name, and one more when the object is dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def scala_in(context: SparkContext) -> Scala:
 
 
 class Scala:
-    """What is looked up in one JVM.
+    """The cached lookups in one JVM.
 
     Attributes:
         nothing: Scala's `None`.
@@ -53,7 +53,7 @@ class Scala:
         self.empty = self.static(TO_SEQ)([])
 
     def some(self, value: Any) -> Any:
-        """Return a Scala Option of a value; of None `nothing`."""
+        """Return a Scala Option of a value; for None return `nothing`."""
         return self.static("scala.Option.apply")(value)
 
     def new(self, name: str, *arguments: Any) -> Any:
@@ -61,7 +61,7 @@ class Scala:
         return self.static(name)(*arguments)
 
     def static(self, name: str) -> Any:
-        """Return a class, to be called for a new object, or a static method."""
+        """Return a class, whose call makes an object, or a static method."""
         found = self._named.get(name)
         if found is None:
             found = self._jvm
@@ -92,7 +92,7 @@ class Scala:
         return self.compiled_object("Trees", self._server.getGateway())
 
     def compiled_object(self, name: str, *arguments: Any) -> Any:
-        """Return an object of a class of this package in Java, which Spark's own compiler for generated code compiles."""
+        """Return a new object of a Java class of this package; Spark's own runtime compiler (Janino) compiles it."""
         constructor = self._named.get(f"eddyline.{name}")
         if constructor is None:
             compiler = self.new("org.codehaus.janino.SimpleCompiler")

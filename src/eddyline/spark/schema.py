@@ -1,4 +1,4 @@
-"""Schemas as Spark, Arrow and the kernels have them."""
+"""Converts schemas between Spark, Arrow and the kernels."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def loose(kind: DataType) -> DataType:
 
 
 def loosened(frame: DataFrame) -> DataFrame:
-    """Return rows whose inner values may all be null: PySpark's `toArrow` fails on a null struct with others."""
+    """Make all inner values nullable, because PySpark's `toArrow` fails on a null struct with others."""
     wanted = loose_schema(frame.schema)
     same = [f.dataType for f in wanted] == [f.dataType for f in frame.schema]
     return frame if same else frame.to(wanted)
 
 
 def widens(narrow: DataType, wide: DataType) -> bool:
-    """Return whether each value of a numeric type is one of another, which has more of them.
+    """Return whether a numeric type can be widened to another one without loss.
 
-    Integers become wider integers or decimals, and up to INT also doubles; FLOAT becomes DOUBLE, and a
-    decimal one with at least as many digits on both sides of the point.
+    Integers widen to larger integers or decimals, up to INT also to DOUBLE; FLOAT to DOUBLE; a decimal to
+    one with at least as many digits on both sides of the point.
     """
     digits = _DIGITS.get(type(narrow))
     if digits is not None:

@@ -1,4 +1,4 @@
-"""Spark sessions: a tuned local one for users without a session, and the engine's own."""
+"""Spark sessions: a tuned local one for users without one, and the session of an engine."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> SparkSession:
     """Return the session that is active, else the default one, else a new one on all local cores.
 
-    A new session listens on loopback only. One that runs is taken as it is, without a change.
+    A new session listens on loopback only. An existing one is used without a change.
 
     Args:
         zone: time zone of a new session; empty for UTC.
@@ -115,7 +115,7 @@ def cores(session: SparkSession | None) -> int:
 def check_workers(session: SparkSession) -> None:
     """Raise EngineError if Spark's Python workers can't load this package.
 
-    Costs a small Spark job, once in each Spark application; nothing where the workers run the Python of
+    Runs a small Spark job once in each Spark application; none if the workers run the Python of
     this process.
     """
     context = session.sparkContext
@@ -153,7 +153,7 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
 
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread; afterwards the one before is it again."""
+    """Make a session the active one of this thread during the context."""
     sessions = scala_of(session).static("org.apache.spark.sql.SparkSession")
     before, wrapper = sessions.getActiveSession(), SparkSession._activeSession  # noqa: SLF001
     sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
@@ -168,7 +168,7 @@ def active(session: SparkSession) -> Iterator[None]:
 
 
 def task_settings(session: SparkSession) -> Any:
-    """Return the settings of a session as the `java.util.Properties` in which tasks look for them."""
+    """Return the settings of a session as the `java.util.Properties` that tasks read."""
     scala = scala_of(session)
     converters = scala.static("scala.jdk.javaapi.CollectionConverters")
     found = scala.new("java.util.Properties")
@@ -179,12 +179,12 @@ def task_settings(session: SparkSession) -> Any:
 
 @contextmanager
 def given_to_tasks(session: SparkSession, *settings: Any) -> Iterator[None]:
-    """Let the tasks of this thread's jobs see settings, as those of a query see its session's.
+    """Pass settings to the tasks of this thread's jobs, as Spark does for the tasks of a query.
 
-    Expressions read some of them while they run: frames of RANGE the time zone.
+    Some expressions read them while they run: a RANGE frame reads the time zone.
 
     Args:
-        settings: maps of names and values; later ones come before earlier ones.
+        settings: maps of names and values; later maps win.
     """
     context = session.sparkContext._jsc.sc()  # noqa: SLF001  # not public in PySpark
     before = context.getLocalProperties()
@@ -239,7 +239,7 @@ def storage_zone(session: SparkSession, stored: str) -> str:
 
 
 def _rules(session: SparkSession, zone: str) -> Any:
-    """Return the offsets and clock changes of a time zone, as Spark understands its name."""
+    """Return the offsets and transitions of a time zone, as Spark interprets its name."""
     times = scala_of(session).static("org.apache.spark.sql.catalyst.util.DateTimeUtils")
     return times.getZoneId(zone).getRules()
 
@@ -259,6 +259,6 @@ def epoch_session(
 
 
 def numbers(session: SparkSession, count: int) -> DataFrame:
-    """Return a frame of `count` tasks with one row each: the number of the task, from 0."""
+    """Return a DataFrame of `count` tasks with one row each: the number of the task, from 0."""
     rows = session.range(0, max(count, 1), 1, max(count, 1))
     return rows if count else rows.where("false")

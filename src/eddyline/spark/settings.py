@@ -1,4 +1,4 @@
-"""Spark's settings that the results of queries depend on: a storage keeps those it was made with."""
+"""Spark's settings that affect the results of queries: a storage stores their values when it is made."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def storage_settings(session: SparkSession, stored: Mapping[str, str]) -> dict[s
 
 
 def _defaults(session: SparkSession, names: Collection[str]) -> dict[str, str]:
-    """Return the values that settings have where nobody has set them."""
+    """Return the default values of settings."""
     if not names:
         return {}
     twin = cloned(session)

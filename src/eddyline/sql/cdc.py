@@ -1,7 +1,7 @@
-"""AUTO CDC: from the clauses of a flow of change records to the query of the table that it keeps.
+"""AUTO CDC: makes the query of a table from the clauses of a flow of change records.
 
-Pure text. The query is ordinary Spark SQL over the source, so that a live view can keep it, and
-offline Spark can answer it.
+Works on text only. The query is ordinary Spark SQL over the source, so that it can be a live view, and
+Spark can run it offline.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def live_query(
 ) -> str:
     """Return the query of a flow's target.
 
-    Of records with the same key and sequence value one counts: a delete before any other, else the one
+    Of several records with the same key and sequence value one counts: a delete, or else the one
     with the greatest values, compared column by column.
 
     Args:
-        columns: of the target, in their order; the keys have the spelling of `flow.keys`.
-        sequence_keys: what to add to a sequence value for each of its parts: `("",)`, or of a struct
+        columns: of the target, in order; the keys have the spelling of `flow.keys`.
+        sequence_keys: suffixes that select the parts of a sequence value: `("",)`, or for a struct
             `(".a", ".b")`.
     """
     if flow.scd_type == 1:
@@ -108,7 +108,7 @@ def _last_versions(
 def _all_versions(flow: ChangeFlow, columns: Sequence[SortedColumn]) -> str:
     """Return the query of SCD type 2: the versions of each row, from the sorted records of its key.
 
-    A record is compared with the one before: an equal one begins no version.
+    A record that equals the one before begins no version.
     """
     keys = [quoted(key) for key in flow.keys]
     values = [quoted(column.name) for column in columns if column.name not in flow.keys]
@@ -161,12 +161,12 @@ def _sequence(flow: ChangeFlow) -> str:
 
 
 def _true(condition: str | None) -> str:
-    """Return whether a condition holds; NULL is no."""
+    """Return SQL for whether a condition is true; NULL counts as false."""
     return "false" if condition is None else f"coalesce({_given(condition)}, false)"
 
 
 def _given(expression: str) -> str:
-    """Return the user's text for a place within an expression; a line break ends its last comment."""
+    """Return the user's text for use within an expression, with a line break that ends a trailing comment."""
     return f"{expression}\n" if "--" in expression else expression
 
 
@@ -227,7 +227,7 @@ def _clause(cursor: TokenCursor, ahead: int = 0) -> tuple[str, ...] | None:
 
 
 def _expression(cursor: TokenCursor) -> str:
-    """Return the text up to the next clause outside of brackets, verbatim."""
+    """Return the verbatim text up to the next clause outside of brackets."""
     start, depth = cursor.at, 0
     while not cursor.done and (depth or _clause(cursor) is None):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(cursor.word(), 0)

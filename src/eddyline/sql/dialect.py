@@ -170,7 +170,7 @@ def possible_relations(query: str) -> set[str]:
 
 
 def window_notes(query: str, zone: str) -> list[str]:
-    """Return where the days and longer windows of an expanded query begin, for `explain`.
+    """Return notes for `explain` on where the days and longer windows of an expanded query begin.
 
     Args:
         query: the query, without WINDOWING.
@@ -192,7 +192,7 @@ def window_notes(query: str, zone: str) -> list[str]:
 
 
 def _one_statement(query: str, word: str) -> TokenCursor | None:
-    """Return a cursor over a text that is one statement and holds a word in small letters, or None.
+    """Return a cursor over a text that is one statement and contains a word, given in lower case; else None.
 
     Searching the word first is faster than tokenizing, and most queries don't contain it.
     """
@@ -257,7 +257,7 @@ def _count(cursor: TokenCursor) -> int:
 
 
 def _wrong(cursor: TokenCursor, problem: str) -> NoReturn:
-    """Raise ScriptError for a WINDOWING clause, quoting it up to a few words behind the problem."""
+    """Raise ScriptError for a WINDOWING clause, quoting it up to a few words after the problem."""
     end = min(cursor.at + 2 + (cursor.word() in ("-", "+")), len(cursor.tokens))
     start = min(cursor.at, end - 1)
     while start > 0 and cursor.slice(start, start + 1).upper() != "WINDOWING":
@@ -351,7 +351,7 @@ class _Column:
 
     @property
     def name(self) -> str:
-        """The name without qualifier and quotes, in small letters."""
+        """The name without qualifier and quotes, in lower case."""
         return self.last.strip("`").lower()
 
 

@@ -22,10 +22,10 @@ class Expectation:
 
     @property
     def removes(self) -> bool:
-        """Whether a row that violates it isn't in the relation."""
+        """Whether a row that violates it is dropped from the relation."""
         return self.action in (DROP_ROW, DEAD_LETTER)
 
     @property
     def violated(self) -> str:
-        """SQL that tells of any row, also with nulls, whether it violates the rule."""
+        """SQL that is true for a row that violates the rule, and false for any other; never NULL."""
         return f"({self.condition}\n) IS NOT TRUE"

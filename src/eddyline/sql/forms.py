@@ -1,4 +1,4 @@
-"""The statements of scripts as plain data, which `statements.py` makes of their text."""
+"""The statements of scripts as plain data; `statements.py` parses them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def mentions(words: Collection[str], query: str, name: str) -> bool:
 
     Args:
         words: the words of the query.
-        query: the query in small letters.
+        query: the query in lower case.
         name: of the relation. Names other than words occur in the quotes of identifiers.
     """
     name = name.lower()

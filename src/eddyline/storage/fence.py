@@ -1,7 +1,7 @@
 """The fence of a storage: only the process that opened it last for writing may commit.
 
-The lock keeps a second writer out. Where it doesn't (a file system without locks, a folder that was copied
-under a running engine), the fence makes the older writer fail instead of both.
+Normally the lock prevents a second writer. Where it can't (a file system without locks, a folder copied under a
+running engine), the fence makes the older writer fail, so that the newer one can go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fence:
 
     @classmethod
     def raised(cls, root: str) -> Fence:
-        """Make a new writer the only one that may commit; wait for a commit that is under way."""
+        """Make a new writer the only one that may commit; wait for a running commit to finish."""
         fence = cls(root, uuid.uuid4().hex)
         with _opened(fence._path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as handle:
             os.pwrite(handle, fence.writer.encode(), 0)
@@ -42,10 +42,10 @@ class Fence:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Let no newer writer begin during the context, which commits something.
+        """Block newer writers during the context, in which the caller commits.
 
         Raises:
-            StateError: FENCED, a newer one has begun.
+            StateError: FENCED, a newer writer has opened the storage.
         """
         with _opened(self._path, os.O_RDONLY, fcntl.LOCK_SH) as handle:
             if os.pread(handle, LENGTH, 0) != self.writer.encode():

@@ -39,7 +39,7 @@ class Files:
         root: absolute path of the folder.
         unflushed: prefixes of names whose files aren't flushed when they are written. They survive
             a crash of the process, but perhaps not of the machine.
-        fence: what has to be passed to commit something; None where nobody else can write.
+        fence: checked before each commit; None where nobody else can write.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -68,13 +68,13 @@ class Files:
         return "" if self.fence is None else self.fence.writer
 
     def flushing(self) -> Files:
-        """Return the same files, of which each is flushed when it is written."""
+        """Return an object for the same files that flushes each file when it is written."""
         files = copy.copy(self)
         files.unflushed = ()
         return files
 
     def flushed_later(self) -> Files:
-        """Return the same files, of which none is flushed until `sync_all` is called for it."""
+        """Return an object for the same files that flushes none until `sync_all`."""
         files = copy.copy(self)
         files.unflushed = ("",)
         return files
@@ -88,7 +88,7 @@ class Files:
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Run a context that commits something.
+        """Check the fence, and hold it during the context, in which the caller commits.
 
         Raises:
             StateError: FENCED, another writer has opened the storage since.
@@ -114,7 +114,7 @@ class Files:
 
         Raises:
             StorageError: the file can't be written; the old one is unchanged.
-            FileExistsError: the file is there, and `new` is set.
+            FileExistsError: the file exists, and `new` is set.
         """
         target = self.path(name)
         durable = durable and not name.startswith(self.unflushed)
@@ -142,7 +142,7 @@ class Files:
         return size
 
     def link(self, name: str, second: str) -> None:
-        """Give a file a second name; where the file system can't, make a copy. Durable after `sync`."""
+        """Create a hard link, or a copy where the file system has no links. Durable after `sync`."""
         with storage_errors(second):
             self.step("link", second)
             try:
@@ -154,7 +154,7 @@ class Files:
                 sync_path(self.path(second))
 
     def rename(self, name: str, new: str) -> bool:
-        """Give a file another name; return False if it isn't there. Durable after `sync`."""
+        """Rename a file; return False if it doesn't exist. Durable after `sync`."""
         with storage_errors(name):
             self.step("rename", name)
             try:
@@ -226,7 +226,7 @@ class Files:
             sync_path(self.path(name))
 
     def sync_all(self, names: Collection[str]) -> None:
-        """Flush files and the entries of their folders, several at a time: disks do that together."""
+        """Flush files and the entries of their folders, several at a time, which disks do faster."""
         wanted = [name for name in names if not name.startswith(self.unflushed)]
         if not wanted:
             return
@@ -340,7 +340,7 @@ def no_storage(root: str) -> StorageError:
 
 
 def unreadable(name: str, error: OSError) -> StorageError:
-    """Return the error for a file or folder that is there, but can't be read."""
+    """Return the error for an existing file or folder that can't be read."""
     return StorageError(
         f"the storage can't be read: {error}",
         condition="READ_FAILED",
@@ -350,7 +350,7 @@ def unreadable(name: str, error: OSError) -> StorageError:
 
 
 def _create(unfinished: str, target: str) -> None:
-    """Give a finished file its name, unless another file has it.
+    """Rename a finished file, but never replace another one.
 
     Raises:
         FileExistsError: another file has it.
@@ -371,7 +371,7 @@ def _create(unfinished: str, target: str) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -61,7 +61,7 @@ class StorageLock:
             del _holders[self._key]
 
     def _meet_holder(self, files: Files, *, take_over: bool) -> None:
-        """Deal with an object of this process that holds the lock."""
+        """Handle the case that another object of this process holds the lock: take it over, or raise."""
         if self._key in _holders and not take_over:
             gc.collect()  # nothing may refer to it any more
         older = _holders.get(self._key)
@@ -99,7 +99,7 @@ def _locked(handle: int) -> bool:
 
 
 def _held_by_other(handle: int) -> bool:
-    """Whether another process has locked a file for writing, not only looked at it."""
+    """Return whether another process has locked a file for writing; a shared lock doesn't count."""
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -1,4 +1,4 @@
-"""Failures of the disk, as errors of Eddyline."""
+"""Translates errors of the operating system into errors of Eddyline."""
 
 from __future__ import annotations
 

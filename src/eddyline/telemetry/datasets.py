@@ -1,6 +1,6 @@
-"""Tables, streams, views and what lies outside as OpenLineage's datasets, by its naming conventions.
+"""Names tables, streams, views and external data as datasets of OpenLineage, by its naming conventions.
 
-Names are made of addresses and paths. Passwords, tokens and the parts of URLs that can hold them are left out.
+Names consist of addresses and paths. Passwords, tokens and the parts of URLs that can contain them are omitted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def namespace_of(storage: str) -> str:
 
 
 def outside(format: str, options: Mapping[str, str]) -> list[Named]:
-    """Return the datasets that the options of a stream or sink name; none if they hide or don't tell it.
+    """Return the external datasets that the options of a stream or sink name; empty if they name none, or only by a reference to a secret.
 
     Example:
         >>> outside("kafka", {"bootstrap_servers": "broker:9092,other:9092", "topic": "clicks"})

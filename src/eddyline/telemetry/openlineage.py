@@ -1,4 +1,4 @@
-"""Events of OpenLineage, made of entries of the catalog."""
+"""Makes events of OpenLineage from entries of the catalog."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Events:
         return facet.ColumnLineageDatasetFacet(fields, rows, producer=self._producer)
 
     def _copied(self, view: Entry) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-        """Return the lineage of a target whose columns are those of a view."""
+        """Return the lineage of a sink, whose columns are copies of those of its view."""
         facet = column_lineage_dataset
         fields = {
             name: facet.Fields([self._field((view.name, name), (IDENTITY,))])
