@@ -33,7 +33,7 @@ SLOT = "groups"
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Keep one row of accumulators for each key; emit the old and the new row of changed keys.
+    """Keep one row of accumulators for each key; emit the old and the new row of each changed key.
 
     Input: `h, k0.., m0.., x0.., q0.., w`, where `w` is the number of rows and `m` are contributions of
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
@@ -211,7 +211,7 @@ class Reduce:
     def _output(
         self, rows: pa.Table, before: pa.Table, after: pa.Table, changed: np.ndarray
     ) -> pa.Table:
-        """Return the old and the new row of each group that has changed."""
+        """Return the old and the new row of each changed group."""
         extremes = numbered("x", len(self.largest))
         values = [*numbered("m", len(self.measures)), *extremes, *self.percentiles]
         before, after = self._marked(before), self._marked(after)
@@ -229,16 +229,16 @@ class Reduce:
         return pa.concat_tables(parts)
 
     def _marked(self, groups: pa.Table) -> pa.Table:
-        """Return groups with 1 or 0 instead of numbers of rows."""
+        """Replace row counts of groups by 1 if they are positive, else 0."""
         counts = self._columns(Measure.PRESENT)
         marks = {name: pa.array((groups[name].to_numpy() > 0).astype(np.int64)) for name in counts}
         return _with(groups, marks)
 
 
 def _touched(delta: pa.Table, old: pa.Table, keys: Sequence[str]) -> tuple[Groups, pa.Table]:
-    """Return the groups of the rows of a delta and then of the stored rows that are of these groups.
+    """Group the rows of a delta together with the stored rows of the same groups.
 
-    A stored row that isn't has another key with the same hash.
+    Other stored rows are dropped: they have another key with the same hash.
     """
     groups = group_rows(pa.concat_tables([delta, old]), keys)
     count = int(np.searchsorted(groups.first, delta.num_rows))  # they are numbered by first rows
@@ -260,7 +260,7 @@ def _with(table: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def _with_columns_of(rows: pa.Table, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return rows with some columns of another table of the same length."""
+    """Return rows with some columns added from another table of the same length."""
     return _with(rows, {name: table[name] for name in columns})
 
 

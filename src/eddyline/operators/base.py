@@ -23,9 +23,8 @@ class BucketResult:
     """The result of one epoch for one bucket of an operator.
 
     Attributes:
-        output: the change of the operator's output, in tables of its output schema. Before it comes `h`, a
-            hash that the delta has, too: a row belongs into the bucket of that hash. A `Timed` operator
-            has none.
+        output: the change of the operator's output, in tables of its output schema. The column `h` comes first: a
+            hash that also occurs in the delta, whose bucket the row belongs to. A `Timed` operator has none.
         appends: for each arrangement the rows to add to it, in its layout.
     """
 
@@ -52,9 +51,9 @@ class Operator(Protocol):
 
 @runtime_checkable
 class Timed(Operator, Protocol):
-    """An operator whose rows change as time passes: its tasks also run where no rows have come.
+    """An operator whose rows change as time passes: its tasks run even without input.
 
-    Its only expiry is the time of its rows, and it takes them out of its state itself.
+    Its only expiry is by the time of its rows, and it removes them from its state itself.
     """
 
     def limited(self, bound: int | None) -> Operator:
@@ -86,5 +85,5 @@ def checked_weights(operator: str, rows: pa.Table) -> pa.Table:
 
 
 def empty_like(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """Return no rows, with the named columns of `table`."""
+    """Return an empty table with the named columns of `table`."""
     return table.select(list(columns)).slice(0, 0)

@@ -1,9 +1,9 @@
-"""The state of exact sums of doubles: a window of digits in a group's own row, the others in rows beside it.
+"""The state of exact sums of doubles: a window of digits in the group's row, digits outside in a second arrangement.
 
-The window holds what usual numbers need: all doubles below 2^64 whose lowest bit is at least 2^-128, such
-as any of at least 10^-22. A digit outside, of 1e300 or of the square of 1e-20, takes a row of its own in a
-second arrangement, by group, sum and position. Both keep digits as `doubles.carried` returns them: so what
-is stored is the number itself, in one form, and rounds to what was emitted, whatever compaction has done.
+The window is enough for usual numbers: all doubles below 2^64 whose lowest bit is at least 2^-128, such
+as any of at least 10^-22. A digit outside, of 1e300 or of the square of 1e-20, is a row of the
+second arrangement, by group, sum and position. Both store digits in the unique form of `doubles.carried`. So the
+stored number always rounds to the value that was emitted, whatever compaction has merged.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Sums:
     Attributes:
         before, after: for each sum its values, structs {hi, lo}.
         change: for each column of a sum's window what to add to the stored one.
-        beside: what to add to the stored digits outside the windows; None if nothing.
-        changed: for each group whether anything stored changes.
+        beside: what to add to the stored digits outside the windows; None for nothing.
+        changed: for each group whether its stored state changes.
     """
 
     before: dict[str, pa.Array]
@@ -172,7 +172,7 @@ def _add_outside(
     kept: np.ndarray,
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Put digits outside the window of one sum together with those inside.
+    """Combine the digits outside the window of one sum with those inside.
 
     Args:
         dense: the groups that have such digits, the stored ones, and the new ones; see `_dense`.
@@ -201,7 +201,7 @@ def _add_outside(
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """Digits outside the windows: for each the place of its group, its sum, its position, and itself."""
+    """Digits outside the windows: for each the place of its group, its sum, its position, and its value."""
 
     group: np.ndarray
     sum: np.ndarray
@@ -210,7 +210,7 @@ class _Located:
 
 
 def _located(digits: pa.Table | None, rows: pa.Table) -> _Located:
-    """Return digits outside the windows by the places of their groups, those of other groups left out."""
+    """Locate digits outside the windows by the places of their groups; digits of other groups are dropped."""
     if digits is None:
         none = np.empty(0, np.int64)
         return _Located(none, none.astype(str), none, none)

@@ -1,4 +1,4 @@
-"""Comparisons with the clock: the value of each changes once for each row, when its moment has come."""
+"""Temporal filters: a comparison with now() changes its value once for each row, when the row's moment has come."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Flip:
     """Add a column that is `first` until the clock reaches a row's moment, and `not first` from then on.
 
     Input: `h, c0.., w`, the moment in the last of the columns; `h` is not used. Output: the same
-    columns with the value instead of the moment, `w`. The rows whose moment is to come are stored by
-    moment, so that an epoch reads only those that flip. Where the moment is null, so is the value.
+    columns with the value instead of the moment, `w`. Rows whose moment is in the future are stored by
+    moment, so that an epoch reads only those that flip. A null moment gives a null value.
 
     Attributes:
         columns: number of columns, with the moment.
@@ -36,7 +36,7 @@ class Flip:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The rows that are still to flip, by moment instead of by hash."""
+        """The rows that have not flipped yet, by moment instead of by hash."""
         return {PENDING: Layout(numbered("c", self.columns))}
 
     def limited(self, bound: int | None) -> Flip:

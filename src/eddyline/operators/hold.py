@@ -1,4 +1,4 @@
-"""EMIT FINAL: emit each row once, when no change can reach it any more."""
+"""EMIT FINAL: emits each row once, when it can't change any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window functions over nearby rows: emit the rows that changes can affect, with those around them."""
+"""Window functions over nearby rows: emits the rows that changes can affect, with their neighbours."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Neighbours:
     What a window function gives for a row depends on the rows of its frame: up to `before` rows before it in
     the order of its partition, and up to `after` rows after it. So a change affects the `after` rows before it
     and the `before` rows after it. These are emitted in both versions, with the rows of their frames.
-    Spark evaluates the function over each stretch of neighbouring rows, and keeps the rows that
-    are shown: of the others' frames rows are missing.
+    Spark evaluates the function over each stretch of consecutive rows, and keeps the rows that
+    are marked as shown; the frames of the others are incomplete.
 
     Input: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row. Output:
     `h, c0.., place, stretch, shown, w` with w = -1 for the rows of the version before the epoch, +1
@@ -77,7 +77,7 @@ class Neighbours:
         return BucketResult(versions, {SLOT: delta})
 
     def _by_rows(self, near: Stretches, old: _Copies, new: _Copies) -> list[_Masks]:
-        """Return which copies of rows are shown in each version, and which are needed for these."""
+        """Return which copies of rows are shown in each version, and which are needed to compute them."""
         changed = np.flatnonzero(near.old != near.new)
         shown = []
         for one in (old, new):
@@ -96,7 +96,7 @@ class Neighbours:
         return found
 
     def _by_value(self, near: Stretches, old: _Copies, new: _Copies) -> list[_Masks]:
-        """Return the same where frames reach over differences of the sort key."""
+        """Return the same as `_by_rows`, for frames of RANGE."""
         # by the number of their stretches the rows are in order
         rows = near.rows.set_column(0, HASH, pa.array(near.stretch))
         key = self.layouts[SLOT].order[0]
@@ -122,7 +122,7 @@ class Neighbours:
         """Return the needed rows of a version.
 
         Args:
-            number: what the numbers of stretches come after.
+            number: the numbers of stretches begin after this one.
         """
         place = np.flatnonzero(needed)
         row = copies.row[place]

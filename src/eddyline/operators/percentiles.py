@@ -1,4 +1,4 @@
-"""Percentiles of the numbers of groups, from all of them in order."""
+"""Percentiles of the numbers of groups, computed from all numbers in order."""
 
 from __future__ import annotations
 

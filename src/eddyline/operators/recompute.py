@@ -1,4 +1,4 @@
-"""Groups that Spark recomputes: emit all rows of each touched group, before and after."""
+"""Groups that Spark recomputes: emits all rows of each touched group, before and after the epoch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Regroup:
     Input: `h, c0.., w`. Output: `h, c0.., w` with w = -1 for the rows of the version before the
     epoch, +1 for those after; a row of weight n comes n times. Spark then
     evaluates both versions, with w as one more grouping key that becomes the weight of the result.
-    Groups are the rows of one key hash: colliding keys are evaluated too, and cancel out.
-    The rows of a version always come in the same order: what depends on it (`collect_list`, `first`,
-    the last bits of a sum of doubles) is the same when the result is retracted.
+    A group is all rows of one key hash: the results of colliding keys are equal in both versions, and cancel out.
+    The rows of a version always have the same order, so results that depend on it (`collect_list`, `first`,
+    the last bits of a sum of doubles) are the same when they are retracted.
     """
 
     columns: int

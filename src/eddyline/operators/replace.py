@@ -1,4 +1,4 @@
-"""Outputs of Python functions, kept because a second call may return something else."""
+"""Stores outputs of Python functions, because a second call may return another value."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Apply:
         return layout.consolidate(change)
 
     def _effective(self, operations: pa.Table) -> pa.Table:
-        """Return the operations, in their order, without those that do nothing."""
+        """Return the operations in order, without those that do nothing."""
         kinds = operations[OPERATION]
         rejected = pc.equal(kinds, REJECTED)
         if not pc.any(rejected).as_py():

@@ -1,4 +1,4 @@
-"""Running totals, extremes and ranks over the order of a partition: kept with each row, and computed on from the first change."""
+"""Running totals, extremes and ranks in the order of a partition: stored with each row, recomputed from the first change on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIGITS_MORE = 10
 
 
 class Function(StrEnum):
-    """What runs over the rows of a partition, in their order."""
+    """The running functions over the rows of a partition, in order."""
 
     RANK = "rank"
     DENSE_RANK = "dense_rank"
@@ -68,8 +68,8 @@ class Call:
 class Running:
     """Keep rows by partition, in order, each with its place and its running results; emit the rows where these change.
 
-    A result follows from that of the row before, so those before the first change of a partition stay, and all after it are
-    computed on from the last one before. The cost grows with the number of rows from the first change on.
+    Each result follows from that of the row before. So results before the first change of a partition stay, and the others
+    are computed from the last unchanged one on. The cost grows with the number of rows from the first change on.
 
     Input: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row. Output:
     `h, c0.., place, a0.., w` with a result `a` for each call; places are from 1, and equal rows have one each. Where
@@ -152,7 +152,7 @@ class Running:
         return self._with_results(given, rows, _Line(first, len(copies), before, of))
 
     def _with_results(self, given: Layout, rows: pa.Table, line: _Line) -> pa.Table:
-        """Return rows, in order, with their places and the results of the calls."""
+        """Return the rows in order, with their places and the results of the calls."""
         place = line.counted(PLACE, np.ones(rows.num_rows, np.int64))
         begins = _peers_begin(rows, line.first, given.order)
         first = np.flatnonzero(begins)
@@ -220,7 +220,7 @@ class Running:
 
 
 def _peers_begin(rows: pa.Table, first: np.ndarray, order: Sequence[SortKey]) -> np.ndarray:
-    """Return which rows, in order, have other sort keys than the one before them, or are of another group.
+    """Return which rows begin a set of peers: their sort keys or group differ from those of the row before.
 
     Args:
         first: where the rows of each group begin.
@@ -234,7 +234,7 @@ def _peers_begin(rows: pa.Table, first: np.ndarray, order: Sequence[SortKey]) ->
 
 
 def _present(function: Function, line: _Line, entries: pa.Array) -> np.ndarray:
-    """Return for each row the place of the first or last entry up to it that isn't null, or one that is."""
+    """Return for each row the place of the first or last non-null entry up to it; that of a null if there is none."""
     valid, at = entries.is_valid().to_numpy(False), line.at
     if function is Function.LAST_PRESENT:
         begins = np.repeat(line.start, line.length + 1)
@@ -260,13 +260,13 @@ def _check_range(beyond: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The rows of groups one after the other, and before those of each group an entry for what is before them.
+    """The rows of groups in sequence, with an extra entry before each group for the row that precedes it.
 
     Attributes:
         first: where the rows of each group begin.
         rows: how many rows there are.
-        before: rows with results; None for none.
-        of: for each group the place of the one before its rows; -1 for none.
+        before: preceding rows, with their results; None for none.
+        of: for each group the place of its preceding row; -1 for none.
     """
 
     first: np.ndarray
@@ -290,7 +290,7 @@ class _Line:
         return np.arange(self.rows) + np.repeat(np.arange(len(self.first)) + 1, self.length)
 
     def entries(self, name: str, values: pa.Array) -> pa.Array:
-        """Return the values of rows, and before those of each group what is in a column before them, or null."""
+        """Return the values of all entries: those of the rows, and for the extra ones a column of the preceding row, or null."""
         held = pa.nulls(0, values.type)
         if self.before is not None:
             held = self.before[name].combine_chunks().cast(values.type)
@@ -301,7 +301,7 @@ class _Line:
         return both.take(pa.array(places, mask=places < 0))
 
     def counted(self, name: str, counts: np.ndarray) -> np.ndarray:
-        """Return of each row what is in a column before its group, plus the counts of the rows up to it."""
+        """Return running counts: the value in a column of the preceding row, plus the counts of the rows up to each."""
         entries = self.entries(name, pa.array(counts.astype(np.int64))).fill_null(0)
         found: np.ndarray = totals(entries.to_numpy(), self.start)[self.at]
         return found

@@ -23,8 +23,8 @@ class Top:
     """Keep the rows in order; emit those at places `offset` to `offset + limit` of each group.
 
     Input: `h, k0.., s0.., c0.., w`: the group's key and its hash, the sort keys, the row. Output:
-    `h, s0.., c0.., w`, the change of the rows at these places. Where the order leaves rows equal, the
-    values of the rows decide: the same rows give the same result.
+    `h, s0.., c0.., w`, the change of the rows at these places. Rows with equal sort keys are ordered by their
+    values, so that the result is deterministic.
 
     Attributes:
         keys, columns: number of `k` and of `c` columns.
@@ -69,7 +69,7 @@ class Top:
         return BucketResult([change.drop_columns(list(numbered("k", self.keys)))], {SLOT: kept})
 
     def _shown(self, rows: pa.Table) -> np.ndarray:
-        """Return how many copies of each row are at the wanted places."""
+        """Return the number of copies of each row at the wanted places."""
         weights: np.ndarray = rows[WEIGHT].to_numpy()
         if self.ties is not Ties.ROW_NUMBER:
             return weights
