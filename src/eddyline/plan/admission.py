@@ -1,6 +1,6 @@
-"""The expectations of a stream of operations: which of its change records are applied, and what is kept of the others.
+"""The expectations of a stream of operations: which change records are applied, and what is stored of rejected ones.
 
-A record that inserts or updates a row is checked. One that deletes a row isn't: it often has only the key.
+Records that insert or update a row are checked. Deletes are not, because they often have only the key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eddyline.sql.names import literal, quoted
 def with_rejected(
     operations: DataFrame, names: Sequence[str], rules: Sequence[Expectation]
 ) -> DataFrame:
-    """Return operations `seq, op, c0.., w`, those that append a row which violates a rule as `REJECTED`.
+    """Mark operations (`seq, op, c0.., w`) as `REJECTED` if they append a row that violates a rule.
 
     Args:
         names: of the columns, which the conditions use.
@@ -38,10 +38,11 @@ def with_rejected(
 def kept_out(
     operations: DataFrame, names: Sequence[str], rules: Sequence[Expectation]
 ) -> DataFrame:
-    """Return the appends among operations that violate a rule, as operations on what is kept of them.
+    """Return the rejected appends among operations, as operations on the stream of rejected records.
 
-    Two columns follow those of the row: the names of the violated rules with DEAD LETTER as a text, null if there
-    is none, and then all names. Only with such a rule the row has its values, so that others add up to one row.
+    Two columns follow those of the row: the names of the violated rules with DEAD LETTER as a text, null for
+    none, and the names of all violated rules. A row has its values only if a rule with DEAD LETTER is violated;
+    otherwise they are null, so that equal rejections become one row with a count.
 
     Args:
         names: of the columns, which the conditions use.

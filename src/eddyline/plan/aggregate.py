@@ -31,7 +31,7 @@ class _Aggregation:
     """A linear aggregate while it is lowered.
 
     Attributes:
-        bounds: the least event times of the keys, by their places.
+        bounds: lower bounds of the event times of the keys, by their places.
     """
 
     child: Delta
@@ -52,7 +52,7 @@ class _Aggregation:
 
     @property
     def largest(self) -> tuple[bool, ...]:
-        """For each extreme of sorted values whether it is the largest that is wanted."""
+        """For each extreme of sorted values whether it is the maximum."""
         return tuple(call.kept.largest for call in self.calls if call.kept.largest is not None)
 
     @property
@@ -82,7 +82,7 @@ class _Aggregation:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Rows that contribute to some of the calls.
+    """A branch of the input, whose rows contribute to some of the calls.
 
     Attributes:
         weight: SQL of the number of the group's rows that a row represents.
@@ -119,7 +119,7 @@ def _normalisable(keys: list[Expression], calls: list[LinearCall]) -> bool:
 
 
 def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
-    """Sum contributions in Spark, merge them into the groups in the operator, finish in Spark."""
+    """Sum contributions in Spark, merge them into the groups in the operator, compute the results in Spark."""
     child, keys, names = aggregation.child, aggregation.keys, aggregation.names
     measures, largest, fractions = aggregation.measures, aggregation.largest, aggregation.fractions
     branches, shown_child = _branches(build, aggregation)
@@ -204,8 +204,8 @@ def _distinct_input(
 ) -> DataFrame:
     """Return the delta of the distinct rows of a set of DISTINCT calls.
 
-    Calls with several conditions share the rows: each has the number of its condition's rows, and a call
-    sees nulls in the rows that have none.
+    Calls with different conditions share the rows. Each condition has a count of its rows; a call sees nulls in
+    rows whose count is zero.
     """
     given = members[0].values
     marks: dict[str, str] = {}  # by the text of a condition, its column
@@ -328,7 +328,7 @@ def _preaggregated(
     values: Sequence[str],
     single: bool,
 ) -> Placed:
-    """Return contributions in their buckets, summed before the shuffle where that loses nothing.
+    """Return contributions in their buckets; they are summed before the shuffle if that is exact.
 
     The shuffle is that of Spark's own aggregate, by the grouping columns: a group always goes to the
     same task, whose number is the bucket.
@@ -355,7 +355,7 @@ def _preaggregated(
 def _finished(
     build: Build, aggregation: _Aggregation, reduced: DataFrame, key_ids: list[Expression]
 ) -> tuple[Plan, Expression, list[Expression]]:
-    """Let Spark finish accumulators as it finishes buffers of its own.
+    """Let Spark compute results from accumulators as from its own aggregation buffers.
 
     Args:
         key_ids: attributes or aliases of the keys.
@@ -413,7 +413,7 @@ def _expiry(slots: Sequence[str], bounds: Mapping[int, Bound]) -> list[Expiry]:
 def _warn_of_growth(
     build: Build, child: Delta, keys: list[Expression], values: bool, expiry: list[Expiry]
 ) -> None:
-    """Warn of groups by time, which never end, and of kept values; other groups may be few."""
+    """Warn of endless groups by time, and of stored values; the number of other groups may be limited."""
     if not child.endless or expiry:
         return
     by_time = [key for key in keys if contains_type(type_of(key), _TIMES)]

@@ -77,7 +77,7 @@ class Delta:
         single: one task emits all rows.
         keys: canonical texts of the keys by which the rows are distributed; None if not known.
         endless: its rows grow without end.
-        bounds: the least event times that changes can still have, by attribute.
+        bounds: lower bounds of the event times of later changes, by attribute.
     """
 
     plan: Plan
@@ -106,8 +106,8 @@ class SubPlan:
         stateful: whether it keeps state.
         places: in how many places it occurs, without those below another repeated sub-plan.
         lowered: its delta, once it is lowered.
-        columns: which columns of its output are read then.
-        read: makes a frame of the rows that it puts out in an epoch.
+        columns: the columns of its output that were needed when it was lowered.
+        read: makes a frame of its output in an epoch.
     """
 
     first: Plan
@@ -220,7 +220,7 @@ class Build:
         return f"{key_hash} as h"
 
     def normalised(self, frame: DataFrame, keys: Sequence[str]) -> DataFrame:
-        """Return the frame with keys as Spark groups by them: one zero, one NaN."""
+        """Normalise keys as Spark's GROUP BY does: one zero, one NaN."""
         forms = {
             name: _NORMALISED[column_type(frame, name)].format(name)
             for name in keys
@@ -255,7 +255,7 @@ class Build:
 
     @property
     def growth_warning(self) -> str:
-        """One warning about all state of the view that grows; empty if none does."""
+        """The warning about all growing state of the view; empty if none grows."""
         if not self.growing:
             return ""
         first, *others = dict.fromkeys(self.growing)
@@ -342,7 +342,7 @@ _LISTS_ITS_INPUT = frozenset(
 
 
 def until(state: str, expiry: Sequence[Expiry]) -> str:
-    """Return what an operator keeps, and for how long."""
+    """Return a text for `explain`: the state that an operator keeps, and for how long."""
     streams = dict.fromkeys(stream for one in expiry for stream in one.bound.streams)
     return f"{state}, until the watermark of {', '.join(streams)} has passed" if streams else state
 

@@ -55,7 +55,7 @@ class Builder:
         return self._node("Union", self.seq(children), False, False)
 
     def with_one_row(self, left: Plan, right: Plan) -> Plan:
-        """Return each left row with the one right row, or with nulls where there is none."""
+        """Join each left row with the only right row, or with nulls if there is none."""
         most = right.maxRows()
         known = most.isDefined() and int(most.get()) <= 1
         name = "LeftOuter" if known else "LeftSingle"
@@ -144,7 +144,7 @@ class Builder:
         return self._node("RepartitionByExpression", by, plan, scala.some(tasks), scala.nothing)
 
     def bucket(self, plan: Plan, names: Sequence[str], buckets: int) -> Expression:
-        """Return the number of the task into which a shuffle by some columns puts each row."""
+        """Return an expression for the number of the task into which a shuffle by some columns puts each row."""
         if not names or buckets == 1:
             return self.constant("0")
         columns = {column.name(): column for column in output_of(plan)}
@@ -170,7 +170,7 @@ class Builder:
         return self.resolved(leaf)
 
     def resolved(self, plan: Plan) -> Plan:
-        """Return a plan that is resolved, such that a frame of it isn't once more."""
+        """Mark a resolved plan as such, so that a frame over it isn't analysed again; return it."""
         known: Plan = trees.resolved(plan)
         return known
 
@@ -187,11 +187,11 @@ class Builder:
         return DataFrame(self._jsession.internalCreateDataFrame(rows, java, False), self.session)
 
     def placeholder_of(self, plan: Plan) -> int:
-        """Return what identifies the only leaf of a plan: the id of its first column."""
+        """Return the id of the placeholder at the bottom of a plan: that of its leaf's first column."""
         return trees.leaf_id(plan)
 
     def over_leaf(self, plan: Plan, leaf: Plan) -> Plan:
-        """Return a plan with another leaf in the place of its only one, with the same columns."""
+        """Return a plan with its only leaf replaced by one with the same columns."""
         over: Plan = trees.over_leaf(plan, leaf)
         return over
 

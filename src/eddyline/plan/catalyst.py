@@ -75,7 +75,7 @@ class Catalyst(Builder):
         return self.plan(self.session.sql(query))
 
     def is_query(self, text: str) -> bool:
-        """Return whether a text asks for rows, and changes nothing; DESCRIBE and EXPLAIN ask, too."""
+        """Return whether a text is a query that only reads; DESCRIBE and EXPLAIN are queries, too."""
         plan = self.parsed(text)
         gateway = self.session.sparkContext._gateway
         changes = any(is_instance_of(gateway, plan, f"{LOGICAL}.{name}") for name in _STATEMENTS)
@@ -327,7 +327,7 @@ class Catalyst(Builder):
 
     @contextmanager
     def keeping_operators(self) -> Iterator[None]:
-        """Let the optimiser keep what is below a condition that is never true: operators have state."""
+        """Prevent the optimiser from pruning below a condition that is never true, because operators have state."""
         conf = self._jsession.conf()
         excluded = conf.get(_EXCLUDED_RULES)
         conf.set(_EXCLUDED_RULES, f"{excluded},{_PRUNING}")
@@ -348,7 +348,7 @@ class Catalyst(Builder):
         much faster than planning again.
 
         Args:
-            properties: what the tasks are to see beside the session's settings, or instead of them.
+            properties: settings for the tasks, which add to those of the session or override them.
         """
         with active(self.session), given_to_tasks(self.session, self._settings, properties):
             physical.clone().execute().count()

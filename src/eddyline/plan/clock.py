@@ -1,11 +1,11 @@
 """now() in live views: comparisons of a row's time with the clock of the epoch.
 
-`ts > now() - INTERVAL 24 HOURS` changes its value once for each row, at a moment that follows from
-the row. So such a comparison is kept by an operator of its own (`operators.flip`), whose state are
-the rows whose moment is to come (McSherry et al. describe the same for Differential Dataflow, as
-temporal filters). What stands beside the row's time must never fall as time passes.
+`ts > now() - INTERVAL 24 HOURS` changes its value once for each row, at a moment that depends on
+the row. An operator maintains such a comparison (`operators.flip`); its state are the rows whose moment
+is in the future (McSherry et al. describe the same for Differential Dataflow, as temporal filters).
+The side of the comparison with the clock must never fall as time passes.
 
-A comparison gets through Spark's optimiser as a mark: a function call that it knows nothing about.
+A comparison passes Spark's optimiser as a mark: a call of a function that the optimiser can't evaluate or move.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SWAPPED = {
 
 
 def marked(build: Build, plan: Plan) -> Plan:
-    """Return a resolved plan with marks instead of the comparisons that can be kept."""
+    """Replace the comparisons with the clock that can be maintained by marks, in a resolved plan."""
     catalyst = build.catalyst
     if not _reads(catalyst, plan):
         return plan
@@ -69,7 +69,7 @@ def marked(build: Build, plan: Plan) -> Plan:
 
 
 def at_moment(catalyst: Catalyst, plan: Plan, moment: int) -> Plan:
-    """Return a resolved plan in which it is always a certain time (microseconds since 1970)."""
+    """Replace the current time in a resolved plan by a constant (microseconds since 1970)."""
     if not _reads(catalyst, plan):
         return plan
     values = _values(catalyst, catalyst.session.range(0), f"timestamp_micros({moment}L)")[1]
@@ -84,7 +84,7 @@ def reads_clock(build: Build, node: Plan) -> bool:
 
 
 def is_mark(expression: Expression) -> bool:
-    """Return whether an expression stands for a comparison with the clock."""
+    """Return whether an expression is the mark of a comparison with the clock."""
     return kind(expression) == "StaticInvoke" and expression.functionName().startswith(_MARK)
 
 
@@ -94,7 +94,7 @@ def with_values(build: Build, node: Plan) -> Plan | None:
     None if the node is itself a projection that adds such values, see `flips`.
 
     Raises:
-        QueryError: a comparison stands where it can't be kept.
+        QueryError: a comparison is in a place where it can't be maintained.
     """
     catalyst = build.catalyst
     if kind(node) == "Project" and all(_is_plain(e) for e in items(node.projectList())):
@@ -123,7 +123,7 @@ def with_values(build: Build, node: Plan) -> Plan | None:
 
 
 def removes_old_rows(build: Build, node: Plan) -> bool:
-    """Return whether a node is a filter that each row leaves as time passes."""
+    """Return whether a node is a filter that drops each row at some time."""
 
     def must_hold(condition: Expression) -> bool:
         if kind(condition) == "And":
@@ -134,7 +134,7 @@ def removes_old_rows(build: Build, node: Plan) -> bool:
 
 
 def flips(build: Build, node: Plan, child: Delta) -> Delta:
-    """Lower a projection that passes columns through, and adds values of comparisons."""
+    """Lower a projection that copies columns, and adds the values of comparisons with the clock."""
     delta = child
     added = [e for e in items(node.projectList()) if kind(e) != "AttributeReference"]
     columns = [e for e in items(node.projectList()) if kind(e) == "AttributeReference"]
@@ -159,7 +159,7 @@ def flips(build: Build, node: Plan, child: Delta) -> Delta:
 
 
 class _Finder:
-    """Finds the comparisons of a view's query, and puts marks in their places."""
+    """Finds the comparisons with the clock in a view's query, and replaces them by marks."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -171,7 +171,7 @@ class _Finder:
         self._now, self._values = _values(build.catalyst, frame, "now")
 
     def mark(self, expression: Expression) -> Expression | None:
-        """Return what stands for a comparison; None if it isn't one that can be kept."""
+        """Return the mark for a comparison; None for another expression, or if it can't be maintained."""
         catalyst, name = self._catalyst, kind(expression)
         if name == "Between":
             return self._both(*items(_written_out(catalyst, expression).children()))
@@ -241,7 +241,7 @@ class _Finder:
         return catalyst.expression("TimestampAddInterval", clock, by, zone)
 
     def _bound(self, moment: Expression, clock: Expression) -> Bound | None:
-        """Return an expression over the clock as a bound; None if it may fall, or isn't such a one."""
+        """Return an expression over the clock as a bound; None if it may fall, or reads other columns."""
         catalyst = self._catalyst
         if items(clock.references().toSeq()) or find(clock, self._is_subquery):
             return None
@@ -274,7 +274,7 @@ def _values(
 
 
 def _written_out(catalyst: Catalyst, between: Expression) -> Expression:
-    """Return `a BETWEEN b AND c` as two comparisons, for which Spark gives its first operand a name."""
+    """Return `a BETWEEN b AND c` as two comparisons; Spark defines its first operand as a common expression."""
     (named,) = children_of(between)
     given = {one.id().toString(): one.child() for one in items(named.defs())}
     return catalyst.rewrite(
@@ -284,14 +284,14 @@ def _written_out(catalyst: Catalyst, between: Expression) -> Expression:
 
 
 def _reads(catalyst: Catalyst, tree: Plan | Expression) -> bool:
-    """Return whether a plan or expression asks for the time."""
+    """Return whether a plan or expression uses the current time."""
     return catalyst.contains(tree, "CURRENT_LIKE")
 
 
 def _opaque(
     catalyst: Catalyst, name: str, argument: Expression, instead_of: Expression
 ) -> Expression:
-    """Return a call of a function that the optimiser knows nothing about; it is never evaluated."""
+    """Return a call of a function that is opaque to the optimiser; it is never evaluated."""
     scala = scala_of(catalyst.session)
     some_class = scala.static("java.lang.Class").forName("org.apache.spark.unsafe.types.UTF8String")
     return catalyst.expression(

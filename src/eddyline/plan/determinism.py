@@ -1,4 +1,4 @@
-"""Which expressions are known to give the same result for the same rows, whenever they are evaluated.
+"""Checks that expressions give the same result for the same rows, whenever they are evaluated.
 
 A row is retracted by evaluating its old version again. An expression with another result the second
 time would leave the first one in the view for ever. So a query is accepted only if
@@ -38,7 +38,7 @@ _CALLS = ("StaticInvoke", "Invoke")
 
 
 def is_unknown(expression: Expression) -> bool:
-    """Return whether nothing is known of an expression's class, those below it left aside."""
+    """Return whether an expression's class is in no list; its children are not checked."""
     full = class_name(expression)
     name = full.rpartition(".")[2]
     if name in _CALLS:
@@ -48,7 +48,7 @@ def is_unknown(expression: Expression) -> bool:
 
 
 def varies(expression: Expression) -> bool:
-    """Return whether an expression itself, not one below it, is marked as not deterministic.
+    """Return whether an expression itself, rather than one of its children, is marked as not deterministic.
 
     A subquery has the mark of its plan, whose expressions are checked by themselves.
     """

@@ -1,4 +1,4 @@
-"""Event time: the least value that a column can still have, once a watermark has passed.
+"""Event time: lower bounds of the values that a column can have in later changes, given by watermarks.
 
 A stream's watermark W is the largest event time seen in earlier epochs less the declared delay; rows
 below it are late and ignored. So in every later change the event-time column is null or >= W, an
@@ -24,7 +24,7 @@ _ORDERED_TYPES = ("timestamp", "timestamp_ntz", "date", "bigint", "int", "smalli
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """An expression that never falls as its argument rises, and its argument."""
+    """A monotonic expression, which never falls as its argument rises, and that argument."""
 
     expression: Expression
     argument: Expression
@@ -58,7 +58,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A guarantee: every later change has a value at or above the least of some terms, or null.
+    """A guarantee: in every later change the value is null, or at least the minimum of some terms.
 
     Attributes:
         field: the field of a struct that the bound applies to; empty for the value itself.
@@ -91,7 +91,7 @@ NO_BOUNDS: Bounds = {}
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Rows of an arrangement whose `column` is below a bound are never looked up again.
+    """The rows of an arrangement whose `column` is below a bound; they are never looked up again.
 
     Attributes:
         sessions: the rows of a session, a chain of overlapping structs, expire together.

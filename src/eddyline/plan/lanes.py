@@ -1,12 +1,12 @@
-"""The two ways in which an epoch runs one plan: as a Spark job, or piece by piece in the driver.
+"""The two lanes of a plan: one Spark job, or small pieces that run in the driver.
 
-Both run the same operators over the same buckets and write the same state, so that any epoch may use
-either. The wide lane is one Spark plan: shuffles and Python workers, for many rows. The short lane takes
-the plan in pieces, which are cut at its operators: the stateless ones between them are Spark plans that the
-driver evaluates without a job (`spark/driver.py`), for few rows.
+Both run the same operators over the same buckets and write the same state, so that each epoch can choose
+one. The wide lane is a Spark plan with shuffles and Python workers, for many rows. For the short lane the plan
+is cut at its operators. The stateless pieces between them are Spark plans that the driver evaluates
+without a job (`spark/driver.py`), for few rows.
 
-A view is lowered once, in pieces. Each is a small plan over a placeholder for the rows of the step below, so
-that Spark never resolves again what is below it. The wide plan is the pieces put together.
+A view is lowered once, in pieces. Each piece is a small plan over a placeholder for the output of the step below,
+so that Spark analyses each piece only once. The wide plan is composed of the pieces.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ArrowFunction = Callable[..., Any]  # as `mapInArrow` takes it
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows for a stateful operator, which it gets in its buckets.
+    """The input of a stateful operator, and how it is distributed to buckets.
 
     Attributes:
-        buckets: how many buckets a shuffle puts them into; 0 if they are in their buckets already.
+        buckets: number of buckets for a shuffle; 0 if the rows are in their buckets already.
         by: the columns whose hash is the number of the bucket, in the short lane; none for a single bucket.
-        grouped: they are the groups of an aggregate, which Spark shuffles by itself.
-        one_group: once they are there, all rows of a bucket get the same hash, so that they are one group.
+        grouped: whether they come from an aggregate of Spark, which adds the shuffle itself.
+        one_group: whether all rows of a bucket get the same hash after the shuffle, so that they are one group.
     """
 
     rows: DataFrame
@@ -70,7 +70,7 @@ class Step:
     """One step of a plan in the short lane; its number is its place in the list of steps.
 
     Attributes:
-        inputs: the pieces over whose rows it works; none for a leaf.
+        inputs: the pieces that are its input; none for a leaf.
         schema: the columns of its output.
         run: its leaf, or its stateful operator; None for a union, or rows that are read twice.
         function: what reads the leaf, or runs the operator.
@@ -84,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where a plan is cut: the step whose rows a placeholder stands for, and the wide plan of them."""
+    """A cut of a plan: the step whose output a placeholder stands for, and the wide plan of that output."""
 
     step: int
     placeholder: Plan
@@ -117,7 +117,7 @@ class Steps:
         return self._add(Step((), schema, leaf, scan), self._read(scan, schema))
 
     def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        """Return the rows in several tasks, in no order."""
+        """Distribute rows over several tasks, in no particular order."""
         return rows.repartition(tasks)
 
     def union(self, frames: Sequence[DataFrame]) -> DataFrame:
@@ -144,7 +144,7 @@ class Steps:
         return self._add(step, catalyst.map_in_arrow(rows, task, schema))
 
     def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
-        """Return what makes frames of the same rows, in no order; an epoch computes them once."""
+        """Return a function that makes frames over the same rows, unordered; an epoch computes the rows once."""
         schema, number = rows.schema, len(self.recorded)
         write, read = self.share(str(len(self.jobs)), schema)
         self.jobs.append(self.catalyst.map_in_arrow(self.wide(rows), write, schema))
@@ -171,7 +171,7 @@ class Steps:
         return Piece(cut.step, cut.placeholder, plan, frame.schema)
 
     def _in_buckets(self, placed: Placed) -> Piece:
-        """Return rows for the short lane, where a column has the number of the bucket unless they are in it."""
+        """Return rows for the short lane, with a column for the number of the bucket unless they are in it already."""
         piece = self._piece(placed.rows)
         if not placed.buckets:
             return piece
@@ -184,7 +184,7 @@ class Steps:
         return replace(piece, plan=plan, schema=schema)
 
     def _read(self, function: ArrowFunction, schema: StructType) -> Plan:
-        """Return the rows of tasks that read something, each by its number."""
+        """Return the output of a function over tasks, which gets the number of its task."""
         return self.catalyst.map_in_arrow(self._numbers.newInstance(), function, schema)
 
     @cached_property

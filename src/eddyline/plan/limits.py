@@ -193,7 +193,7 @@ def _with_keys(
 def _top(
     build: Build, child: Delta, found: Chain, keys: Sequence[Expression]
 ) -> tuple[Delta, list[Expression]]:
-    """Keep the best rows of each bucket, and of these the best of all."""
+    """Keep the first rows of each bucket, and of these the first of all."""
     for key in keys:
         if contains_type(type_of(key), UNSORTABLE):
             raise build.refused(SORT_KEY.about(type=type_of(key).simpleString()))
@@ -310,7 +310,7 @@ def partitioned(
     orders: Sequence[Expression],
     columns: Sequence[Expression],
 ) -> Partitioned:
-    """Shuffle columns of a child by a partition, with the keys of a partition's order beside them."""
+    """Shuffle rows of a child by their partition, with the sort keys as further columns."""
     keys, sorts = numbered("k", len(partition)), numbered("s", len(orders))
     names = numbered("c", len(columns))
     sort_keys = [order.child() for order in orders]

@@ -1,8 +1,8 @@
-"""Which columns of its relations each column of a query comes from, read from the resolved plan.
+"""Column lineage: the columns of relations from which each column of a query is derived, by the resolved plan.
 
-The names of ways are those of OpenLineage. A value comes directly from a column by IDENTITY, TRANSFORMATION or
-AGGREGATION. A column that only decides between values (CONDITIONAL) or about the frame of a window function
-(WINDOW), or which rows there are (FILTER, JOIN, GROUP_BY, SORT), counts indirectly.
+The kinds of derivation (`way`) are those of OpenLineage. A value is derived directly from a column by IDENTITY,
+TRANSFORMATION or AGGREGATION. A column that only selects between values (CONDITIONAL), defines the frame of a
+window function (WINDOW) or decides which rows exist (FILTER, JOIN, GROUP_BY, SORT) is an indirect origin.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _ROWS = {"Filter": FILTER, "Join": JOIN, "Sort": SORT, "Deduplicate": GROUP_BY}
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What a query is made of.
+    """The lineage of a query.
 
     Attributes:
-        columns: by name of each column of the result where its values come from.
-        rows: the columns that decide which rows there are, and in which way.
+        columns: by name of each column of the result the origins of its values.
+        rows: the columns that decide which rows the result has, and how.
         read: the relations that are read.
     """
 
@@ -77,7 +77,7 @@ def column_lineage(
 
 
 def through_views(view: str, known: Mapping[str, Lineage]) -> Lineage:
-    """Return the lineage of a view down to tables and streams.
+    """Return the lineage of a view with origins in tables and streams only.
 
     Args:
         known: the lineage of each view by its name, those that it reads included.
@@ -103,10 +103,10 @@ def through_views(view: str, known: Mapping[str, Lineage]) -> Lineage:
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk through a plan, from the leaves up.
+    """Computes origins through a plan, from the leaves up.
 
     Attributes:
-        rows: collects what decides about rows, anywhere in the plan.
+        rows: collects the columns that decide about rows, anywhere in the plan.
         ctes: the origins of the columns of each CTE, by Spark's number of it.
     """
 
@@ -269,7 +269,7 @@ class _Walk:
         return _as(_joined(self.value(one, scope) for one in below), TRANSFORMATION)
 
     def decides(self, expressions: Iterable[Expression], scope: Scope, way: str) -> None:
-        """Note that expressions decide which rows there are."""
+        """Record that expressions decide which rows the result has."""
         for one in expressions:
             self._decide(self.value(one, scope), way)
 
@@ -304,7 +304,7 @@ def _merged(scopes: Iterable[Scope]) -> dict[int, Origins]:
 
 
 def _joined(parts: Iterable[Origins]) -> dict[Origin, frozenset[str]]:
-    """Return the origins of something that is made of several parts."""
+    """Return the union of the origins of several parts."""
     found: dict[Origin, frozenset[str]] = {}
     for part in parts:
         for origin, ways in part.items():
@@ -313,7 +313,7 @@ def _joined(parts: Iterable[Origins]) -> dict[Origin, frozenset[str]]:
 
 
 def _as(origins: Origins, way: str) -> Origins:
-    """Return the origins after one more step, which makes a value no closer to a column than it was."""
+    """Return the origins after one more derivation; each keeps the less direct of the two kinds."""
     return {
         origin: frozenset(_stronger(one, way) for one in ways) for origin, ways in origins.items()
     }

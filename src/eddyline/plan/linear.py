@@ -1,4 +1,4 @@
-"""The calls of aggregates whose state adds up, or is their values in order."""
+"""Aggregate calls with linear state: accumulators that add up, or all values in order."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Compiled:
         key: positions of the columns that identify a row; None if not known.
         logical: Spark's optimised plan, as text.
         endless: its rows grow without end.
-        bounds: the least event times that changes can still have, by places of columns.
+        bounds: lower bounds of the event times of later changes, by places of columns.
         final: with EMIT FINAL, the position of the column that makes a row final, and its bound.
     """
 
@@ -180,7 +180,7 @@ def _user_schema(build: Build, names: Sequence[str], output: Sequence[Expression
 
 
 def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[str]) -> DataFrame:
-    """Store the rows of the result, in the buckets where they are already or by their hash."""
+    """Store the rows of the result, in their present buckets, or shuffled by their hash."""
     rows = build.hashed(frame, columns, columns)
     placed = Placed(rows) if delta.in_place else build.shuffled(rows, single=False)
     single = delta.in_place and delta.single
@@ -236,7 +236,7 @@ def compile_table(
 
     Args:
         logged: the columns of the operations that are read; None for those of the rows.
-        checked: makes of the operations that are read those to apply; None to apply them all.
+        checked: returns the operations to apply from those that are read; None to apply all.
     """
     columns, read = numbered("c", len(schema)), logged or schema
     frame = build.leaf(build.view, range(len(read)), operations_schema(read))

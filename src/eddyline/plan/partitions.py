@@ -1,8 +1,7 @@
 """Checks a physical plan: each stateful operator must get its rows in the buckets of its state.
 
-A bucket of the state belongs to one task. Spark leaves a shuffle out where it takes the rows to be in
-place already, and what it takes as such changes from version to version. So the plan itself is read,
-before any epoch runs it.
+A bucket of the state belongs to one task. Spark omits a shuffle if it considers the rows as distributed
+already, and its rules differ between versions. So the physical plan is checked before any epoch runs it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _operator(node: Plan, buckets: Mapping[str, int]) -> str:
 
 
 def _tasks(plan: Plan, buckets: Mapping[str, int]) -> int:
-    """Return in how many tasks a plan's rows lie by their hash; 0 if they lie otherwise.
+    """Return the number of tasks over which a plan's rows are distributed by their hash; 0 if by anything else.
 
     Nodes with one input and no shuffle keep each row in its task.
     """

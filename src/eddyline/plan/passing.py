@@ -1,7 +1,7 @@
-"""Splits a stateless piece of a plan into what Spark computes, and columns that it only passes on.
+"""Splits a stateless piece of a plan into computed columns, for Spark, and columns that are only copied.
 
-In the short lane Arrow holds the rows, and Spark computes on rows of its own. So a column that is nowhere
-computed with stays in Arrow; Spark gets the others, and tells which rows a filter keeps.
+In the short lane rows are in Arrow, and Spark would have to convert them. So a column that no expression
+uses stays in Arrow. Spark gets only the others, and returns which rows pass the filters.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _down(plan: Plan) -> Iterator[Plan]:
 
 
 def _passed(column: Expression, place: Places) -> int | Constant | None:
-    """Return what a column of a projection passes on; None if it is computed."""
+    """Return the column or constant that a column of a projection copies; None if it is computed."""
     value = child_of(column) if kind(column) == "Alias" else column
     if kind(value) == "AttributeReference":
         return place[id_of(value)]

@@ -1,4 +1,4 @@
-"""Python functions in views: an output is retracted exactly as it was emitted.
+"""Python functions in views: outputs are stored, so that they are retracted exactly as they were emitted.
 
 A function may change between two runs of a program, or fail where it once worked. So if rows can
 be retracted the outputs are stored (`operators/replace.py`), and the function is called for the new

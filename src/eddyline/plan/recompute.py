@@ -1,4 +1,4 @@
-"""The rule that is exact for every aggregate: Spark evaluates the groups that changed, twice.
+"""Recomputation, the rule that is exact for every aggregate: Spark evaluates changed groups before and after.
 
 The rows of each group are stored. Spark evaluates the groups that an epoch touches twice, over the
 rows before and after the epoch. The first result is retracted, the second is appended.

@@ -75,7 +75,7 @@ def _condition(node: Filter) -> list[Expression]:
 
 
 def _unnamed(named: Expression) -> Expression:
-    """Return a window function without the name under which the optimiser extracted it."""
+    """Return a window function without the alias that the optimiser has added."""
     return named.child() if _EXTRACTED.fullmatch(named.name()) else named
 
 

@@ -1,4 +1,4 @@
-"""Lowering of window functions from the begin of a partition on: each result follows from the one of the row before."""
+"""Lowering of running window functions, whose frames begin with the partition: ranks, running sums and extremes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _OVER = "WindowExpression"
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the operator keeps for a window function.
+    """How the operator maintains one window function.
 
     Attributes:
         calls: the functions that it keeps, each with its argument, if it has one.
-        buffers: the attributes that Spark makes the result from, each with SQL of what it is: `{0}` and `{1}` stand
+        buffers: the attributes from which Spark computes the result, each with SQL for its value: `{0}` and `{1}` stand
             for the results of the calls, `{place}` for the number of the row.
-        result: what Spark makes of them.
+            result: the expression of the result over the buffers.
         peers: whether frames end with the last row of the same sort keys.
     """
 
@@ -61,7 +61,7 @@ class _Kept:
 
 
 def is_running(build: Build, node: Plan, named: Expression) -> bool:
-    """Return whether the operator can keep a window function of a node."""
+    """Return whether the operator can maintain a window function of a node."""
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     if not (build.native and orders and is_sortable([one.child() for one in orders], partition)):
         return False
@@ -72,7 +72,7 @@ def is_running(build: Build, node: Plan, named: Expression) -> bool:
 def running(
     build: Build, node: Plan, child: Delta, bounds: Mapping[int, Bound]
 ) -> tuple[Plan, Expression, list[Expiry]]:
-    """Keep the results of the window functions of a node with the rows of their partitions.
+    """Lower the window functions of a node: their results are stored with the rows of their partitions.
 
     Args:
         bounds: those of the partition's keys.
@@ -110,17 +110,17 @@ def running(
 
 
 class _Functions:
-    """The window functions of a node, as they are found in it.
+    """Collects the window functions of a node.
 
     Args:
         columns: those of the rows.
 
     Attributes:
-        arguments: the columns, and arguments that are none of them.
-        calls: what the operator is to keep.
-        types: those of its results.
-        buffers: attributes that the results are given to, and SQL of these.
-        placed: whether a function asks for the numbers of rows.
+        arguments: the columns, then arguments that are computed.
+        calls: the running functions of the operator.
+        types: the types of their results.
+        buffers: the attributes for the results, each with SQL for its value.
+        placed: whether a function needs the numbers of rows.
     """
 
     def __init__(self, columns: Sequence[Expression]) -> None:
@@ -156,7 +156,7 @@ class _Functions:
 
 
 def _kept(over: Expression) -> _Kept | None:
-    """Return what the operator keeps for a window function; None if it can't."""
+    """Return how the operator maintains a window function; None if it can't."""
     function, frame = over.windowFunction(), over.windowSpec().frameSpecification()
     if kind(function) == "RowNumber":
         result = function.evaluateExpression()
@@ -176,7 +176,7 @@ def _kept(over: Expression) -> _Kept | None:
 
 
 def _called(call: Expression) -> _Kept | None:
-    """Return what the operator keeps for an aggregate function, or nth_value; None if it can't."""
+    """Return how the operator maintains an aggregate function, or nth_value; None if it can't."""
     if kind(call) == "NthValue":
         return _nth_value(call)
     if kind(call) != "AggregateExpression":
@@ -260,7 +260,7 @@ def _is_short(call: rules.Call) -> bool:
 
 
 def _type_of(function: Function, argument: Expression | None) -> DataType:
-    """Return the type of what the operator keeps for a function."""
+    """Return the type of a running function's result."""
     if argument is None or function is Function.COUNT:
         return LongType()
     given = type_of(argument)

@@ -1,7 +1,7 @@
 """Sub-plans that occur more than once in a view, such as those of a CTE that is read twice.
 
-Spark's optimised plan writes a CTE out wherever it is read. A sub-plan that keeps state is lowered at the
-first of its places; the others read what that has put out in the epoch.
+Spark's optimised plan repeats a CTE wherever it is read. A stateful sub-plan is lowered at the first of its
+places; the other places read the output of that one in each epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATEFUL = frozenset(("Aggregate", "Join", "Window", "WindowGroupLimit", "Globa
 def find_sub_plans(build: Build, plan: Plan) -> None:
     """Find the sub-plans of an optimised plan and where they occur; do nothing if no relation is read twice.
 
-    What a later place needs of the output counts as needed at the first one.
+    Columns that a later place needs are also needed at the first one.
     """
     read = [build.catalyst.rdd_id(n) for n in all_nodes(plan) if kind(n) == "LogicalRDD"]
     if len(set(read)) < len(read):
@@ -35,7 +35,7 @@ def find_sub_plans(build: Build, plan: Plan) -> None:
 
 
 def _visit(build: Build, node: Plan) -> bool:
-    """Note a node and those below it; return whether any of them keeps state."""
+    """Record a node and those below it; return whether any of them keeps state."""
     known = _known(build, node)
     if known is not None:
         known.places += 1
@@ -56,7 +56,7 @@ def _known(build: Build, node: Plan) -> SubPlan | None:
 def repeated(build: Build, node: Plan) -> SubPlan | None:
     """Return the sub-plan with a node as its root, if it keeps state and occurs more than once.
 
-    Not one with a column that can't be exchanged: at each of its places that may be computed away.
+    A sub-plan with a column of a type that can't be exchanged isn't shared: each place may not need that column.
     """
     found = _known(build, node) if build.sub_plans else None
     if found is None or not found.stateful or found.places < 2:

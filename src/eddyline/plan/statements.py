@@ -24,7 +24,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What AUTO CDC is told of its change records.
+    """The clauses of AUTO CDC.
 
     Attributes:
         source: the dataset of the records.
@@ -60,7 +60,7 @@ class Definition:
 
 
 def definition(catalyst: Catalyst, statement: str) -> Definition | None:
-    """Return what a statement defines; None if it is no definition of this kind."""
+    """Return the definition in a statement; None if the statement is of another kind."""
     plan: Any = catalyst.parsed(statement)
     name = kind(plan)
     if name in _KINDS:

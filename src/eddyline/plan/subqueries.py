@@ -1,6 +1,6 @@
-"""Uncorrelated scalar subqueries: the one row of each joins the input of the node that uses it.
+"""Uncorrelated scalar subqueries: their row is joined to the input of the node that uses it.
 
-Where a subquery can give several rows, the join checks their number at the end of each epoch.
+If a subquery may return several rows, the join checks their number at the end of each epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lowering of window functions: Spark evaluates what changed of the partitions, before and after.
+"""Lowering of window functions: Spark evaluates the changed part of partitions, before and after the epoch.
 
 Functions over nearby rows (`lag`, `lead`, frames with two bounds) are evaluated for the rows that can change, and `plan/running.py`
 lowers those that run from the first row on (ranks, running sums); all others are evaluated over whole partitions.
@@ -118,7 +118,7 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
 
 
 def _is_first(build: Build, node: Plan) -> bool:
-    """Return whether functions number rows of which only the first ones of each partition are left.
+    """Return whether functions number rows of which only the first of each partition remain.
 
     Then the numbers are all 1: `row_number() ... = 1` keeps one row, and ties have the same rank.
     """
@@ -229,7 +229,7 @@ def _near(
 
 
 def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
-    """Return how far the functions reach, together; None if that isn't bounded, or not known."""
+    """Return the combined reach of the functions; None if it isn't bounded, or unknown."""
     partition, orders = items(stack[0].partitionSpec()), items(stack[0].orderSpec())
     by = canonical_texts(orders)
     if not (build.native and orders and is_sortable([one.child() for one in orders], partition)):
@@ -256,7 +256,7 @@ def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
 
 
 def _reach_of(over: Expression, orders: Sequence[Expression]) -> _Reach | None:
-    """Return how far one function reaches; None if that isn't bounded, or not known."""
+    """Return the reach of one function; None if it isn't bounded, or unknown."""
     if calls_python([over]):
         return None
     function, frame = over.windowFunction(), over.windowSpec().frameSpecification()
