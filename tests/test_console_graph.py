@@ -11,7 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import SINK, TABLE, VIEW, Entry
-from eddyline.console.graph import HEIGHT, WIDTH, ViewGraph, make_graph
+from eddyline.console.graph import HEIGHT, WIDTH, Graph, make_graph
 
 EMPTY = '{"type": "struct", "fields": []}'
 
@@ -53,7 +53,7 @@ def points(curve: str) -> list[tuple[float, float]]:
     return found
 
 
-def graph_of(catalog: Catalog) -> ViewGraph:
+def graph_of(catalog: Catalog) -> Graph:
     return make_graph(catalog, {"views": []}, {})
 
 

@@ -49,7 +49,7 @@ class Deliverer:
         open_delivery: opens the target.
         interval_s: the minimum number of seconds between two deliveries.
         report: called with the first error of each outage.
-        delivered: called after each delivery that changed the target, and after each failure.
+        delivered: called after each delivery that moved the target on, and each try that failed.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.

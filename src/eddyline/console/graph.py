@@ -46,7 +46,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewGraph:
+class Graph:
     """Nodes, and edges between their ids in the direction of the data.
 
     Attributes:
@@ -67,9 +67,7 @@ class ViewGraph:
         return {"nodes": nodes, "edges": [list(edge) for edge in self.edges]}
 
 
-def make_graph(
-    catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, float]
-) -> ViewGraph:
+def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, float]) -> Graph:
     """Return the graph of a catalog.
 
     Args:
@@ -100,7 +98,7 @@ def make_graph(
 Box = tuple[str, str, str, str, int, float | None]
 
 
-def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> ViewGraph:
+def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> Graph:
     """Place each level in a column; in it, each box near the boxes that it reads.
 
     An edge across several columns gets a free place in each, so that it crosses no box.
@@ -138,7 +136,7 @@ def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> ViewGraph:
     nodes = tuple(GraphNode(*box, *places[box[0]]) for box in boxes)
     curves = tuple(_curve(way, places, rows) for way in ways)
     width = 2 * MARGIN + max(len(columns), 1) * (WIDTH + GAP_X) - GAP_X
-    return ViewGraph(nodes, tuple(edges), width, bottom + MARGIN, curves)
+    return Graph(nodes, tuple(edges), width, bottom + MARGIN, curves)
 
 
 def _curve(way: list[str], places: dict[str, tuple[int, int]], rows: dict[str, float]) -> str:

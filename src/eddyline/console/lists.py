@@ -62,7 +62,7 @@ class Lists:
         )  # fmt: skip
 
     def sinks(self, _: Request) -> Values:
-        """Sinks, their progress, and actions on them."""
+        """Sinks, how far they are, and what can be done with them."""
         names = ("sink", "view", "format", "state", "epoch", "behind")
         sinks = self._observer.status()["sinks"]
         buttons = [_sink_buttons(sink) for sink in sinks]

@@ -31,10 +31,10 @@ def keep_none(rows: pa.Table, errors: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sink knows of the view that it follows.
+    """The view that a sink follows, and the identity of the sink.
 
     Attributes:
-        app: identifies the sink for ever, `eddyline/<storage id>/<sink id>`: stored in the target
+        app: the permanent id of the sink, `eddyline/<storage id>/<sink id>`, which is stored in the target
             next to the epoch.
         name: the sink's name.
         columns: the view's columns, as Spark's types.

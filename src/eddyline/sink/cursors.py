@@ -103,7 +103,7 @@ def _folders(files: Files) -> Iterator[str]:
 
 
 def _held(files: Files, folder: str) -> Epoch | None:
-    """Return the epoch of a cursor; 0 if it can't be read: keep all that its follower may need."""
+    """Return the epoch of a cursor; 0 if it can't be read, so that all epochs are retained for its follower."""
     try:
         cursor = CursorFile(files, folder).cursor()
     except StateError as error:  # the next delivery or read raises it; epochs go on

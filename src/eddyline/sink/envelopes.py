@@ -1,4 +1,4 @@
-"""The forms of messages on a Kafka topic: how changes become messages, and messages rows again."""
+"""The formats of messages on a Kafka topic: converts changes to messages, and messages back to rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What messages say of the delivery that they belong to."""
+    """The properties of a delivery that its messages contain."""
 
     sink: str
     version: str
@@ -81,11 +81,11 @@ class Stamp:
 
 
 class Envelope(Protocol):
-    """A form of messages."""
+    """A format of messages."""
 
     @property
     def overhead(self) -> int:
-        """The most bytes that a message has beside one key and one row."""
+        """The maximum number of bytes of a message besides one key and one row."""
 
     @property
     def topic(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""A sink that writes files: one for the changes of each delivery, which appears whole or not at all."""
+"""A sink that writes one file for the changes of each delivery; it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class FilesSink:
                     os.unlink(os.path.join(self._path, name))
 
     def _show_snapshot(self, epoch: Epoch) -> None:
-        """Let a committed snapshot appear in place of all other files; can be repeated."""
+        """Publish a committed snapshot in place of all other files; idempotent."""
         name = f"{epoch:012d}-snapshot.{self._form.name}"
         try:
             with suppress(FileNotFoundError):  # it has appeared already

@@ -18,7 +18,7 @@ FUNCTION = "function"
 class FunctionSink:
     """Calls `call(feed, epoch)`: at least once for each epoch that changed the view.
 
-    A function can't be asked which epoch it holds, so that after a crash the last one may come again.
+    A function has no stored epoch to ask for, so after a crash the last epoch may be delivered again.
 
     Args:
         call: gets rows with `_change_type`. The first call gets all rows, as `insert`.

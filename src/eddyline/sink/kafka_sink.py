@@ -134,7 +134,7 @@ class KafkaSink:
     # -- what is sent ------------------------------------------------------------------------
 
     def _edit(self, changes: pa.Table) -> Edit:
-        """Return changes without rows that are too large, after these are kept as dead letters.
+        """Drop rows that are too large from changes, after storing them as dead letters.
 
         The topic then has the view's rows without these.
         """
@@ -164,7 +164,7 @@ class KafkaSink:
         )
 
     def _fitting(self, texts: Texts) -> Any:
-        """Return for each row whether a message with it is small enough, whatever its change."""
+        """Return for each row whether any message with it is small enough."""
         most = self._most() - self._envelope.overhead
         longest = (
             max(map(len, filter(None, some)), default=0) for some in (texts.keys, texts.rows)
@@ -197,7 +197,7 @@ class KafkaSink:
         epoch: Epoch,
         partitions: Mapping[str | None, int] = MappingProxyType({}),
     ) -> None:
-        """Send changes; if the brokers find messages too large, try again with a lower limit.
+        """Send changes; if brokers refuse messages as too large, retry with a lower limit.
 
         A batch can be refused for one of its messages, so that the second try has one in each.
 

@@ -52,7 +52,7 @@ def size_limit(admin: AdminClient, topic: str) -> int:
 def committed_ranges(admin: AdminClient, topic: str) -> list[Range]:
     """Return the committed messages of a topic, after all open transactions have ended.
 
-    A transaction that another program has open would hide messages behind it.
+    An open transaction of another program would hide the messages after it.
     """
     partitions = _partitions(admin, topic)
     begins = _offsets(admin, topic, partitions, OffsetSpec.earliest(), read_committed=False)

@@ -59,8 +59,8 @@ def next_delivery(
 ) -> Decision:
     """Return what to deliver next. Pure.
 
-    A delivery that has begun, and hasn't arrived as far as the target tells, is repeated as it was before anything
-    else is delivered: a target that can't be asked knows its requests again.
+    A delivery that has begun, but isn't in the target as far as that is known, is first repeated unchanged, so that a
+    target that can't be asked for its epoch recognises the requests.
 
     Args:
         view: the view that the sink follows now.
@@ -147,7 +147,7 @@ class Outbox(CursorFile):
         super().__init__(files, f"{SINKS}/{sink}")
 
     def send_anew(self) -> None:
-        """Let the next delivery replace the target's rows by all rows of the view."""
+        """Make the next delivery replace all rows of the target by the rows of the view."""
         cursor = self.cursor()
         if cursor is not None:
             self.advance(Cursor(NO_VIEW, cursor.epoch))

@@ -1,4 +1,4 @@
-"""The SQL that brings rows into a table of PostgreSQL, within one transaction."""
+"""The SQL that writes rows into a table of PostgreSQL, within one transaction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Writer:
         )
 
     def each(self, rows: pa.Table, apply: Apply) -> list[tuple[pa.Table, str]]:
-        """Apply rows, all at once if possible; return the rows that the server refuses, with errors."""
+        """Apply rows, in one statement if possible; return the rows that the server refuses, with errors."""
         if rows.num_rows == 0:
             return []
         error = self._attempt(apply, rows)
@@ -80,14 +80,14 @@ class Writer:
             self._run("DELETE FROM {table} t USING {loaded} s WHERE {same}", same=self._same(nulls))
 
     def upsert(self, rows: pa.Table) -> None:
-        """Update the rows whose keys are there, and insert the others."""
+        """Update the rows with existing keys, and insert the others."""
         self._load(rows, self._columns)
         self._upsert_loaded()
 
     def upsert_each(self, rows: pa.Table) -> list[tuple[pa.Table, str]]:
         """Update or insert rows; return the rows that the server refuses, with errors.
 
-        Of the key of such a row nothing stays: the old row isn't the view's any more.
+        The old row of the key of a refused row is deleted, because it is no longer a row of the view.
         """
         left_out = self.each(rows, self.upsert)
         if left_out and self._by_key:
@@ -202,7 +202,7 @@ class Writer:
             )  # fmt: skip
 
     def _load(self, rows: pa.Table, columns: Sequence[str]) -> None:
-        """Load rows into the temporary table, as its only ones."""
+        """Replace the rows of the temporary table by these."""
         self._run("DELETE FROM {loaded}")
         self._since_truncate += rows.num_rows
         columns = columns or self._columns[:1]  # of a key of no columns, any
@@ -221,7 +221,7 @@ class Writer:
             self._nulls = [()]
 
     def _same(self, nulls: Sequence[bool]) -> Composable:
-        """Return the condition that keys, null in these parts, are the same in `s` and `t`.
+        """Return the condition that keys of `s` and `t` are the same; `nulls` says which of their parts are null.
 
         An index is used for = and IS NULL, but not for IS NOT DISTINCT FROM.
         """
@@ -298,7 +298,7 @@ class Writer:
 
 
 def exists(connection: Connection, table: Composable) -> bool:
-    """Return whether a table is there."""
+    """Return whether a table exists."""
     # the lock that FROM takes makes the server see tables created since this transaction began
     found = connection.execute(
         "SELECT to_regclass(%s) IS NOT NULL FROM pg_class LIMIT 1", [table.as_string(connection)]

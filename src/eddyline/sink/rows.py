@@ -1,4 +1,4 @@
-"""Changes in the forms that targets take: by key, and named as in Spark's change feeds."""
+"""Converts changes for targets: paired by key, or as a change feed with Spark's names."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class KeyedChanges:
     """Net changes, paired by key. Rows of weight n occur n times.
 
     Attributes:
-        inserted: rows whose key was not there before.
-        before, after: the old and the new row of each key that stays, in the same order.
-        deleted: rows whose key isn't there any more.
+        inserted: rows with a new key.
+        before, after: the old and the new row of each other key, in the same order.
+        deleted: rows whose key is gone.
     """
 
     inserted: pa.Table
