@@ -29,7 +29,7 @@ from eddyline.intake import kafka_topics
 from eddyline.intake.kafka_topics import KafkaTopics
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream
-from eddyline.source.kafka_rows import HEADERS, HEADERS_TYPE, RAW, AsTheyAre, Decoded, Json
+from eddyline.source.kafka_rows import HEADERS, HEADERS_TYPE, RAW, Decoded, Json, RawRecords
 from eddyline.source.log_files import LogColumn
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
@@ -70,7 +70,7 @@ def stream_of(
     added = [("_partition", pa.int32()), ("_offset", pa.int64())]
     files = Files(str(folder))
     own = pa.schema([*schema, (operation, pa.string())]) if operation else schema
-    decode = AsTheyAre(wanted(schema)) if raw else None
+    decode = RawRecords(wanted(schema)) if raw else None
     names = names or ([] if pattern else [topic.name])
     return KafkaStream(
         "s",

@@ -20,7 +20,7 @@ from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
 from eddyline.intake.event_time import rows_below
-from eddyline.intake.retention import cut_off
+from eddyline.intake.retention import views_with_expired_rows
 from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.clock import at_moment
@@ -197,7 +197,7 @@ def _with_expired_rows(
 ) -> dict[str, str]:
     """Return the views that have counted rows which are no longer retained, each with the reason for the report."""
     views = (entry for entry in catalog.entries if entry.kind == VIEW)
-    gone = cut_off(views, catalog, manifest, results.sources)
+    gone = views_with_expired_rows(views, catalog, manifest, results.sources)
     return {e.name: GONE.format(gone[e.name][0]) for e in wanted if e.name in gone}
 
 

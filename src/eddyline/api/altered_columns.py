@@ -120,13 +120,13 @@ def check_unused(workspace: Workspace, relation: Entry, change: AlterColumn) -> 
         )
 
 
-def next_names(relation: Entry, fields: Fields) -> dict[str, str | None]:
+def new_names(relation: Entry, fields: Fields) -> dict[str, str | None]:
     """Return the new name of each column of a relation; None for a dropped one."""
     names = {old: field.name for field, old in fields if old is not None}
     return {name: names.get(name) for name in relation.columns.names}
 
 
-def with_seen(catalog: Catalog, relation: Entry, now: Mapping[str, str | None]) -> Catalog:
+def with_kept_columns(catalog: Catalog, relation: Entry, now: Mapping[str, str | None]) -> Catalog:
     """Return a catalog in which the readers of an altered relation still see their old columns.
 
     Args:
@@ -156,17 +156,17 @@ def stored_columns(
             ]
 
 
-def put_in_place(
-    workspace: Workspace, old: Entry, made: Entry, fields: Fields, also: Callable[[Entry], Entry]
+def replace_relation(
+    workspace: Workspace, old: Entry, altered: Entry, fields: Fields, also: Callable[[Entry], Entry]
 ) -> None:
     """Replace a relation by one with other columns and a new id, in one write of the catalog.
 
     Args:
         also: updates each of the other entries for the same write.
     """
-    catalog = with_seen(workspace.catalog, old, next_names(old, fields))
+    catalog = with_kept_columns(workspace.catalog, old, new_names(old, fields))
     readers = catalog.readers(old.name)
-    entries = [made if entry.id == old.id else also(entry) for entry in catalog.entries]
+    entries = [altered if entry.id == old.id else also(entry) for entry in catalog.entries]
     try:
         workspace.save(replace(catalog, entries=tuple(entries)))
     except BaseException:
@@ -196,8 +196,8 @@ def _uses(workspace: Workspace, view: Entry, relation: Entry, column: str) -> bo
 def _field(relation: Entry, name: str, kind: str) -> StructField:
     """Return a column as the catalog stores it."""
     text = name.replace("`", "``")
-    (made,) = drafts.table(relation.name, f"`{text}` {kind}", ()).columns.fields
-    return made
+    (column,) = drafts.table(relation.name, f"`{text}` {kind}", ()).columns.fields
+    return column
 
 
 def wrong(relation: Entry, message: str, hint: str) -> DataError:

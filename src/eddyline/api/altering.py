@@ -11,7 +11,7 @@ from eddyline.api.altered_columns import (
     Fields,
     changed,
     check_unused,
-    put_in_place,
+    replace_relation,
     stored_columns,
 )
 from eddyline.api.altering_streams import AlteringStreams
@@ -71,14 +71,14 @@ class Altering:
         with workspace.lock:
             workspace.check_writable()
             stream = workspace.catalog.get(change.name, STREAM)
-            made = retaining(stream, change.interval, workspace.spark)
-            workspace.save(workspace.catalog.with_entries([made]))
+            altered = retaining(stream, change.interval, workspace.spark)
+            workspace.save(workspace.catalog.with_entries([altered]))
 
     def _replace(self, table: Entry, fields: Fields, key: tuple[str, ...]) -> None:
         """Replace a table by one with other columns."""
         workspace, catalog = self._workspace, self._workspace.catalog
         columns = StructType([field for field, _ in fields])
-        made = replace(
+        altered = replace(
             table, id=f"{TABLE[0]}{catalog.next_id}", schema=columns.json(), key=key, since=0
         )
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
@@ -88,13 +88,15 @@ class Altering:
             for own in stored_columns(workspace, table, names, kinds)
         ]
         timer = None
-        log = workspace.sources.log(made)
+        log = workspace.sources.log(altered)
         log.inherit(workspace.sources.log(table))
         if rows:
             log.append_tables(rows)
-            timer = self._epochs.load(made)
-        made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
-        put_in_place(workspace, table, made, fields, lambda entry: entry)
-        workspace.sources.open_inbox(made)
+            timer = self._epochs.load(altered)
+        altered = replace(
+            altered, since=workspace.manifest.epoch
+        )  # earlier epochs have the old columns
+        replace_relation(workspace, table, altered, fields, lambda entry: entry)
+        workspace.sources.open_inbox(altered)
         if timer is not None:
             self._epochs.committed(timer)

@@ -17,10 +17,10 @@ from eddyline.api.altered_columns import (
     Fields,
     changed,
     check_unused,
-    next_names,
-    put_in_place,
+    new_names,
+    replace_relation,
     stored_columns,
-    with_seen,
+    with_kept_columns,
     wrong,
 )
 from eddyline.api.epochs import Epochs
@@ -61,7 +61,7 @@ class AlteringStreams:
             DataError: there is no such column, or the source can't give it in this way.
         """
         workspace = self._workspace
-        if why := self._fixed(stream, change):
+        if why := self._obstacle(stream, change):
             raise CatalogError(
                 f"stream {stream.name} can't be changed: {why}",
                 condition="NOT_ALTERABLE",
@@ -74,14 +74,14 @@ class AlteringStreams:
                 hint=f"ALTER STREAM {stream.name} DROP CONSTRAINT first",
             )
         fields, key = changed(stream, change)
-        for relation in (stream, *self._late(stream)):
+        for relation in (stream, *self._late_stream(stream)):
             check_unused(workspace, relation, change)
-        made = with_fields(stream, fields)
-        made = replace(
-            made, key=key, event_time=next_names(stream, fields).get(stream.event_time) or ""
+        altered = with_fields(stream, fields)
+        altered = replace(
+            altered, key=key, event_time=new_names(stream, fields).get(stream.event_time) or ""
         )
-        _check_fields(stream, made, change)
-        workspace.sources.check(made)
+        _check_fields(stream, altered, change)
+        workspace.sources.check(altered)
         with self._stopped(stream):
             workspace.files.remove(f"{workspace.sources.log(stream).folder}/{SET_ASIDE}")
             if stream.arranged and change.action != RENAME:
@@ -90,52 +90,54 @@ class AlteringStreams:
                 for error in self._epochs.stops.errors:
                     if error.context.get("stream") == stream.name:
                         raise error  # rows wait in the log, which the new one doesn't have
-                self._rewrite(stream, made, fields)
+                self._rewrite(stream, altered, fields)
             else:
-                self._store(stream, made, fields)
+                self._store(stream, altered, fields)
         workspace.compiler.frames.forget(stream.id)
 
-    def _store(self, stream: Entry, made: Entry, fields: Fields) -> None:
+    def _store(self, stream: Entry, altered: Entry, fields: Fields) -> None:
         """Store the new definition of a stream whose log stays as it is."""
         catalog = self._workspace.catalog
-        catalog_made = catalog.with_columns(made)
-        catalog_made = with_seen(catalog_made, stream, next_names(stream, fields))
-        for late in self._late(stream):
-            now = next_names(late, fields)
+        altered_catalog = catalog.with_columns(altered)
+        altered_catalog = with_kept_columns(altered_catalog, stream, new_names(stream, fields))
+        for late in self._late_stream(stream):
+            now = new_names(late, fields)
             if late.gives_reasons:
-                now[late.columns.names[-1]] = catalog_made.get(late.name).columns.names[-1]
-            catalog_made = with_seen(catalog_made, late, now)
-        self._workspace.save(catalog_made)
+                now[late.columns.names[-1]] = altered_catalog.get(late.name).columns.names[-1]
+            altered_catalog = with_kept_columns(altered_catalog, late, now)
+        self._workspace.save(altered_catalog)
         self._workspace.forget_plan(stream)
 
-    def _rewrite(self, stream: Entry, made: Entry, fields: Fields) -> None:
+    def _rewrite(self, stream: Entry, altered: Entry, fields: Fields) -> None:
         """Replace a stream of operations by one with other columns, and rewrite its rows."""
         workspace, catalog = self._workspace, self._workspace.catalog
-        made = replace(made, id=f"{STREAM[0]}{catalog.next_id}", since=0)
+        altered = replace(altered, id=f"{STREAM[0]}{catalog.next_id}", since=0)
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
         timer = None
         if end := workspace.sources.log(stream).end():
-            self._begin_log(stream, made, fields, end)
-            timer = self._epochs.load(made)
-        self._link(f"checkpoints/{stream.id}", f"checkpoints/{made.id}")
-        made = replace(made, since=workspace.manifest.epoch)  # earlier epochs have the old columns
+            self._begin_log(stream, altered, fields, end)
+            timer = self._epochs.load(altered)
+        self._link(f"checkpoints/{stream.id}", f"checkpoints/{altered.id}")
+        altered = replace(
+            altered, since=workspace.manifest.epoch
+        )  # earlier epochs have the old columns
 
         def with_letters(entry: Entry) -> Entry:
             own = entry.role in (REJECTS, KEPT_OUT) and entry.options[OF] == stream.id
-            return replace(entry, options={**entry.options, OF: made.id}) if own else entry
+            return replace(entry, options={**entry.options, OF: altered.id}) if own else entry
 
-        put_in_place(workspace, stream, made, fields, with_letters)
-        if (kept := kept_out_of(made, workspace.catalog)) is not None:
+        replace_relation(workspace, stream, altered, fields, with_letters)
+        if (kept := kept_out_of(altered, workspace.catalog)) is not None:
             workspace.forget_plan(kept)  # its columns may have other places in the new log
         if timer is not None:
             self._epochs.committed(timer)
 
-    def _begin_log(self, stream: Entry, made: Entry, fields: Fields, end: int) -> None:
+    def _begin_log(self, stream: Entry, altered: Entry, fields: Fields, end: int) -> None:
         """Write the rows of a stream as the last entry before `end` of a new log."""
         workspace = self._workspace
-        log = workspace.sources.log(made)
-        kinds = arrow_schema(made.columns, workspace.zone)
-        names = [f"c{place}" for place in logged(made).places]
+        log = workspace.sources.log(altered)
+        kinds = arrow_schema(altered.columns, workspace.zone)
+        names = [f"c{place}" for place in logged(altered).places]
         log.skip(end - 1)
         log.clear(end - 1)
         segments = []
@@ -171,17 +173,17 @@ class AlteringStreams:
                 present = now.get(stream.name)
                 sources.attach(present, now.letters_of(present) or now.pipeline_into(present))
 
-    def _late(self, stream: Entry) -> list[Entry]:
+    def _late_stream(self, stream: Entry) -> list[Entry]:
         """Return the stream of late rows, if there is one."""
         return [e for e in self._workspace.catalog.entries if e.late_of == stream.id]
 
-    def _fixed(self, stream: Entry, change: AlterColumn) -> str:
+    def _obstacle(self, stream: Entry, change: AlterColumn) -> str:
         """Return the reason why a stream can't be altered in this way; empty if it can."""
         if stream.role:
             return "it belongs to another stream, pipeline or sink"
         if not stream.reopens:
             return "a DataFrame or a pipeline gives its columns"
-        if self._workspace.sources.is_tenant(stream) and change.action == TYPE:
+        if self._workspace.sources.has_remote_resources(stream) and change.action == TYPE:
             return "its types are those that a table of another system had at the beginning"
         if is_received(change.column) and change.action == ADD:
             return f"{change.column} is the time of receipt, which a stream has from the beginning"
@@ -193,9 +195,9 @@ class AlteringStreams:
         return ""
 
 
-def _check_fields(stream: Entry, made: Entry, change: AlterColumn) -> None:
+def _check_fields(stream: Entry, altered: Entry, change: AlterColumn) -> None:
     """Raise DataError if the source can't have these columns."""
-    source = as_source(made)
+    source = as_source(altered)
     if not source.given_columns.names:
         raise wrong(stream, f"the source would give no column but {RECEIVED_AT}", "DROP STREAM")
     if change.action != ADD:

@@ -84,7 +84,7 @@ class StoredFilling:
         self.done = done
         return replace(state, counters=counters, deltas={})
 
-    def give_up(self, why: str) -> None:
+    def discard(self, why: str) -> None:
         """Remove the checkpoint, because it can't be continued; log the reason."""
         _LOG.info("view %s is filled anew: %s", self.view, why)
         self.checkpoint.remove()
@@ -98,30 +98,32 @@ class StoredFilling:
 def begin_checkpoint(
     workspace: Workspace,
     entry: Entry,
-    made: CompiledPlan,
+    compiled: CompiledPlan,
     base: Manifest,
     pieces: Sequence[Piece],
     rows: int,
 ) -> StoredFilling:
     """Begin the checkpoint of a new view."""
     crc, view = fillings.manifest_crc(workspace.files, base.epoch), entry.name.lower()
-    head = Head(view, _definition(workspace, entry, made), base.epoch, crc, rows, len(pieces))
+    head = Head(view, _definition(workspace, entry, compiled), base.epoch, crc, rows, len(pieces))
     documents = [
         {leaf: [one.as_dict() for one in own] for leaf, own in piece.items()} for piece in pieces
     ]
     seconds = workspace.options.lease_seconds
     checkpoint = FillingCheckpoint.new(workspace.files, head, documents, seconds)
     return StoredFilling(
-        checkpoint, made.plan.id, entry.name, base, pieces, Done(0, 0, 0.0, 1, {}, {})
+        checkpoint, compiled.plan.id, entry.name, base, pieces, Done(0, 0, 0.0, 1, {}, {})
     )
 
 
-def find_checkpoint(workspace: Workspace, entry: Entry, made: CompiledPlan) -> StoredFilling | None:
+def find_checkpoint(
+    workspace: Workspace, entry: Entry, compiled: CompiledPlan
+) -> StoredFilling | None:
     """Return the checkpoint of an earlier filling of a view with the same definition; None if none can be continued."""
     files, stored = workspace.files, None
     for checkpoint, head in fillings.of_view(files, entry.name.lower()):
         try:
-            one = _opened(workspace, entry, made, checkpoint, head) if stored is None else "old"
+            one = _opened(workspace, entry, compiled, checkpoint, head) if stored is None else "old"
         except StateError as error:
             one = error.message
         if isinstance(one, StoredFilling):
@@ -135,7 +137,7 @@ def find_checkpoint(workspace: Workspace, entry: Entry, made: CompiledPlan) -> S
 def _opened(
     workspace: Workspace,
     entry: Entry,
-    made: CompiledPlan,
+    compiled: CompiledPlan,
     checkpoint: FillingCheckpoint,
     head: Head,
 ) -> StoredFilling | str:
@@ -144,7 +146,7 @@ def _opened(
     Raises:
         StateError: a file is damaged or missing.
     """
-    if head.definition != _definition(workspace, entry, made):
+    if head.definition != _definition(workspace, entry, compiled):
         return "its definition, its plan or what it reads has changed"
     if head.crc != fillings.manifest_crc(workspace.files, head.base):
         return f"epoch {head.base} is another one now"
@@ -156,7 +158,7 @@ def _opened(
     done = checkpoint.done()
     checkpoint.clean(done)
     checkpoint.hold(head, workspace.options.lease_seconds)
-    plan = made.plan
+    plan = compiled.plan
     _LOG.info(
         "view %s goes on after %d of %d pieces, %d rows",
         plan.name,
@@ -167,9 +169,9 @@ def _opened(
     return StoredFilling(checkpoint, plan.id, entry.name, base, pieces, done, done.rows)
 
 
-def _definition(workspace: Workspace, entry: Entry, made: CompiledPlan) -> str:
+def _definition(workspace: Workspace, entry: Entry, compiled: CompiledPlan) -> str:
     """Return a digest of all that a view's state depends on: a checkpoint with another digest is of no use."""
-    upstream = [workspace.catalog.get(name) for name in made.upstream]
+    upstream = [workspace.catalog.get(name) for name in compiled.upstream]
     own = dataclasses.replace(entry, id="", since=0)
-    form = repr((own, made.plan.fingerprint, workspace.buckets, upstream))
+    form = repr((own, compiled.plan.fingerprint, workspace.buckets, upstream))
     return hashlib.sha256(form.encode()).hexdigest()

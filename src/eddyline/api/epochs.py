@@ -21,7 +21,7 @@ from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError, EngineError, QueryError
 from eddyline.intake.backoff import back_off
-from eddyline.intake.retention import cut_off, rows_expired
+from eddyline.intake.retention import rows_expired, views_with_expired_rows
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.epoch import EpochRunner, Replacement
@@ -237,7 +237,7 @@ class Epochs:
         """
         if not entries and clocks is None:
             return
-        cut = self._cut_off(entries)
+        cut = self._with_expired_rows(entries)
         for failure in cut.values():
             _LOG.error("view %s is set aside: %s", failure.view, failure.message)
         entries, aside = [e for e in entries if e.id not in cut], {**(aside or {}), **cut}
@@ -252,14 +252,16 @@ class Epochs:
         else:
             self.committed(timer)
 
-    def _cut_off(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
+    def _with_expired_rows(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
         """Return the views that can't be computed again because rows of a stream have expired, each with the reason.
 
         Args:
             entries: upstream first.
         """
         workspace = self._workspace
-        cut = cut_off(entries, workspace.catalog, workspace.manifest, workspace.sources)
+        cut = views_with_expired_rows(
+            entries, workspace.catalog, workspace.manifest, workspace.sources
+        )
         since = Epoch(workspace.manifest.epoch + 1)
         found = {}
         for entry in entries:
@@ -284,7 +286,7 @@ class Epochs:
         workspace = self._workspace
         failing = workspace.manifest.failing
         entries = [e for e in workspace.catalog.entries if e.id in failing and not e.paused]
-        cut = self._cut_off(entries)
+        cut = self._with_expired_rows(entries)
         told = {view for view, why in cut.items() if failing[view].message == why.message}
         entries = [entry for entry in entries if entry.id not in told]
         if not entries:

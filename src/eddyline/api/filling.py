@@ -78,7 +78,7 @@ class Filling:
         epochs: Epochs,
         catalog: Catalog,
         entry: Entry,
-        made: CompiledPlan,
+        compiled: CompiledPlan,
     ) -> Filling | None:
         """Begin to fill a view; return None if it must be computed between two epochs.
 
@@ -88,33 +88,42 @@ class Filling:
         Args:
             catalog: the catalog with the view.
         """
-        plan = made.plan
+        plan = compiled.plan
         if any(leaf.late or leaf.time is not None for leaf in plan.leaves) or any(
             part.expiry or isinstance(part.operator, Timed) for part in plan.parts
         ):
             return None
         base, level, folder = workspace.manifest, catalog.level(entry), attempt_folder(UNCOMMITTED)
-        stored = find_checkpoint(workspace, entry, made)
+        stored = find_checkpoint(workspace, entry, compiled)
         if stored is not None:
             filling = cls(
-                workspace, epochs, made, workspace.catalog, stored.base, stored.pieces,
+                workspace, epochs, compiled, workspace.catalog, stored.base, stored.pieces,
                 list(map(_rows, stored.pieces)), folder, level, stored,
             )  # fmt: skip
-            if not filling._moved(base):
+            if not filling._must_begin_anew(base):
                 return filling
-            stored.give_up("what it reads has changed otherwise than by changes")
-        constants = workspace.compiler.write_constants(made)
-        given = workspace.results.initial_input(made, catalog, base, {plan.name}, constants)
+            stored.discard("what it reads has changed otherwise than by changes")
+        constants = workspace.compiler.write_constants(compiled)
+        given = workspace.results.initial_input(compiled, catalog, base, {plan.name}, constants)
         most = 0 if grows_with_pieces(plan) else workspace.options.fill_rows
         pieces = in_pieces(workspace.files, given.segments, most)
         rows = list(map(_rows, pieces))
         stored = (
-            begin_checkpoint(workspace, entry, made, base, pieces, sum(rows))
+            begin_checkpoint(workspace, entry, compiled, base, pieces, sum(rows))
             if pieces[1:]
             else None
         )
         return cls(
-            workspace, epochs, made, workspace.catalog, base, pieces, rows, folder, level, stored
+            workspace,
+            epochs,
+            compiled,
+            workspace.catalog,
+            base,
+            pieces,
+            rows,
+            folder,
+            level,
+            stored,
         )
 
     @contextmanager
@@ -169,7 +178,7 @@ class Filling:
         return 0 if self.stored is None else self.stored.done.pieces
 
     @property
-    def _now(self) -> range:
+    def _next_pieces(self) -> range:
         """The numbers of the pieces that are computed together next."""
         first = self._pieces_done
         at_once = 1 if self.stored is None else self.stored.done.at_once
@@ -180,7 +189,7 @@ class Filling:
     ) -> EpochState | None:
         """Return the state after the next pieces; None if the view fails on their rows."""
         folder = self.folder if self.stored is None else self.stored.piece_folder(number)
-        now, segments = self._now, dict[str, list[Segment]]()
+        now, segments = self._next_pieces, dict[str, list[Segment]]()
         for piece in now:
             for leaf, own in self.pieces[piece].items():
                 segments.setdefault(leaf, []).extend(own)
@@ -196,7 +205,7 @@ class Filling:
         if (
             after is None
         ):  # perhaps it fails on this part only: the epoch that tries it again has all rows
-            self.stored.give_up("the view fails on its rows")
+            self.stored.discard("the view fails on its rows")
             return None
         rows = sum(self.rows[piece] for piece in now)
         return self.stored.after(after, len(now), rows, time.monotonic() - started)
@@ -232,7 +241,7 @@ class Filling:
             EddylineError: a commit has failed; the view isn't made.
         """
         state, workspace = self.state, self.workspace
-        if state is None or self._moved(workspace.manifest):
+        if state is None or self._must_begin_anew(workspace.manifest):
             return None
         plan = self.compiled.plan
         if workspace.manifest.epoch == self.base.epoch:
@@ -240,12 +249,12 @@ class Filling:
                 self.epochs.runner.make_delta(plan, self.folder, state)
             return self.epochs.adopt(plan, state).after(self.timer)
         try:
-            segments = {leaf.name: self._since(leaf.relation) for leaf in plan.leaves}
+            segments = {leaf.name: self._changes_since(leaf.relation) for leaf in plan.leaves}
         except StateError:  # an epoch that was held is gone: too many bytes
             return None
         return self.epochs.catch_up(PlanInput(plan, segments), state).after(self.timer)
 
-    def _moved(self, now: Manifest) -> bool:
+    def _must_begin_anew(self, now: Manifest) -> bool:
         """Return whether the view can't catch up from the changelogs of its inputs, and must be computed anew.
 
         That is also the case if rows of a stream have expired meanwhile: the view has counted them.
@@ -258,7 +267,7 @@ class Filling:
             for entry in entries
         )
 
-    def _since(self, relation: str) -> Sequence[Segment]:
+    def _changes_since(self, relation: str) -> Sequence[Segment]:
         """Return the rows of a stream, or the changes of another relation, since the epoch."""
         if not relation:
             return ()
@@ -279,7 +288,7 @@ class Filling:
         at, total = self._pieces_done, sum(self.rows)
         seconds = time.monotonic() - self.started
         share = share_done(self.workspace.spark, self._tag(at))
-        read = sum(self.rows[:at]) + share * sum(self.rows[piece] for piece in self._now)
+        read = sum(self.rows[:at]) + share * sum(self.rows[piece] for piece in self._next_pieces)
         first = 0 if self.stored is None else self.stored.rows_before
         done = read / total if total else share
         now = done - (first / total if total else 0)  # by this process

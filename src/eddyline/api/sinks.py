@@ -344,7 +344,7 @@ class Sinks:
         letters = self._workspace.catalog.letters_of(sink)
         if letters is not None:
             log = self._workspace.sources.log(letters)
-            self._workspace.sources.keep_letters(letters, Rejects(sink.name, log))
+            self._workspace.sources.register_letters(letters, Rejects(sink.name, log))
 
     def _letters_of(self, sink: Entry) -> Callable[[pa.Table, Sequence[str]], None]:
         """Return the store for rows that a target refuses, which become dead letters of the sink."""

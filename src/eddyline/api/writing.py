@@ -164,7 +164,7 @@ class Writing:
         with log.writing:
             workspace.check_writable()
             self._check_same(entry)
-            workspace.sources.take_written(entry)
+            workspace.sources.log_inbox(entry)
             yield log
 
     def _check_same(self, entry: Entry) -> None:
@@ -194,7 +194,7 @@ class Writing:
             if not workspace.writes:  # another engine may remove the entries at any time
                 return []
             if entry.kind == TABLE:
-                workspace.sources.take_written(entry)
+                workspace.sources.log_inbox(entry)
             end = workspace.sources.log(entry).end()
             return workspace.sources.between(entry, manifest, end)
 

@@ -124,20 +124,24 @@ class Pages:
             others |= {path: partial(page, self._observer) for path, page in added}
             static = StaticFiles(packages=[(addition.package, "static")])
             files.append(Mount(f"/static/{addition.name}", static))
-        routes = [Route(path, self._served(page), methods=["GET"]) for path, page in pages.items()]
+        routes = [
+            Route(path, self._page_endpoint(page), methods=["GET"]) for path, page in pages.items()
+        ]
         routes += [
-            Route(path, self._served(page, fresh=True), methods=["GET"])
+            Route(path, self._page_endpoint(page, fresh=True), methods=["GET"])
             for path, page in others.items()
         ]
-        forms: dict[str, Form] = {one.path: partial(self._ask_for, one) for one in posted()}
+        forms: dict[str, Form] = {one.path: partial(self._request_action, one) for one in posted()}
         for addition in self._additions:
             for path, act in addition.actions.items():
                 forms[path] = partial(_applied, act, self._observer)
-        routes += [Route(path, self._acted(act), methods=["POST"]) for path, act in forms.items()]
+        routes += [
+            Route(path, self._form_endpoint(act), methods=["POST"]) for path, act in forms.items()
+        ]
         files.append(Mount("/static", StaticFiles(directory=STATIC)))
         return [*routes, Route("/login", self.login, methods=["GET"]), *files]
 
-    def _served(
+    def _page_endpoint(
         self, page: Page, *, fresh: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a page; an error of Eddyline is shown as a page.
@@ -171,7 +175,7 @@ class Pages:
 
         return endpoint
 
-    def _acted(self, form: Form) -> Callable[[Request], Awaitable[Response]]:
+    def _form_endpoint(self, form: Form) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a form."""
 
         async def endpoint(request: Request) -> Response:
@@ -190,7 +194,7 @@ class Pages:
 
         return endpoint
 
-    def _ask_for(self, one: Posted, request: Request, fields: Mapping[str, str]) -> str:
+    def _request_action(self, one: Posted, request: Request, fields: Mapping[str, str]) -> str:
         """Request an action of the engine; return the path of the page that shows its outcome."""
         typed = {name: fields[name].replace("\r\n", "\n") for name in one.fields if name in fields}
         asked = one.ask(self._actions, request, typed)

@@ -28,10 +28,10 @@ from eddyline.source.kafka_rows import (
     HEADERS_TYPE,
     META,
     RAW,
-    AsTheyAre,
     Decode,
     Decoded,
     Json,
+    RawRecords,
     Values,
 )
 from eddyline.source.schema_registry import Registry
@@ -307,7 +307,7 @@ def _of_values(stream: Entry, context: Context) -> pa.Schema:
 def _decode(stream: Entry, given: Mapping[str, str], context: Context) -> Decode:
     wanted: Any = log_columns(stream)
     if FORMAT not in given:
-        return AsTheyAre(wanted)
+        return RawRecords(wanted)
     schema = _of_values(stream, context)
     values: Values = Json(schema, context.zone)
     if given[FORMAT] == AVRO:

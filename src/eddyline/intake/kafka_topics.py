@@ -89,10 +89,10 @@ class KafkaTopics:
         shared = {
             **settings,
             "logger": logging.getLogger("eddyline.kafka"),
-            "error_cb": self._note,
+            "error_cb": self._keep_error,
         }
         own = {**_SETTINGS, **settings, **OURS}
-        with self._named():
+        with self._translated_errors():
             try:
                 self._consumer = Consumer({**shared, **own})
                 self._admin = AdminClient(shared)
@@ -107,7 +107,7 @@ class KafkaTopics:
                 ) from error
         self._next: dict[Partition, int] | None = None  # where the consumer is
 
-    def _note(self, error: KafkaError) -> None:
+    def _keep_error(self, error: KafkaError) -> None:
         """Keep the client's reason for a failed connection, for the error of the call that times out meanwhile."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._unconnected = error.str()
@@ -115,7 +115,7 @@ class KafkaTopics:
     def describe(self, known: Iterable[str]) -> dict[str, Described | None]:
         """Return the topics to read, and the known ones; None for a topic that doesn't exist."""
         names = [*self._names, *known]
-        with self._named():
+        with self._translated_errors():
             found: dict[str, Described | None] = {}
             matching = set[str]()
             if self._pattern is not None:
@@ -151,7 +151,7 @@ class KafkaTopics:
         if not asked:
             return {}
         spec = OffsetSpec.earliest() if which == EARLIEST else OffsetSpec.latest()
-        with self._named():
+        with self._translated_errors():
             committed = which != EARLIEST
             return offsets_at(self._admin, asked, spec, read_committed=committed, wait_s=WAIT_S)
 
@@ -159,7 +159,7 @@ class KafkaTopics:
         self, after: Mapping[Partition, int], ends: Mapping[Partition, int], most: int | None
     ) -> tuple[list[Message], dict[Partition, int]]:
         """Return committed records, and the offsets after them; see `eddyline.source.kafka.Topics`."""
-        with self._named():
+        with self._translated_errors():
             if self._next != after:
                 self._assign(after)
             messages, offsets = self._read(dict(after), dict(ends), most)
@@ -252,7 +252,7 @@ class KafkaTopics:
             raise StoppedError
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Translate the client's errors."""
         self._unconnected = ""
         try:
@@ -268,7 +268,7 @@ class KafkaTopics:
             raise
 
     def _failed(self, what: str) -> EngineError:
-        self._admin.poll(0)  # calls `_note`
+        self._admin.poll(0)  # calls `_keep_error`
         return cannot_read(
             self._stream, ": ".join(filter(None, ("Kafka", what, self._unconnected)))
         )

@@ -72,7 +72,7 @@ def short_of_rows(view: Entry, catalog: Catalog, manifest: Manifest, sources: So
     return ""
 
 
-def cut_off(
+def views_with_expired_rows(
     views: Iterable[Entry], catalog: Catalog, manifest: Manifest, sources: Sources
 ) -> dict[str, tuple[str, str]]:
     """Return the views that have counted expired rows: by name the stream, and the view through which they came.

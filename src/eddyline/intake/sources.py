@@ -19,7 +19,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, FeedFormat, SourceFormat, SparkFormat
-from eddyline.source.base import Source, Tenant, cannot_read
+from eddyline.source.base import HasRemoteResources, Source, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
@@ -103,9 +103,9 @@ class Sources:
         """Raise DataError if a stream of this definition can't be opened."""
         self._format(entry.format).check(as_source(entry), self._context)
 
-    def is_tenant(self, entry: Entry) -> bool:
+    def has_remote_resources(self, entry: Entry) -> bool:
         """Return whether the source of an entry owns resources on another system."""
-        return isinstance(self._sources.get(entry.id), Tenant)
+        return isinstance(self._sources.get(entry.id), HasRemoteResources)
 
     def letters_role(self, entry: Entry) -> str:
         """Return the role of an entry's stream of dead letters; empty if it needs none."""
@@ -130,13 +130,13 @@ class Sources:
             frame: the streaming DataFrame to read; None to open format and options.
         """
         opened = self._format(entry.format) if frame is None else SparkFormat(entry.format, frame)
-        holder = _holder(entry, letters)
+        holder = _attached_entry(entry, letters)
         self.disconnect(holder)
         self._sources[holder.id] = opened.open(as_source(entry), letters, self._context)
 
     def attached(self, entry: Entry, letters: Entry | None) -> bool:
         """Return whether the source of a stream is open."""
-        return _holder(entry, letters).id in self._sources
+        return _attached_entry(entry, letters).id in self._sources
 
     def connect(self, entry: Entry, source: Source) -> None:
         """Attach a source that the caller has created; stop the previous one."""
@@ -155,7 +155,7 @@ class Sources:
         assert isinstance(inbox, TableInbox)
         return inbox
 
-    def take_written(self, table: Entry) -> None:
+    def log_inbox(self, table: Entry) -> None:
         """Move the batches that other processes have committed for a table into its log."""
         inbox = self._sources.get(table.id)
         if inbox is not None:
@@ -169,7 +169,7 @@ class Sources:
         """Return whether the source of a stream of dead letters is attached."""
         return letters.attached_to in self._sources or letters.id in self._letters
 
-    def keep_letters(self, letters: Entry, handler: DeadLetters) -> None:
+    def register_letters(self, letters: Entry, handler: DeadLetters) -> None:
         """Register the handler of a sink's dead letters, which no source has."""
         self._letters[letters.id] = handler
 
@@ -235,7 +235,7 @@ class Sources:
             except (StateError, StorageError, OSError):
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a source raises: it is named
-                errors.append(_named(source, error))
+                errors.append(_as_eddyline_error(source, error))
                 before = self.outages.get(source.name)
                 failures = 1 if before is None else before.failures + 1
                 retry_at = time.monotonic() + back_off(failures)
@@ -288,7 +288,7 @@ class Sources:
         self._letters.pop(entry.id, None)
         source = self._sources.get(entry.id)
         self.disconnect(entry)
-        if isinstance(source, Tenant):
+        if isinstance(source, HasRemoteResources):
             source.drop()
         for folder in FOLDERS:
             self.files.remove(f"{folder}/{entry.id}")
@@ -393,7 +393,7 @@ class Sources:
             old.stop()
 
 
-def _named(source: Source, error: Exception) -> EddylineError:
+def _as_eddyline_error(source: Source, error: Exception) -> EddylineError:
     """Return the error of a source that can't be read, as one of Eddyline."""
     if isinstance(error, EddylineError):
         return error
@@ -402,7 +402,7 @@ def _named(source: Source, error: Exception) -> EddylineError:
     return named
 
 
-def _holder(entry: Entry, letters: Entry | None) -> Entry:
+def _attached_entry(entry: Entry, letters: Entry | None) -> Entry:
     """Return the entry to which a stream's source is attached; for a pipeline its stream of dead letters."""
     return letters if letters is not None and letters.role == PIPELINE else entry
 

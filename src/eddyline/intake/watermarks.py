@@ -153,7 +153,7 @@ class Watermarks:
             )
         if self.now is not None:
             self._find_idle(clocks, positions, self.now)
-            self._follow(clocks)
+            self._advance_idle(clocks)
         return clocks
 
     def _find_idle(self, clocks: dict[str, Clock], positions: Mapping[str, int], now: int) -> None:
@@ -169,7 +169,7 @@ class Watermarks:
             idle = now - active >= stream.idle_timeout
             clocks[stream.id] = replace(clock, active=active, idle=idle)
 
-    def _follow(self, clocks: dict[str, Clock]) -> None:
+    def _advance_idle(self, clocks: dict[str, Clock]) -> None:
         """Raise the watermark of each idle stream to the minimum of the streams that views combine with it.
 
         Joins then drop state as if the stream had reached that time; its rows below are late.

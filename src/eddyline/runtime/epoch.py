@@ -178,7 +178,7 @@ class EpochRunner:
             attempt.check_rebuilt(state)
             with timer.stage("commit"):
                 self._replace_deltas(attempt, state)
-                self.merges.commit_to(state.arrangements, folder)
+                self.merges.add_results_to(state.arrangements, folder)
                 manifest = self._next_manifest(
                     base, plans, state, positions, watermarks, attempt.rebuilt
                 )

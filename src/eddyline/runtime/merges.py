@@ -120,7 +120,7 @@ class Merges:
                 )
                 self._running.start()
 
-    def commit_to(self, arrangements: dict[str, Buckets], folder: str) -> None:
+    def add_results_to(self, arrangements: dict[str, Buckets], folder: str) -> None:
         """Replace merged runs by their results in the arrangements, and move the files into the folder of an epoch.
 
         The result of a merge is removed if its runs are no longer all there, as after a rebuild of the view.

@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Tenant(Source, Protocol):
+class HasRemoteResources(Source, Protocol):
     """A source that owns resources on another system, such as a replication slot."""
 
     def drop(self) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError, StorageError
-from eddyline.source.inbox import gathered, write_file
+from eddyline.source.inbox import concatenated, write_file
 from eddyline.source.user_rows import Rows, as_arrow, collected
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loosened
@@ -100,7 +100,7 @@ class TableRows:
         """Write the rows of a task; yield `WRITTEN` of each file, or of the error of a row that doesn't fit."""
         given = (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
         try:
-            for part in gathered(given):
+            for part in concatenated(given):
                 for place, file in self._written(part):
                     yield _row(*file, place, None)
         except (DataError, StorageError) as error:

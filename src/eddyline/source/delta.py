@@ -184,8 +184,8 @@ class DeltaStream(CopiedSource):
         if commit is not None:
             state = replace(state, digest=commit.digest)
         self.log.clear(self._next)
-        parts = _Parts(self)
-        numbers = _Numbered(self, version, None if commit is None else commit.committed_at)
+        parts = _EntryRows(self)
+        numbers = _RowNumbering(self, version, None if commit is None else commit.committed_at)
         for found in self._rows(self.delta.snapshot(table, self._names(state))):
             parts.add(numbers.rows(found, is_after=True))
         self._append(parts.finish(), state)
@@ -199,10 +199,10 @@ class DeltaStream(CopiedSource):
         if not commits:
             return False
         self.log.clear(self._next)
-        parts = _Parts(self)
+        parts = _EntryRows(self)
         for commit in commits:
             try:
-                after = self._after(done, commit)
+                after = self._next_position(done, commit)
                 self._read(commit, after, parts)
             except EddylineError:
                 if done is before:
@@ -214,7 +214,7 @@ class DeltaStream(CopiedSource):
 
     def _commits(self, state: DeltaPosition) -> list[Commit]:
         """Return the commits of the next entry."""
-        self._look(state)
+        self._check_continuity(state)
         commits, size = list[Commit](), 0
         for version in range(state.version + 1, state.version + 1 + ENTRY_VERSIONS):
             commit = self.delta.commit(version)
@@ -226,7 +226,7 @@ class DeltaStream(CopiedSource):
             commits.append(commit)
         return commits
 
-    def _look(self, state: DeltaPosition) -> None:
+    def _check_continuity(self, state: DeltaPosition) -> None:
         """Raise an error unless the table's next commits continue the one that was read last."""
         last = state.version
         there, known = self.delta.there(last + 1, max(last, 0))
@@ -251,7 +251,7 @@ class DeltaStream(CopiedSource):
             )
         self._checked = time.monotonic()
 
-    def _after(self, state: DeltaPosition, commit: Commit) -> DeltaPosition:
+    def _next_position(self, state: DeltaPosition, commit: Commit) -> DeltaPosition:
         """Return the state after a commit; DataError if its layout doesn't fit."""
         state = replace(state, version=commit.version, digest=commit.digest)
         layout = commit.layout
@@ -269,12 +269,12 @@ class DeltaStream(CopiedSource):
         if why := self.misfit(layout):
             raise self._changed(f"as of version {version} {why}", _ALTER)
 
-    def _read(self, commit: Commit, state: DeltaPosition, parts: _Parts) -> None:
+    def _read(self, commit: Commit, state: DeltaPosition, parts: _EntryRows) -> None:
         """Add the changes of one version to an entry: first the removed rows, then the new ones."""
         if not commit.files:  # it changes no row, as OPTIMIZE and VACUUM
             return
-        gone, came = _Parts(self), _Parts(self)
-        numbers = _Numbered(self, commit.version, commit.committed_at)
+        gone, came = _EntryRows(self), _EntryRows(self)
+        numbers = _RowNumbering(self, commit.version, commit.committed_at)
         try:
             table, names = self._opened(state), self._names(state)
             for changed in self._rows(self.delta.changes(table, commit.version, names)):
@@ -370,7 +370,7 @@ class DeltaStream(CopiedSource):
         self._append([], state)
 
 
-class _Numbered:
+class _RowNumbering:
     """Converts the rows of one version to rows of the log, and numbers them.
 
     Args:
@@ -410,7 +410,7 @@ class _Numbered:
         return pa.table(columns)
 
 
-class _Parts:
+class _EntryRows:
     """The rows of an entry in order; those that don't fit in memory are in files."""
 
     def __init__(self, stream: DeltaStream) -> None:
@@ -427,7 +427,7 @@ class _Parts:
             if self._bytes >= FILE_BYTES:
                 self._write()
 
-    def join(self, other: _Parts) -> None:
+    def join(self, other: _EntryRows) -> None:
         """Add the rows of another one."""
         if other._segments:
             self._write()

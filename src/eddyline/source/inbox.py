@@ -72,7 +72,7 @@ def write_files(
         attempt: begins the names of the files of this write; has no hyphen.
         rows: tables of all columns of the table, in their order.
     """
-    return [write_file(files, table, attempt, part, APPEND) for part in gathered(rows)]
+    return [write_file(files, table, attempt, part, APPEND) for part in concatenated(rows)]
 
 
 def write_file(
@@ -134,7 +134,7 @@ def commit_batch(
     )
     folder = f"{FOLDER}/{table}"
     # what was there before the table was closed is taken, what came later perhaps not
-    lost = files.exists(f"{folder}/{CLOSED}") and _withdrawn(files, name)
+    lost = files.exists(f"{folder}/{CLOSED}") and _withdraw_document(files, name)
     if lost or not files.exists(folder):
         raise being_altered()
 
@@ -158,7 +158,7 @@ def withdraw_batch(
     """
     if written:
         document = _document(table, written)
-        if not _withdrawn(files, document) and files.exists(document + CLAIMED):
+        if not _withdraw_document(files, document) and files.exists(document + CLAIMED):
             return  # an engine inserts it, although the commit failed after it
     for name, _, _ in written:
         files.remove(name)
@@ -301,7 +301,7 @@ def _document(table: str, written: Sequence[tuple[str, int, int]]) -> str:
     return f"{FOLDER}/{table}/{first.removesuffix('.arrow')}{BATCH}"
 
 
-def _withdrawn(files: Files, document: str) -> bool:
+def _withdraw_document(files: Files, document: str) -> bool:
     """Remove the document of a batch; False if an engine has claimed it, or its folder is gone."""
     gone = f"{document}.{uuid.uuid4().hex}.withdrawn"
     if not files.rename(document, gone):
@@ -314,7 +314,7 @@ def _number(batch: InboxBatch) -> int:
     return -1 if batch.version is None else batch.version
 
 
-def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def concatenated(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Concatenate small tables, as far as they fit into one file."""
     held: list[pa.Table] = []
     size = 0

@@ -172,11 +172,11 @@ class KafkaStream(CopiedSource):
 
     def _copy(self) -> None:
         try:
-            state = self._resumed()
+            state = self._stored_position()
             if self._begun is not None:
-                state = self._finish(state, self._begun)
+                state = self._complete_entry(state, self._begun)
             if time.monotonic() >= self._checked + CHECK_S:
-                state = self._extended(state)
+                state = self._with_new_partitions(state)
                 self._checked = time.monotonic()
             ends = self.topics.offsets(_offsets(state), LATEST)
             while not self._thread.stopped.is_set() and self._copy_entry(ends):
@@ -187,7 +187,7 @@ class KafkaStream(CopiedSource):
             self._close()  # connected again by the next try
             raise
 
-    def _resumed(self) -> State:
+    def _stored_position(self) -> State:
         """Return the stored position; on the first call store the one to begin at."""
         number = self.log.end()
         if self._state is None or self._next != number:
@@ -196,36 +196,36 @@ class KafkaStream(CopiedSource):
             self._begun = None if begun is None or stored is None else _state(begun)
             self._next = number
         if self._state is None:
-            self._store(self._first())
+            self._store(self._initial_position())
         assert self._state is not None
         return self._state
 
-    def _first(self) -> State:
+    def _initial_position(self) -> State:
         """Return the position at which a new stream begins."""
         found = self._there(self.topics.describe(()))
         partitions = _partitions(found)
         starting = self.starting
         if isinstance(starting, int):
-            return _with({}, found, self.topics.offsets(partitions, starting))
+            return _with_offsets({}, found, self.topics.offsets(partitions, starting))
         offsets = self.topics.offsets(partitions, EARLIEST)
         if LATEST in starting.values():
             latest = self.topics.offsets(partitions, LATEST)
             offsets |= {one: latest[one] for one in partitions if starting.get(one) == LATEST}
         given = {one: offset for one, offset in starting.items() if offset >= 0 and one in offsets}
-        return _with({}, found, offsets | given)
+        return _with_offsets({}, found, offsets | given)
 
-    def _extended(self, state: State) -> State:
+    def _with_new_partitions(self, state: State) -> State:
         """Add new partitions to the position; they begin at their first record."""
-        found = self._same(state)
+        found = self._existing_topics(state)
         known = _offsets(state)
         new = [one for one in _partitions(found) if one not in known]
         if new:
-            state = _with(state, found, self.topics.offsets(new, EARLIEST))
+            state = _with_offsets(state, found, self.topics.offsets(new, EARLIEST))
             self._store(state)
             _LOG.info("stream %s reads %d more partitions", self.name, len(new))
         return state
 
-    def _same(self, state: State) -> dict[str, Described]:
+    def _existing_topics(self, state: State) -> dict[str, Described]:
         """Return the existing topics; raise DataError if one was deleted and created again."""
         found = self._there(self.topics.describe(state))
         for name, known in state.items():
@@ -241,14 +241,14 @@ class KafkaStream(CopiedSource):
                 raise self._changed(f"topic {name} isn't there")
         return {name: one for name, one in found.items() if one is not None}
 
-    def _finish(self, before: State, begun: State) -> State:
+    def _complete_entry(self, before: State, begun: State) -> State:
         """Complete an interrupted entry with exactly the records that it was to have; return the position after it."""
         after = _offsets(before)
         wanted = {one: end for one, end in _offsets(begun).items() if after[one] < end}
         if wanted:
             messages, offsets = self.topics.read(after, wanted, None)
-            self._same(before)
-            before = _with(before, None, offsets)
+            self._existing_topics(before)
+            before = _with_offsets(before, None, offsets)
             self._append(messages, before)
         self._begun = None
         return before
@@ -264,15 +264,15 @@ class KafkaStream(CopiedSource):
         after = _offsets(state)
         for (topic, number), end in ends.items():
             if end < after[topic, number]:
-                self._same(state)
+                self._existing_topics(state)
                 read = f"ends at offset {end}, and was read up to {after[topic, number]}"
                 raise lost(self.name, f"partition {number} of topic {topic} {read}")
         wanted = {one: end for one, end in ends.items() if after[one] < end}
         if not wanted:
             return False
         messages, offsets = self.topics.read(after, wanted, self.limit or ENTRY_RECORDS)
-        self._same(state)  # so what was read is of the topics that are known
-        self._append(messages, _with(state, None, offsets))
+        self._existing_topics(state)  # so what was read is of the topics that are known
+        self._append(messages, _with_offsets(state, None, offsets))
         return True
 
     def _append(self, messages: Sequence[Message], state: State) -> None:
@@ -331,7 +331,7 @@ def _offsets(state: State) -> dict[Partition, int]:
     }
 
 
-def _with(
+def _with_offsets(
     state: State, found: Mapping[str, Described] | None, offsets: Mapping[Partition, int]
 ) -> State:
     """Return a position with other offsets for some partitions.

@@ -62,7 +62,7 @@ Values: TypeAlias = Callable[[pa.Array], tuple[pa.Table, Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class AsTheyAre:
+class RawRecords:
     """Records with the columns of Spark's source.
 
     Attributes:

@@ -21,8 +21,8 @@ from eddyline.errors import EddylineError, StateError
 from eddyline.state.run_lists import (
     Arrangements,
     Buckets,
+    apply_json_changes,
     changed_by,
-    changed_json,
     changes_to_json,
     count_runs,
     from_json,
@@ -390,7 +390,7 @@ def stored_manifest(files: Files, epoch: Epoch) -> Stored:
     if known is not None:
         arrangements = reduce(changed_by, changes, known.manifest.arrangements)
     else:
-        arrangements = from_json(reduce(changed_json, changes))
+        arrangements = from_json(reduce(apply_json_changes, changes))
     found = _stored(*chain[0], arrangements)
     recent.add(files, found)
     return found

@@ -94,7 +94,7 @@ def changed_by(arrangements: Mapping[str, Buckets], changes: Mapping[str, Any]) 
     )
 
 
-def changed_json(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_json_changes(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Apply changes of `changes_to_json` to a document of `to_json`; unchanged parts are shared."""
     return _after(document, changes)
 
