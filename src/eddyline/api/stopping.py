@@ -11,7 +11,7 @@ from eddyline.catalog.entries import EXPECTATIONS, Entry
 from eddyline.catalog.expectations import expectations_of, strict
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.intake.backoff import back_off
-from eddyline.intake.sources import Outage
+from eddyline.intake.sources import SourceOutage
 from eddyline.spark.failures import jvm_lost, query_errors
 from eddyline.sql.expectations import STOP, Expectation
 
@@ -58,7 +58,9 @@ class Stops:
             if checked.error is not None:
                 self.errors.append(checked.error)
                 retry_at = time.monotonic() + back_off(1)
-                self._workspace.sources.outages[entry.name] = Outage(checked.error, 1, retry_at)
+                self._workspace.sources.outages[entry.name] = SourceOutage(
+                    checked.error, 1, retry_at
+                )
             if (end := min(checked.end, found[entry.id])) > first:
                 found[entry.id] = end
             else:

@@ -38,7 +38,7 @@ _LOG = logging.getLogger("eddyline.sources")
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class SourceOutage:
     """The outage of a source; other sources continue.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sources:
     zone: str
     formats: Mapping[str, SourceFormat]
     clock: Callable[[], int]
-    outages: dict[str, Outage] = field(default_factory=dict)
+    outages: dict[str, SourceOutage] = field(default_factory=dict)
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
     _letters: dict[str, DeadLetters] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class Sources:
                 before = self.outages.get(source.name)
                 failures = 1 if before is None else before.failures + 1
                 retry_at = time.monotonic() + back_off(failures)
-                self.outages[source.name] = Outage(errors[-1], failures, retry_at)
+                self.outages[source.name] = SourceOutage(errors[-1], failures, retry_at)
         return errors
 
     def stop(self) -> None:
