@@ -45,8 +45,8 @@ class Watermarks:
         now: when the epoch begins, microseconds since 1970; None where no epoch runs.
         before, moment: the value of now() in the committed epoch and in this one, microseconds since
             1970; 0 if no view uses it.
-            deferred: whether views that this epoch doesn't run still need these watermarks; the committed
-            clocks then stay as they are.
+        deferred: whether views that this epoch doesn't run still need these watermarks. The committed
+            clocks then keep the watermarks of the epoch before.
         reported: by stream name, what the running epoch has observed.
     """
 

@@ -50,7 +50,7 @@ class _Kept:
         calls: the functions that it keeps, each with its argument, if it has one.
         buffers: the attributes from which Spark computes the result, each with SQL for its value: `{0}` and `{1}` stand
             for the results of the calls, `{place}` for the number of the row.
-            result: the expression of the result over the buffers.
+        result: the expression of the result over the buffers.
         peers: whether frames end with the last row of the same sort keys.
     """
 

@@ -125,7 +125,7 @@ class Execution:
     def _in_driver(
         self, plan: EpochPlan, short: ShortPlan, pieces: Sequence[Piece], context: EpochContext
     ) -> Reports | None:
-        """Run a plan in the short lane; return None if it must run as a Spark job, because it has too many rows."""
+        """Run a plan in the short lane; return None if it must run as a Spark job: too many rows, or Spark's private API fails."""
         try:
             return short.run(context, _by_leaf(plan, pieces))
         except Exception as error:  # whatever Spark or an operator raises: it is named

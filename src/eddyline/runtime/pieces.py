@@ -38,8 +38,8 @@ def grows_with_pieces(plan: EpochPlan) -> bool:
 def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) -> list[Piece]:
     """Cut the input of a view into pieces of about equal numbers of rows.
 
-    Leaves with few rows come whole in the first piece, so that a join can match the rows of the largest leaf as
-    they come. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
+    Leaves come in the order of their numbers of rows, the largest last, so that a join can match its rows as they
+    come. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
     Segments with an unknown number of rows come in the first piece that reads their leaf.
 
     Args:
