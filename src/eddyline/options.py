@@ -23,7 +23,7 @@ def check_buckets(buckets: int) -> None:
 
 
 def _check_url(name: str, given: object, starts: tuple[str, ...], wrong: str, hint: str) -> None:
-    """Raise EngineError BAD_OPTION if an option is neither empty nor such a URL, which isn't shown."""
+    """Raise EngineError BAD_OPTION, without the value, if an option is neither empty nor a URL with such a start."""
     text = given if isinstance(given, str) else "not text"
     if text and not text.startswith(starts):
         raise EngineError(f"option {name} {wrong}", condition="BAD_OPTION", hint=hint)

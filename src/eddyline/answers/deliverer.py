@@ -202,5 +202,5 @@ class Deliverer:
     def _close(self) -> None:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
-            with suppress(Exception):  # the target is gone in any case
+            with suppress(Exception):  # nothing can be done about an error of the target here
                 delivery.sink.close()

@@ -94,7 +94,7 @@ class CommittedChangelog:
         self._now = last_committed(self.files)
         chains = self._now.replaced.values()
         ends = [until for chain in chains for name, until in chain if name == self.view]
-        # the changelog of a view ends where another one has replaced it
+        # the changelog of a replaced view ends with its replacement
         epoch = Epoch(min([self._now.epoch, *(until - 1 for until in ends)]))
         if self.files.unflushed and epoch > self._flushed:
             # a power cut could undo the epoch, but not its delivery
@@ -103,7 +103,7 @@ class CommittedChangelog:
         return epoch
 
     def retained(self) -> list[Epoch]:
-        # the first epoch of a view gives all its rows: no changes of what a target held before
+        # the first epoch of a view has all its rows: they aren't changes of what a target already holds
         chain = self._now.replaced.get(self.view, ())
         ended = next((end for name, end in chain if not name), Epoch(0))
         if not chain and self.view not in self._now.rebuilt:
@@ -201,7 +201,7 @@ class Delivery:
                 raise decision.error
             if isinstance(decision, UpToDate):
                 if target and (cursor is None or cursor.epoch < target):
-                    # a crash came before the write of the cursor, or the view was replaced
+                    # a crash has prevented the write of the cursor, or the view was replaced
                     self.outbox.advance(Cursor(changelog.view, target))
                 return committed
             first = decision.first if isinstance(decision, Deliver) else decision.epoch

@@ -124,7 +124,7 @@ def _found(
         raise _NeedsSpark
     epoch = asked["epoch"]
     if epoch and int(epoch) < entry.since:
-        raise _NeedsSpark  # as of then its rows may be those of the view that it has replaced
+        raise _NeedsSpark  # the rows of that epoch may belong to a predecessor of the view
     names = [field["name"] for field in json.loads(entry.schema)["fields"]]
     with pinned(files, Epoch(int(epoch)) if epoch else None) as manifest:
         check_live(entry, manifest)

@@ -79,7 +79,7 @@ def _task(files: Files, catalog: Catalog, manifest: Manifest, entry: Entry) -> T
     rows = None
     try:
         rows = row_count(files, manifest, entry.id)
-    except StateError as error:  # the others are listed
+    except StateError as error:  # other views must still be listed
         state += f", {error.condition}"
     return Task(entry.name, VIEW, state, catalog.level(entry), entry.since, rows)
 

@@ -184,7 +184,7 @@ def verify_views(
             sides = (_convertible(frame).toArrow() for frame in (live, offline[entry.name]))
             found[entry.name] = difference(*sides)
     gone = _with_expired_rows(results, catalog, manifest, [e for e in wanted if e.name in found])
-    for name, why in gone.items():  # perhaps before they were read
+    for name, why in gone.items():  # the rows may have expired before they were read
         failing[name] = why
         del found[name]
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
@@ -265,7 +265,8 @@ def _offline(
     for known in map(catalog.get, entry.upstream):
         seen = seen_by(entry, known)
         unchecked = known.name in logged and not filter_of(known, entry)
-        if not (unchecked or seen.altered):  # it is perhaps set aside, and not registered
+        # not read here; it may be set aside, and then isn't registered
+        if not (unchecked or seen.altered):
             continue
         plain[known.name] = content = session.table(quoted(known.name))
         if unchecked:

@@ -87,11 +87,12 @@ def check_unused(workspace: Workspace, relation: Entry, change: AlterColumn) -> 
     if sinks:
         raise _used(relation, f"sinks follow it: {', '.join(sinks)}", "drop these sinks first")
     for view in catalog.below(name):
-        if view.paused and relation.arranged:  # its epoch has no rows of the new relation
+        # the epoch of its pause has no rows of the new relation
+        if view.paused and relation.arranged:
             raise _used(relation, f"view {view.name} reads it, and is paused", "resume it first")
     readers = [view for view in map(catalog.get, catalog.readers(name)) if view.kind == VIEW]
     frames = [view.name for view in readers if view.of_frame]
-    if frames:  # whose columns are those of the relation that their program has read
+    if frames:  # their programs have built the plans with the old columns
         raise _used(
             relation,
             f"views of DataFrames read it: {', '.join(frames)}",
@@ -173,7 +174,7 @@ def replace_relation(
         workspace.manifest = workspace.manifest.owned(workspace.catalog.ids)
         raise
     for reader in map(workspace.catalog.get, readers):
-        workspace.forget_plan(reader)  # it reads other places
+        workspace.forget_plan(reader)  # its columns have other places now
     workspace.forget(old)
 
 

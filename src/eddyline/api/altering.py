@@ -56,7 +56,8 @@ class Altering:
             fields, key = changed(table, change)
             check_unused(workspace, table, change)
             with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
-                while self._epochs.run_next(Timer()):  # so that the table's state has all rows
+                # process all waiting rows, so that the table's state is complete
+                while self._epochs.run_next(Timer()):
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
 

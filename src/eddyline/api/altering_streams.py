@@ -85,7 +85,8 @@ class AlteringStreams:
         with self._stopped(stream):
             workspace.files.remove(f"{workspace.sources.log(stream).folder}/{SET_ASIDE}")
             if stream.arranged and change.action != RENAME:
-                while self._epochs.run_next(Timer()):  # so that the stream's state has all rows
+                # process all waiting rows, so that the stream's state is complete
+                while self._epochs.run_next(Timer()):
                     pass
                 for error in self._epochs.stops.errors:
                     if error.context.get("stream") == stream.name:

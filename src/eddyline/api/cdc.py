@@ -98,7 +98,7 @@ class ChangeFlows:
             int(stored_as_scd_type),
         )
         query = flow_query(flow, target, relation(self._workspace, source))
-        # what a table of these keys or their history needs: no reason for a warning
+        # its state is the table, or its history, as the user asked: no warning about growth
         entry = self._definitions.view(target, query, replace=False, warn=False)
         return View(entry.name, self._reading, self._epochs.sinks)
 

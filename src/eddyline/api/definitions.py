@@ -148,12 +148,13 @@ class Definitions:
             same = all(getattr(present, key) == getattr(draft, key) for key in keys)
             for key in (EXPECTATIONS, COMPANION):
                 same = same and present.options.get(key) == draft.options.get(key)
-            return same and not (replace and present.options)  # it keeps columns of altered tables
+            # a view with options sees old columns of altered tables
+            return same and not (replace and present.options)
         if not connected(self._workspace, present, draft, plan):
             return False
         if present.id in self._workspace.manifest.failing:
             self._epochs.retry()
-        self._epochs.sinks.wake()  # those that wait for its DataFrame
+        self._epochs.sinks.wake()  # some sinks may have waited for its DataFrame
         return True
 
     def _must_be_recreated(self, view: Entry) -> bool:

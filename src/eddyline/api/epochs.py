@@ -136,7 +136,7 @@ class Epochs:
             # only a stream of operations can fail it on its rows: whose expectations can't be evaluated
             if error.condition != VIEW_FAILING or not self.stops.found_fault(positions):
                 raise
-            return self._run_next(Timer())  # the others go on
+            return self._run_next(Timer())  # try again without the stream that has stopped
         self.committed(timer)
         return True
 
@@ -173,7 +173,7 @@ class Epochs:
             for compiled in plans
         ]
         watermarks, asked = self._watermarks(base, filled)
-        if not asked:  # else it would have to advance for those, too
+        if not asked:  # now() can't advance without the other views that use it
             watermarks.advance([compiled.plan.parts for compiled in plans], rows=True)
         replacement = None
         if replaced is not None:
@@ -483,7 +483,8 @@ class Epochs:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:
                 _LOG.error("epoch %d failed: %s", epoch, named(error))
             self.reporting.failed(epoch, timer, error)
-            with workspace.files.committing():  # a newer writer has perhaps removed the attempt
+            # raises FENCED if a newer writer has removed the attempt
+            with workspace.files.committing():
                 pass
             # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)

@@ -124,7 +124,7 @@ class Expecting:
                     hint=f"known: {known}",
                 )
             catalog = workspace.catalog
-            # what a stream of operations has applied stays, and what it has rejected stays out of it
+            # a stream of operations isn't computed again: applied records stay applied, rejected ones rejected
             names = [] if stream.arranged else catalog.readers(stream.name)
             readers = list(map(catalog.get, names))
             frames = [entry.name for entry in readers if entry.of_frame]
@@ -150,7 +150,7 @@ class Expecting:
             catalog = workspace.catalog
             workspace.save(catalog.with_entries([changed]))
             kept = kept_out_of(stream, catalog)
-            # the next epoch computes those again whose plan is another one
+            # the next epoch computes those views again whose plan has changed
             for entry in [*readers, stream, *([kept] if kept else [])]:
                 workspace.forget_plan(entry)
             workspace.compiler.frames.forget(stream.id)

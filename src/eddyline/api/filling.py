@@ -130,7 +130,7 @@ class Filling:
     def running(self) -> Iterator[None]:
         """Retain the base epoch and show the view in the status, during the context."""
         with ExitStack() as held:
-            held.callback(self.workspace.reads.sweep)  # lets the epoch go at once
+            held.callback(self.workspace.reads.sweep)  # releases the epoch at once
             if self.base.epoch:
                 held.enter_context(self.workspace.reading(self.base.epoch))
             name = self.compiled.plan.name.lower()
@@ -161,7 +161,7 @@ class Filling:
             except EddylineError as error:
                 if self._pieces_done:
                     raise
-                # the epoch that tries it again tells the user
+                # the epoch that tries it again reports the error
                 _LOG.info("view %s couldn't be filled: %s", self.compiled.plan.name, named(error))
                 return
             if state is None or self.stored is None:
@@ -250,7 +250,7 @@ class Filling:
             return self.epochs.adopt(plan, state).after(self.timer)
         try:
             segments = {leaf.name: self._changes_since(leaf.relation) for leaf in plan.leaves}
-        except StateError:  # an epoch that was held is gone: too many bytes
+        except StateError:  # an epoch was removed in spite of the lease: `held_bytes` was exceeded
             return None
         return self.epochs.catch_up(PlanInput(plan, segments), state).after(self.timer)
 

@@ -41,7 +41,7 @@ def check_readers(view: Entry, catalog: Catalog) -> None:
     for reader in catalog.below(view.name):
         if reader.paused:  # its epoch has no rows of the new view
             raise _read(view, f"view {reader.name} reads it, and is paused", "resume it first")
-        if reader.of_frame:  # whose columns are those of the relation that its program has read
+        if reader.of_frame:  # its program has built the plan with the old columns
             raise _read(
                 view,
                 f"{reader.name}, a view of a DataFrame, reads it",

@@ -37,7 +37,7 @@ def retire_old(workspace: Workspace) -> None:
             prune(workspace.files, set(workspace.filling))
     try:
         oldest = read_manifest(workspace.files, committed_epochs(workspace.files)[0])
-    except StateError as error:  # whoever needs that epoch is told
+    except StateError as error:  # a reader of that epoch gets the error
         _LOG.error("redo logs are neither merged nor shortened: %s", error)
         return
     workspace.sources.expire(workspace.catalog, oldest, workspace.manifest.epoch)

@@ -70,7 +70,8 @@ class Sinks:
         self._delivered = delivered
         self._deliverers: dict[str, Deliverer] = {}
         self._functions: dict[str, Function] = {}
-        self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
+        # by sink the view that its thread follows
+        self._followed: dict[str, tuple[Entry, Target]] = {}
 
     def recover(self) -> None:
         """Remove leftovers of dropped sinks after a crash, and open the dead letters of the others."""
@@ -323,7 +324,7 @@ class Sinks:
             return
         self._stop(sink.id)
         if self._workspace.catalog.get(sink.upstream[0]).id in self._workspace.manifest.failing:
-            return  # perhaps it can't be compiled; the commit that brings it back starts the sink
+            return  # it may not be compilable now; the commit that brings it back starts the sink
         try:
             self._followed[sink.id] = self._follow(sink)
         except EddylineError as error:  # the view can't be compiled now; each epoch tries again

@@ -112,7 +112,8 @@ class Workspace:
         self._storage_lock = None if read_only else StorageLock(self.files)
         try:
             self.files.unflushed = UNFLUSHED[options.delivery]
-            if self.writes:  # before it is read: what others have committed is in it
+            # raised before the storage is read, so that all commits of older writers are seen
+            if self.writes:
                 self.files.fence = Fence.raised(self.files.root)
             self.store = open_store(self.files, options.catalog)
             self.inbox = Inbox(self.store)
@@ -206,7 +207,7 @@ class Workspace:
             if self.reads.begin(kept):
                 break
             if epoch is not None:
-                read_manifest(self.files, kept)  # tells that it is not there
+                read_manifest(self.files, kept)  # raises the error for an epoch that isn't retained
         try:
             yield now, partial(self.reads.keep, kept)
         finally:
@@ -336,7 +337,7 @@ class Workspace:
         self.manifest = self.manifest.owned(self.catalog.ids)
         self.sources.remove(entry)
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped
-        if self.catalog.find(entry.name) is None:  # a view that replaces it keeps its readers
+        if self.catalog.find(entry.name) is None:  # a view that replaces it takes over its readers
             forget_readers(self.files, entry.name)
 
     def release(self) -> None:

@@ -149,11 +149,12 @@ class Writing:
                 if written:
                     log_files(files, log, written)
         except EddylineError:
-            with workspace.lock:  # perhaps the table's inbox is gone
+            with workspace.lock:  # the table may have been dropped, with its inbox
                 self._check_same(entry)
             raise
         finally:
-            with suppress(OSError, EddylineError):  # else they go with those of broken off writes
+            # remaining files are removed later, with those of interrupted writes
+            with suppress(OSError, EddylineError):
                 withdraw_batch(files, entry.id, attempt, ())
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""What views see of a table whose columns have changed since they were created.
+"""The columns of an altered table or stream as its older views see them.
 
-A view keeps the columns that its tables had then, as in PostgreSQL: `SELECT *` gets no column that was added
-later. Columns that have left a table stay readable, as nulls, so that plans stay the same.
+A view keeps the columns that its tables had when it was created, as in PostgreSQL: `SELECT *` doesn't include
+columns that were added later. Dropped columns are read as nulls, so that the plans stay the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Seen:
 
     Attributes:
         columns: names and types.
-        names: for each its present name in the relation; None if it has left.
+        names: for each its present name in the relation; None for a dropped one.
         key: places of the primary key's columns.
         altered: whether they may differ from the relation's own.
     """
@@ -50,10 +50,10 @@ def seen_by(view: Entry, relation: Entry) -> Seen:
 
 
 def keep_seen(view: Entry, relation: Entry, now: Mapping[str, str | None]) -> Entry:
-    """Return a view that still sees the columns of a relation as before these change.
+    """Return a view that still sees the present columns of a relation after an alteration.
 
     Args:
-        now: for each present name of a column its next one; None for one that leaves.
+        now: by present name of a column the new name; None for a dropped one.
     """
     seen = seen_by(view, relation)
     names: Sequence[str | None] = [None if name is None else now[name] for name in seen.names]

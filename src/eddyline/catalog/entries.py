@@ -17,7 +17,7 @@ LATE = "__late"  # suffix of the stream of late rows
 DEAD = "__dead"  # suffix of the stream of dead letters of a pipeline or stream
 PIPELINE = "pipeline"  # role of a pipeline's dead letters; the entry also represents the pipeline
 REJECTS = "rejects"  # role of the dead letters of a stream that Spark reads
-KEPT_OUT = "kept out"  # role of what the expectations of a stream of operations keep out of it
+KEPT_OUT = "kept out"  # role of the stream of records that the expectations of a stream of operations reject
 KEPT = "__kept_out"  # suffix of that stream
 LATE_ROWS = "late"  # role of the late rows of a stream
 INTO = "into"  # option of role PIPELINE: name of the stream that the pipeline writes
@@ -29,7 +29,7 @@ RETAIN = "retain"  # another one, see `intake/retention.py`
 EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
 LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`
 LEFT = "left"  # in the metadata of a column of a log that the stream no longer has
-LATER = "later"  # in that of a column which a stream of operations got later: it comes after `OP`
+LATER = "later"  # in the metadata of a column that was added to a stream of operations: it comes after `OP`
 COMPANION = "companion of"  # option of a view that belongs to a relation: its name in lower case
 REASON = "reason"  # the last column of a stream of late rows, unless the stream has one
 

@@ -111,7 +111,7 @@ class Guard:
             if not begun:
                 await internal(error)(scope, receive, guarded)
             elif not ended:
-                raise  # the connection is cut, so that the client doesn't take a part for the whole
+                raise  # cut the connection, so that the client doesn't take a partial response for a complete one
 
     async def _refused(self, scope: Scope, receive: Receive) -> Response | None:
         """Return the response to a request that may not pass; None for one that may."""

@@ -152,7 +152,7 @@ class Pages:
 
         def render(request: Request) -> tuple[Response | None, bytes]:
             asked = number_of(request, "asked", 0)
-            # before the page: one that tells that something is done shows it, too
+            # read before the page, so that a page that says "done" also shows the effect
             requested = self._outcome(asked) if asked else None
             found = page(request)
             if isinstance(found, Response):

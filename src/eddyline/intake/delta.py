@@ -49,7 +49,7 @@ class DeltaChanges:
     def check(self, stream: Entry, context: Context) -> None:
         """Raise DataError if the table, its columns or an option don't fit."""
         given = _checked(stream.name, stream.options)
-        if stream.id:  # it has begun, and its columns change with those of the table
+        if stream.id:  # it has begun to read; from now on its columns follow those of the table
             given.pop(STARTING, None)
         layout = _layout(stream.name, given)
         if why := _unreadable(layout):

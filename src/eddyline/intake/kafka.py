@@ -287,7 +287,7 @@ def _check_decoded(stream: Entry, given: Mapping[str, str], context: Context) ->
     try:
         registry = _registry(stream.name, given)
         latest = [registry.latest(f"{name}-value") for name in _names(given)]
-    except UnreadableError:  # schemas may be of other subjects, and come later
+    except UnreadableError:  # records may have schemas of other subjects, and later ones
         return
     try:
         for kind in latest:

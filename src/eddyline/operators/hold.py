@@ -17,7 +17,7 @@ from eddyline.state.retyping import cast_to
 PENDING = "pending"
 """The arrangement of the rows whose time is to come."""
 
-NEVER = np.iinfo(np.int64).max  # stands for a missing time
+NEVER = np.iinfo(np.int64).max  # in place of a missing time
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ def percentiles(
     rows = change if stored is None else pa.concat_tables([cast_to(change, stored.schema), stored])
     group, rank = matched(rows.select(groups.column_names), groups), ranked(rows[name])
     numbers = rows[name].cast(pa.float64(), safe=False).to_numpy()
-    # -0.0 comes before 0.0: which of them is found must not depend on when they came
+    # order -0.0 before 0.0, so that the result doesn't depend on the order of arrival
     order = np.lexsort((~np.signbit(numbers), rank, group))
-    order = order[np.searchsorted(group[order], 0) :]  # not those of other keys with the same hash
+    order = order[np.searchsorted(group[order], 0) :]  # drop rows of other keys with the same hash
     sorted_ = [values[order] for values in (group, rank, np.signbit(numbers))]
     begins = np.ones(len(order), bool)
     begins[1:] = np.logical_or.reduce([values[1:] != values[:-1] for values in sorted_])

@@ -83,7 +83,7 @@ class Apply:
         kinds = operations[OPERATION]
         rejected = pc.equal(kinds, REJECTED)
         if not pc.any(rejected).as_py():
-            return operations  # a row before an update goes, or is replaced, in any case
+            return operations  # a row before an update is deleted or replaced in any case
         kept = pc.invert(rejected)
         if self.key:
             # an entry of a log is never split: whether an after-image follows doesn't depend on epochs

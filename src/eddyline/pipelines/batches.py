@@ -304,7 +304,7 @@ class PipelineStream:
                 self._tuples.forget_waiting()
                 self.queue.abandon(batch)
                 if isinstance(error, EddylineError) and error.condition == EXPIRED:
-                    return True  # plan again, without the records that are gone
+                    return True  # plan again without the records that the broker has deleted
                 raise
             try:
                 self._commit(

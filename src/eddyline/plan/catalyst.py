@@ -263,7 +263,7 @@ class Catalyst(Builder):
             nothing = self.expression("Literal", None, part.dataType())
             return self.expression("If", condition, part, nothing)
 
-        # what is sorted by must stay a part of what is listed
+        # the sort expression must stay a part of the listed expression
         changed = [self.rewrite(one, only) for one in (value, *orders)]
         return function.withNewChildren(self.seq([changed[0], delimiter, *changed[1:]]))
 

@@ -190,7 +190,7 @@ def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[s
 def _plans(build: Build, result: DataFrame) -> list[Plan]:
     """Return the plans of the wide lane."""
     plans = [*build.steps.jobs, build.steps.wide(result)]
-    # such a subquery would see the changes, not the rows
+    # a subquery of Spark would see changes instead of rows
     if any(build.catalyst.contains(plan, "PLAN_EXPRESSION") for plan in plans):
         raise build.refused(MISPLACED_SUBQUERY)
     return plans

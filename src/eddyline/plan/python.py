@@ -72,7 +72,7 @@ def _without(skip: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _spread_series(given: Any, skip: pd.Series) -> Any:
-    given = given.astype(object)  # whole numbers stay whole beside nulls
+    given = given.astype(object)  # integers must not become floats because of nulls
     given.index = skip.index[~skip]
     return given.reindex(skip.index)
 

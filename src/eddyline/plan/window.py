@@ -238,7 +238,7 @@ def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
         return None
     before = after = 0
     kinds = set()
-    for node in stack:  # a function over the results of others reaches as much further
+    for node in stack:  # the reaches of stacked functions add up
         reaches = [
             _reach_of(over, orders)
             for named in items(node.windowExpressions())

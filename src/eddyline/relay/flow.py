@@ -156,7 +156,7 @@ class FlowControl:
         self.window_max = window_max
         self.checkpoint = Checkpoint()
         self.replays = 0  # tuples that were returned to the buffer
-        self.late = 0  # acks and failures of tuples that had gone to another lane
+        self.late = 0  # acks and failures of tuples that were resent to another lane
         self._last = 0
         self._new: deque[int] = deque()
         self._returned: deque[Sending] = deque()

@@ -168,7 +168,7 @@ class TopicReader:
         begin: int = retried(self.consumer.get_watermark_offsets, at)[0]
         if begin <= first:
             raise KafkaException(error)
-        # what was there before, when reading began earlier, is deleted too
+        # messages before that offset are deleted as well
         self.gaps = [gap for gap in self.gaps if gap[0] != partition or gap[1] < first]
         self.gaps.append((partition, first, begin))
         self.next_offsets[partition] = begin

@@ -375,7 +375,7 @@ class DataQueue:
         Messages don't tell it: it is the number of records that wait, without those that are there.
         """
         with self._committing:
-            self._commit_settled()  # what is there must be known exactly
+            self._commit_settled()  # needs the exact number of existing records
             retry = self._state.returned - before.again
             there = (
                 self.backend.measure(queue, before.read[queue], max(retry, 1))[1]

@@ -198,7 +198,7 @@ class Compiler:
         compiled = compile_view(build, checked_query(build, analyzed), final=entry.final)
         read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
-        with ThreadPoolExecutor(1) as pool:  # most of the time is Spark's, which has other cores
+        with ThreadPoolExecutor(1) as pool:  # most of the time is spent in Spark, on other cores
             short = pool.submit(self._short, build)
             return self._planned(entry, catalog, compiled, upstream, short.result)
 
@@ -290,10 +290,11 @@ class Compiler:
         logged = StructType(columns.fields[:-2])
         places = {f.name: place for place, f in enumerate(stream.columns)}
         log = in_log(plain(entry.name, stream.columns), stream)
+        # a column may have been dropped since the rules that reject records were
         held = (
             *(log.places or ()),
             -1,
-        )  # a column has perhaps gone since no rule keeps records out
+        )
         operations = replace(
             log, schema=logged, places=tuple(held[places.get(name, -1)] for name in logged.names)
         )

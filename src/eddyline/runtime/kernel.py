@@ -322,5 +322,5 @@ def _adopted(root: str, name: str) -> Manifest:
 def _cached_manifest(root: str, epoch: Epoch, _version: tuple[int, int]) -> Manifest:
     files = Files(root)
     manifest = read_manifest(files, epoch)
-    keep_open(files, manifest.all_runs())  # compaction has replaced the others
+    keep_open(files, manifest.all_runs())  # compaction has replaced the other runs
     return manifest

@@ -25,7 +25,7 @@ _TYPICAL = {SHORT: (0.01, 1.8e-6), WIDE: (0.06, 1.8e-6)}
 _TYPICAL_CORES = 2
 
 _TYPICAL_ROWS = 100_000
-_ROWS_MAX = 1 << 40  # more is a guess where the rows of a file aren't known
+_ROWS_MAX = 1 << 40  # a larger number is only the estimate for files with an unknown row count
 
 _KEPT = 0.25
 """The weight of each of the two points that a line begins with; all later ones together weigh 5 at most."""

@@ -152,7 +152,7 @@ class Merges:
             self.waiting.clear()
             running = self._running
         if running is not None:
-            with suppress(Exception):  # Spark may be gone
+            with suppress(Exception):  # Spark may have stopped
                 self.spark.sparkContext.cancelJobsWithTag(self._tag)
             running.join()
         if self._folder:

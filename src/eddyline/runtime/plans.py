@@ -159,7 +159,7 @@ def new_input(
     deltas = set()
     for leaf in plan.leaves:
         if not leaf.relation:
-            continue  # constant rows came in the view's first epoch
+            continue  # constant rows are read in the view's first epoch only
         entry = catalog.get(leaf.relation)
         if entry.id == plan.id or (entry.kind == STREAM and not entry.arranged):
             segments[leaf.name] = sources.between(entry, base, positions.get(entry.source))

@@ -118,7 +118,7 @@ class LeafScan:
         time = "time" if added else f"c{columns.index(place)}"
         for stored in self._tables(segment, columns, schema):
             table = stored
-            if added:  # its number is perhaps that of the reason
+            if added:  # it may have the same number as the column of reasons
                 table = stored.rename_columns([*schema.names[:-2], time, schema.names[-1]])
             if self.late:
                 rows = rejected_by_time(table, time, segment, reason)

@@ -98,5 +98,5 @@ def bytes_of(files: Files, segment: Segment) -> int:
         try:
             total += os.path.getsize(files.path(name))
         except OSError:
-            continue  # generated rows, or the reader says what is wrong
+            continue  # generated rows have no file; for a missing file the reader raises the error
     return total

@@ -60,7 +60,7 @@ def failed_in_driver(view: str, error: Exception) -> EddylineError:
         return error
     if isinstance(error, PySparkException):
         return failed_view(view, error)
-    if isinstance(error, Py4JJavaError):  # as Spark tells of an exception in a task
+    if isinstance(error, Py4JJavaError):  # the format in which Spark reports an exception of a task
         thrown = str(error.java_exception.toString()).partition("\n")[0]
         return failed_view(
             view, RuntimeError(f"Lost task 0.0 in stage 0.0 (TID 0) (driver): {thrown}")

@@ -44,5 +44,5 @@ class _Traceback:
 
 def batches_of(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield a table's rows in the column names and types that Spark expects."""
-    if table.num_rows:  # PySpark may lose what comes after an empty batch
+    if table.num_rows:  # PySpark may lose the batches after an empty one
         yield from (batch for batch in cast_to(table, schema).to_batches() if batch.num_rows)

@@ -123,7 +123,7 @@ def is_small(frame: DataFrame, rows: int | None = None) -> bool:
         return False
     with query_errors(""):
         plan = frame._jdf.queryExecution().optimizedPlan()  # noqa: SLF001  # not public in PySpark
-        # Spark can't tell how much a Python function gives
+        # Spark can't estimate the output of a Python function
         if rows is None and _PYTHON in plan.toString():
             return False
         return int(plan.stats().sizeInBytes()) <= SMALL_BYTES

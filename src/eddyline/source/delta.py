@@ -122,7 +122,7 @@ class DeltaStream(CopiedSource):
     _delta: DeltaLog | None = field(default=None, init=False)
     _table: tuple[DeltaTable, TableVersion] | None = field(default=None, init=False)
     _state: DeltaPosition | None = field(default=None, init=False)  # None: not read yet
-    _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
+    _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _looked: float = field(default=0.0, init=False)
     _checked: float = field(default=0.0, init=False)
     _positions: Positions = field(init=False)
@@ -207,7 +207,7 @@ class DeltaStream(CopiedSource):
             except EddylineError:
                 if done is before:
                     raise
-                break  # what was committed before is copied; the next call raises it
+                break  # log the versions before it; the next call raises the error
             done = after
         self._append(parts.finish(), done)
         return True

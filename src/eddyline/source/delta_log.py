@@ -203,7 +203,7 @@ def _commit(version: int, content: bytes) -> Commit:
             changed.append(one)
         elif (one := action.get("add") or action.get("remove")) and one.get("dataChange", True):
             added.append(one)
-    read = changed or added  # files of changes, if there are any, tell all of them
+    read = changed or added  # change files, if there are any, contain all changes
     return Commit(
         version,
         hashlib.sha256(content).hexdigest(),

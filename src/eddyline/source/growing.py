@@ -79,7 +79,7 @@ class GrowingFiles:
         gone = frozenset(one for at, one in enumerate(known) if at not in paths)
         if gone != self._gone:
             self._gone, self._unlike = gone, set()
-        if gone:  # perhaps under a name that the stream's path doesn't cover
+        if gone:  # they may have been renamed to names that the stream's path doesn't match
             siblings = _regular(_siblings(one.path for one in known) - named)
             self._match(known, paths, siblings, named)
             states.update(siblings)
@@ -111,10 +111,10 @@ class GrowingFiles:
             look = (path, status.st_ino, status.st_size, status.st_mtime_ns)
             beginning = _beginning(path)
             if is_compressed(path) and not beginning and time.time() - status.st_mtime < SETTLE_S:
-                continue  # it is being written: what it is a copy of shows later
+                continue  # it is still being written: its original can be found only later
             at = None if look in self._unlike else _original(known, paths, path, beginning)
             if at is None and path in named and _is_being_compressed(path, beginning):
-                continue  # its original is there, and is read
+                continue  # its original still exists, and is read
             if at is None and path in named:
                 paths[len(known)] = path
                 new = Known(path, status.st_dev, status.st_ino, beginning=digest(beginning))

@@ -119,7 +119,7 @@ def commit_batch(
         return
     for name, _, _ in written:
         try:
-            os.utime(files.path(name))  # no engine takes it for abandoned from now on
+            os.utime(files.path(name))  # a fresh time, so that no engine removes it as abandoned
         except OSError as error:
             raise StorageError(
                 f"a file of this write is gone: {error}",
@@ -133,7 +133,7 @@ def commit_batch(
         name, [writer, version, time.time_ns() // 1000, [list(one) for one in written]]
     )
     folder = f"{FOLDER}/{table}"
-    # what was there before the table was closed is taken, what came later perhaps not
+    # a batch from before the closing is inserted; a later one may not be
     lost = files.exists(f"{folder}/{CLOSED}") and _withdraw_document(files, name)
     if lost or not files.exists(folder):
         raise being_altered()

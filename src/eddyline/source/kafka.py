@@ -125,7 +125,7 @@ class KafkaStream(CopiedSource):
     _topics: Topics | None = field(default=None, init=False)
     _state: State | None = field(default=None, init=False)  # None: not read yet
     _begun: State | None = field(default=None, init=False)  # after an entry that wasn't finished
-    _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
+    _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _checked: float = field(default=0.0, init=False)
     _positions: Positions = field(init=False)
     _thread: SourceThread = field(init=False)
@@ -271,7 +271,7 @@ class KafkaStream(CopiedSource):
         if not wanted:
             return False
         messages, offsets = self.topics.read(after, wanted, self.limit or ENTRY_RECORDS)
-        self._existing_topics(state)  # so what was read is of the topics that are known
+        self._existing_topics(state)  # so the records that were read belong to the known topics
         self._append(messages, _with_offsets(state, None, offsets))
         return True
 

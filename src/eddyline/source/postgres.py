@@ -96,7 +96,7 @@ class PostgresStream(CopiedSource):
     folder: str
     _server: Server | None = field(default=None, init=False)
     _state: SlotPosition | None = field(default=None, init=False)  # None: not read yet
-    _next: int = field(default=-1, init=False)  # the entry that `_state` stands before
+    _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _looked: int = field(default=0, init=False)  # there are no changes before this LSN
     _positions: Positions = field(init=False)
     _thread: SourceThread = field(init=False)
@@ -195,7 +195,7 @@ class PostgresStream(CopiedSource):
         failure = None
         try:
             rows, count, state = self._read(before, target)
-        except UndecodableError as error:  # what was committed before it is copied
+        except UndecodableError as error:  # log the transactions before it
             if error.before <= before.confirmed:
                 raise error.error from None
             failure = error.error

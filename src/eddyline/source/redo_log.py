@@ -85,7 +85,7 @@ class RedoLog:
 
         Args:
             new: never replace an entry.
-            batch: whose rows these are: a writer, and the version, for `holds`; None for neither.
+            batch: the writer of the rows, and the version of its batch, for `holds`; None for other rows.
 
         Raises:
             StateError: FENCED, another engine writes to the storage.
@@ -116,9 +116,9 @@ class RedoLog:
                 index.written = {**known, batch[0]: batch[1]}
 
     def holds(self, writer: str, version: int | None) -> bool:
-        """Return whether the log holds, or held, a batch: this version of a writer, or a later one.
+        """Return whether the log contains, or contained, a batch: this version of a writer, or a later one.
 
-        A batch without a version is known as long as its entry is retained.
+        A batch without a version is recognised as long as its entry is retained.
         """
         with self._entries.changing() as index:
             known = self._written(index)
@@ -172,8 +172,8 @@ class RedoLog:
     def mark(self, first: int, watermark: int | None) -> None:
         """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
 
-        None: there is none, or none any more since it was reset.
-        Later watermarks belong to epochs that were never committed, or were lost: they are removed.
+        None means no watermark, also after a reset. Later watermarks belong to epochs that were never
+        committed, or were lost, and are removed.
         """
         with self._entries.changing() as index:
             while index.marks and index.marks[-1] > first:
@@ -219,7 +219,8 @@ class RedoLog:
         """
         with self._entries.lock:
             earlier = self.expired()
-            if earlier.epoch >= oldest:  # a reader may still need those
+            # a reader may still need the entries that have expired last
+            if earlier.epoch >= oldest:
                 return None
             if remove and self.start() < earlier.end:
                 self.forget(earlier.end)
@@ -259,7 +260,7 @@ class RedoLog:
         self._entries.tidy()
 
     def _written(self, index: Index) -> dict[str, int | None]:
-        """Return the last version of each writer whose batches the log holds or has held."""
+        """Return the last version of each writer whose batches the log contains, or contained."""
         if index.written is None:
             known: dict[str, int | None] = {}
             if self.files.exists(self._writers):

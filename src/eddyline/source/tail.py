@@ -60,7 +60,8 @@ class TailStream(CopiedSource):
     folder: str
     _known: list[Known] | None = field(default=None, init=False)  # None: not read yet
     _lines: int = field(default=0, init=False)
-    _next: int = field(default=-1, init=False)  # the entry that `_known` and `_lines` stand before
+    # the number of the entry that follows `_known` and `_lines`
+    _next: int = field(default=-1, init=False)
     _faults: dict[str, dict[str, Any]] | None = field(default=None, init=False)
     _growing: GrowingFiles = field(init=False)
 
@@ -88,9 +89,8 @@ class TailStream(CopiedSource):
         number = self.log.end()
         if self._known is None or self._next != number:
             self._open(number)
-        known = [
-            one for one in self._known or [] if one.offset
-        ]  # others may be copies, half written
+        # other files may be incomplete copies
+        known = [one for one in self._known or [] if one.offset]
         faults = dict[str, dict[str, Any]]()
         there, changed = self._growing.found(known)
         tables, size, line = list[pa.Table](), 0, self._lines

@@ -18,7 +18,7 @@ from pyspark.errors import (
 
 from eddyline.errors import QueryError
 
-# Of Spark; of classes of the JVM that PySpark doesn't translate; of queries that nest too deeply.
+# errors of PySpark; of JVM classes that PySpark doesn't translate; of queries that nest too deeply
 FAILURES = (PySparkException, Py4JError, RecursionError)
 _TRACEBACK = "Traceback (most recent call last):"
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
@@ -26,7 +26,7 @@ _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
 _LOST_WORKER = re.compile(
     r"Python worker exited unexpectedly|ExecutorLostFailure|java\.io\.EOFException"
     r"|java\.(?:io\.IO|net\.Socket)Exception: (?:Broken pipe|Stream closed|Connection reset)"
-    # ended by a signal before it listened; or gone while Spark wanted a worker from it
+    # the daemon was ended by a signal before it listened, or while Spark requested a worker
     r"|port number from [\w.]+'s stdout(?:\.| and terminated with code: 1(?:29|[3-9]\d)\b)"
     r"|java\.(?:net|nio)\.[\w.]*Exception\b.*(?:\n\s+at .*)*?"
     r"\n\s+at org\.apache\.spark\.api\.python\.PythonWorkerFactory\."

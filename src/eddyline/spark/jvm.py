@@ -63,7 +63,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def _pass_on(reader: int) -> None:
-    # where standard error is closed, nobody reads it
+    # nobody reads a closed standard error
     with open(reader, "rb") as lines, suppress(OSError), open(2, "wb", closefd=False) as errors:
         for line in lines:
             if line.strip() != _INCUBATOR:

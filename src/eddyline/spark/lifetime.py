@@ -37,5 +37,5 @@ class FrameReference:
         """Whether the JVM may still run the function."""
         try:
             return self._reference is None or not self._reference.refersTo(None)
-        except (Py4JError, OSError):  # the JVM is gone
+        except (Py4JError, OSError):  # the JVM has ended
             return False

@@ -50,7 +50,7 @@ def storage_settings(session: SparkSession, stored: Mapping[str, str]) -> dict[s
         return {name: value for name, value in own.items() if value}
     unseen = own.keys() - stored.keys()
     legacy = {name for name in unseen if name.startswith(LEGACY)}
-    # a version that didn't keep the others has written the storage
+    # the storage was written by a version that stored fewer settings
     before = {
         **stored,
         **{name: own[name] for name in unseen - legacy},

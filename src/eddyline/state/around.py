@@ -304,7 +304,7 @@ def _read(
         begin += len(indices)
     near, number = _Around.of(layout, changes, pieces, group)
 
-    # around each change the merge is complete between the innermost ends of what was read of longer runs
+    # around each change the merge is complete between the innermost ends of the runs with unread rows
     rows = len(near.by_group)
     first, last = np.zeros(len(near.own), np.int64), np.full(len(near.own), rows - 1)
     before_cut = after_cut = np.zeros(len(near.own), bool)

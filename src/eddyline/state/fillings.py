@@ -211,7 +211,7 @@ class FillingCheckpoint:
             if lease := self._lease or self.head().lease:
                 release(self._files, lease)
         with contextlib.suppress(OSError, EddylineError):
-            # without it, nobody takes the rest for one
+            # removed first: a folder without a head isn't a checkpoint
             self._files.remove(f"{self.folder}/{HEAD}")
             self._files.remove(self.folder)
 

@@ -109,7 +109,7 @@ def _merge(
     weights, first, number = merge.sums(heads[WEIGHT].to_numpy()), merge.first, merge.number
     row_hashes = heads[HASH].to_numpy()[first]
 
-    # of the runs that have more rows of a hash, the smallest last row bounds what is complete
+    # the merge is complete up to the smallest last row among the runs with unread rows of a hash
     hashes = np.unique(row_hashes)
     bound = np.full(len(hashes), len(first))
     begin = 0

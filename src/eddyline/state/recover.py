@@ -136,7 +136,7 @@ def _undamaged(files: Files, epochs: Sequence[Epoch]) -> dict[Epoch, set[str]]:
     A power cut loses files in no particular order: a later epoch may be intact where an earlier one isn't.
     """
     whole, bases = {}, set[Epoch]()
-    exists = cache(files.exists)  # most runs are those of many epochs
+    exists = cache(files.exists)  # most runs belong to many epochs
     for epoch in epochs:
         with contextlib.suppress(StateError):
             stored = stored_manifest(files, epoch)

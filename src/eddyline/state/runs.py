@@ -131,7 +131,7 @@ def read_run(files: Files, run: Run) -> pa.Table:
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise _damaged(run, str(error)) from error
         except OSError as error:
-            if error.errno is None:  # what Arrow says of lengths that can't be right
+            if error.errno is None:  # Arrow's message for impossible lengths
                 raise _damaged(run, str(error)) from error
             raise unreadable(run.name, error) from error
         _open_runs.add(path, table, run.bytes)

@@ -362,7 +362,7 @@ def _create(unfinished: str, target: str) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # a file system without hard links: two writers at this very moment aren't told apart
+        # without hard links the check and the rename aren't atomic: two writers at the same moment both succeed
         if os.path.exists(target):
             raise FileExistsError(errno.EEXIST, "File exists", target) from None
         os.replace(unfinished, target)

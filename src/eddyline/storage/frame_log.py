@@ -240,7 +240,8 @@ class FrameLog:
         while True:
             last = self._segments[-1]
             if not self.files.exists(last.name) and (names := self._names()):
-                self._load(names, torn=torn)  # others began new segments, and a reader removed it
+                # other processes have begun new segments, and a reader has removed this one
+                self._load(names, torn=torn)
                 last = self._segments[-1]
             self._scan(last, torn=torn)
             follower = self._segment(last.end)

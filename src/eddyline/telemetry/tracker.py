@@ -155,7 +155,7 @@ class Tracker:
             self._guarded(self._compare)
             self._guarded(self._report_progress)
             self._send()
-        self._guarded(self._compare)  # what has changed at last
+        self._guarded(self._compare)  # the last changes of definitions
         self._guarded(self._complete_runs)
         while self._waiting and time.monotonic() < self._ends_at:
             self._send()
@@ -183,7 +183,7 @@ class Tracker:
         for name, run in list(self._runs.items()):
             job = jobs.get(name)
             if job is not None and not job.condition and not job.entry.paused:
-                if job.entry != run.job.entry:  # its inputs have other columns now
+                if job.entry != run.job.entry:  # its definition or its columns have changed
                     run.job = job
                     self._lineages.pop(name, None)
                     self._queue_event("RUNNING", run, now)
