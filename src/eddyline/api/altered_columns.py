@@ -26,7 +26,7 @@ Fields = Sequence[tuple[StructField, str | None]]
 """The columns after a change, each with its name so far; None for a new one."""
 
 
-def changed(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple[str, ...]]:
+def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple[str, ...]]:
     """Return the columns of a table or stream after a change, and the key.
 
     Raises:

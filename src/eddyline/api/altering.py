@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.api.altered_columns import (
     Fields,
-    changed,
+    changed_columns,
     check_unused,
     replace_relation,
     stored_columns,
@@ -53,7 +53,7 @@ class Altering:
             if table.kind == STREAM:
                 self._streams.alter(table, change)
                 return
-            fields, key = changed(table, change)
+            fields, key = changed_columns(table, change)
             check_unused(workspace, table, change)
             with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
                 # process all waiting rows, so that the table's state is complete
@@ -100,4 +100,4 @@ class Altering:
         replace_relation(workspace, table, altered, fields, lambda entry: entry)
         workspace.sources.open_inbox(altered)
         if timer is not None:
-            self._epochs.committed(timer)
+            self._epochs.after_commit(timer)

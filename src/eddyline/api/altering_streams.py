@@ -15,7 +15,7 @@ from eddyline.api.altered_columns import (
     RENAME,
     TYPE,
     Fields,
-    changed,
+    changed_columns,
     check_unused,
     new_names,
     replace_relation,
@@ -73,7 +73,7 @@ class AlteringStreams:
                 condition="STILL_READ",
                 hint=f"ALTER STREAM {stream.name} DROP CONSTRAINT first",
             )
-        fields, key = changed(stream, change)
+        fields, key = changed_columns(stream, change)
         for relation in (stream, *self._late_stream(stream)):
             check_unused(workspace, relation, change)
         altered = with_fields(stream, fields)
@@ -131,7 +131,7 @@ class AlteringStreams:
         if (kept := kept_out_of(altered, workspace.catalog)) is not None:
             workspace.forget_plan(kept)  # its columns may have other places in the new log
         if timer is not None:
-            self._epochs.committed(timer)
+            self._epochs.after_commit(timer)
 
     def _begin_log(self, stream: Entry, altered: Entry, fields: Fields, end: int) -> None:
         """Write the rows of a stream as the last entry before `end` of a new log."""

@@ -67,7 +67,7 @@ def _temporary_views(workspace: Workspace) -> Iterator[None]:
             spark.catalog.dropTempView(name)
 
 
-def connected(workspace: Workspace, present: Entry, draft: Entry, plan: Plan) -> bool:
+def connect_frame(workspace: Workspace, present: Entry, draft: Entry, plan: Plan) -> bool:
     """Connect a stored view with its DataFrame if the plan is the one that it was defined by; return whether it is.
 
     The text of a plan depends on the versions of Spark and Python. After a change of these, the view

@@ -12,7 +12,7 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 
 from eddyline.api import drafts
-from eddyline.api.dataframe_views import Query, connected, frame_of
+from eddyline.api.dataframe_views import Query, connect_frame, frame_of
 from eddyline.api.epochs import Epochs
 from eddyline.api.filling import Filling
 from eddyline.api.replacing import (
@@ -78,29 +78,29 @@ class Definitions:
             remove_damaged(workspace.files, name.lower())  # reads much: not under the lock
         with ExitStack() as until_done:
             with workspace.lock:
-                new = self._drafted(name, given, replace=replace, warn=warn, options=options or {})
+                new = self._draft(name, given, replace=replace, warn=warn, options=options or {})
                 if isinstance(new, Entry):
                     forget(workspace.files, name.lower())  # a crash may have kept it
                     return new
                 filling = self._begin_filling(new)
                 if filling is None:
-                    return self._added(new)
+                    return self._add(new)
                 until_done.enter_context(filling.running())
             filling.run()
             with workspace.lock:
                 workspace.check_writable()
-                if filling.is_of(workspace.catalog, workspace.manifest):
-                    entry = self._added(new, filling.committed())
+                if filling.matches(workspace.catalog, workspace.manifest):
+                    entry = self._add(new, filling.commit())
                     until_done.close()  # the status has it as live as soon as the lock is free
                     return entry
         # definitions have changed: it is compiled again
         if filling.is_stored:
             return self.view(name, query, replace=replace, warn=False, options=options)
         with workspace.lock:
-            new = self._drafted(name, given, replace=replace, warn=False, options=options or {})
-            return new if isinstance(new, Entry) else self._added(new)
+            new = self._draft(name, given, replace=replace, warn=False, options=options or {})
+            return new if isinstance(new, Entry) else self._add(new)
 
-    def _drafted(
+    def _draft(
         self,
         name: str,
         given: str | DataFrame,
@@ -131,7 +131,7 @@ class Definitions:
             self._check_replaceable(present, replace=replace)
             catalog = catalog.drop(name, replaced=True)
         draft = dataclasses.replace(draft, id=f"v{catalog.next_id}")
-        return self._compiled(draft, plan, catalog, present, warn=warn)
+        return self._compile(draft, plan, catalog, present, warn=warn)
 
     def _sql_draft(self, name: str, query: str, options: Mapping[str, str]) -> Entry:
         """Return the entry of a view of SQL."""
@@ -150,7 +150,7 @@ class Definitions:
                 same = same and present.options.get(key) == draft.options.get(key)
             # a view with options sees old columns of altered tables
             return same and not (replace and present.options)
-        if not connected(self._workspace, present, draft, plan):
+        if not connect_frame(self._workspace, present, draft, plan):
             return False
         if present.id in self._workspace.manifest.failing:
             self._epochs.retry()
@@ -162,7 +162,7 @@ class Definitions:
         aside = view.paused or ViewId(view.id) in self._workspace.manifest.failing
         return bool(aside and self._workspace.short_of_rows(view))
 
-    def _compiled(
+    def _compile(
         self,
         draft: Entry,
         plan: Plan | None,
@@ -338,7 +338,7 @@ class Definitions:
             )
         check_readers(present, self._workspace.catalog)
 
-    def _added(self, new: _NewView, timer: Timer | None = None) -> Entry:
+    def _add(self, new: _NewView, timer: Timer | None = None) -> Entry:
         """Compute a new view, and the readers of the one that it replaces, then add it to the catalog.
 
         The catalog reserves its id before the epoch, and lists it after the commit. A crash in between
@@ -368,7 +368,7 @@ class Definitions:
             workspace.keep_plan(reader, plan)
         if new.replaced is not None:
             workspace.forget(new.replaced)
-        self._epochs.committed(timer)
+        self._epochs.after_commit(timer)
         entry = workspace.catalog.get(entry.name)
         self._warn_if_failing(entry, stacklevel=6)
         return entry

@@ -137,7 +137,7 @@ class Epochs:
             if error.condition != VIEW_FAILING or not self.stops.found_fault(positions):
                 raise
             return self._run_next(Timer())  # try again without the stream that has stopped
-        self.committed(timer)
+        self.after_commit(timer)
         return True
 
     def fill(
@@ -250,7 +250,7 @@ class Epochs:
                 raise
             _LOG.info("views still fail: %s", ", ".join(entry.name for entry in entries))
         else:
-            self.committed(timer)
+            self.after_commit(timer)
 
     def _with_expired_rows(self, entries: Sequence[Entry]) -> dict[ViewId, Failure]:
         """Return the views that can't be computed again because rows of a stream have expired, each with the reason.
@@ -310,7 +310,7 @@ class Epochs:
             return False
         return time.monotonic() >= self._next_retry
 
-    def committed(self, timer: Timer, *, retire: bool = True) -> None:
+    def after_commit(self, timer: Timer, *, retire: bool = True) -> None:
         """Report a committed epoch; then remove what is no longer retained, if `retire` is set."""
         self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, timer)
         if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:

@@ -41,7 +41,7 @@ _LOG = logging.getLogger("eddyline.epochs")
 class Filling:
     """The first rows of a new view, computed from all rows of its inputs as of one epoch.
 
-    `begin` and `committed` are called under the lock of the workspace; `run` needs no lock. The changes that are
+    `begin` and `commit` are called under the lock of the workspace; `run` needs no lock. The changes that are
     committed meanwhile are read from the changelogs of those epochs, which a lease retains. Many rows are computed
     in pieces, each on top of the state after those before it. That state is a checkpoint: after a crash, a
     filling of the same view continues from it.
@@ -157,7 +157,7 @@ class Filling:
             if number:
                 self.workspace.check_writable()
             try:
-                state = self._computed(number, state, watermarks)
+                state = self._compute_next(number, state, watermarks)
             except EddylineError as error:
                 if self._pieces_done:
                     raise
@@ -166,7 +166,7 @@ class Filling:
                 return
             if state is None or self.stored is None:
                 break
-        self.state = state if state is None or self.stored is None else self._linked(state)
+        self.state = state if state is None or self.stored is None else self._link_files(state)
 
     @property
     def is_stored(self) -> bool:
@@ -184,7 +184,7 @@ class Filling:
         at_once = 1 if self.stored is None else self.stored.done.at_once
         return range(first, min(first + at_once, len(self.pieces)))
 
-    def _computed(
+    def _compute_next(
         self, number: int, state: EpochState | None, watermarks: Watermarks
     ) -> EpochState | None:
         """Return the state after the next pieces; None if the view fails on their rows."""
@@ -210,27 +210,27 @@ class Filling:
         rows = sum(self.rows[piece] for piece in now)
         return self.stored.after(after, len(now), rows, time.monotonic() - started)
 
-    def _linked(self, state: EpochState) -> EpochState:
+    def _link_files(self, state: EpochState) -> EpochState:
         """Link the files of the state into the folder to commit; the checkpoint keeps its own names of them."""
         files = self.workspace.files
         files.make_folder(self.folder)
         for own in state.arrangements.values():
             for run in runs_of(own):
-                files.link(run.name, self._linked_name(run.name))
+                files.link(run.name, self._link_name(run.name))
         files.sync(self.folder)
-        return replace(state, arrangements=renamed(state.arrangements, self._linked_name))
+        return replace(state, arrangements=renamed(state.arrangements, self._link_name))
 
-    def _linked_name(self, name: str) -> str:
+    def _link_name(self, name: str) -> str:
         """Return a name for a piece's run in the folder to commit, different from those of all other pieces."""
         folder, file = os.path.split(name)
         return f"{self.folder}/{os.path.basename(folder)}.{file}"
 
-    def is_of(self, catalog: Catalog, now: Manifest) -> bool:
+    def matches(self, catalog: Catalog, now: Manifest) -> bool:
         """Return whether the definitions and the number of buckets are still those at its begin."""
         same = catalog.entries == self.before.entries and catalog.sinks == self.before.sinks
         return same and now.buckets == self.base.buckets
 
-    def committed(self) -> Timer | None:
+    def commit(self) -> Timer | None:
         """Commit the view, with the changes of the epochs since.
 
         Returns:

@@ -59,7 +59,7 @@ def rebucket(workspace: Workspace, epochs: Epochs, buckets: int) -> None:
             raise
         finally:
             epochs.use_session()
-        epochs.committed(timer, retire=False)  # rows that views need to be computed again stay
+        epochs.after_commit(timer, retire=False)  # rows that views need to be computed again stay
         _LOG.info("the storage has %d buckets; its views are computed again", buckets)
         epochs.rebuild_changed()
 

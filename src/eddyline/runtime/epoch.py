@@ -171,7 +171,7 @@ class EpochRunner:
         context = EpochContext(folder, base.epoch, limits, attempt.rebuilt)
         if adopted is not None:
             self._adopt_files(adopted, epoch)
-            context = self._on_top_of(adopted.arrangements, plans[0].id, context)
+            context = self._with_computed_state(adopted.arrangements, plans[0].id, context)
         state = attempt.initial_state(aside or {})
         try:
             self._run_plans(context, inputs, state, watermarks, timer)
@@ -213,13 +213,13 @@ class EpochRunner:
         limits = self._limits([given.plan], watermarks)
         context = EpochContext(folder, base.epoch, limits)
         if before is not None:
-            context = self._on_top_of(before, given.plan.id, context)
+            context = self._with_computed_state(before, given.plan.id, context)
         state = EpochState(dict(before or {}), failing=dict(base.failing))
         self._run_plans(context, [given], state, watermarks, timer)
         self.files.sync_all(state.unflushed)
         return None if given.plan.id in state.failing else state
 
-    def _on_top_of(
+    def _with_computed_state(
         self, computed: Mapping[str, Buckets], view: str, context: EpochContext
     ) -> EpochContext:
         """Store the state that was computed before for the tasks of a new view; return a context that names it."""
