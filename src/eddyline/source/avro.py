@@ -254,11 +254,15 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), at + 1
 
 
+_SIZES = {"boolean": 1, "float": 4, "double": 8}
+_INTEGER_BITS = {"int": 32, "enum": 32, "long": 64}
+
+
 def _walk(kind: AvroType, data: bytes, at: int) -> int:
-    """Return where a value ends.
+    """Return the position after a value.
 
     Raises:
-        ValueError, IndexError: there is none of this type.
+        ValueError, IndexError: there is no value of this type.
     """
     if kind.is_empty:
         return at
@@ -273,29 +277,38 @@ def _walk(kind: AvroType, data: bytes, at: int) -> int:
             at = _walk(part, data, at)
     elif kind.name in ("array", "map"):
         at = _walk_blocks(kind, data, at)
-    elif kind.name in ("int", "long", "enum"):
-        value, at = _number(data, at)
-        if kind.name == "enum" and not 0 <= value < len(kind.symbols):
-            raise ValueError(f"an enum has no symbol {value}")
-        bits = 63 if kind.name == "long" else 31
-        if not -(1 << bits) <= value < 1 << bits:
-            raise ValueError(f"{value} is too large for a number of {bits + 1} bits")
-    elif kind.size or kind.name in ("boolean", "float", "double"):
-        at += kind.size or {"boolean": 1, "float": 4, "double": 8}[kind.name]
-    else:
-        size, at = _number(data, at)
-        if size < 0:
-            raise ValueError(f"a text has {size} bytes")
-        if kind.name == "string":
-            data[at : at + size].decode()
+    elif kind.name in _INTEGER_BITS:
+        at = _walk_integer(kind, data, at)
+    elif size := kind.size or _SIZES.get(kind.name):
         at += size
+    else:
+        at = _walk_bytes(kind, data, at)
     if at > len(data):
         raise IndexError
     return at
 
 
+def _walk_integer(kind: AvroType, data: bytes, at: int) -> int:
+    value, at = _number(data, at)
+    if kind.name == "enum" and not 0 <= value < len(kind.symbols):
+        raise ValueError(f"an enum has no symbol {value}")
+    bits = _INTEGER_BITS[kind.name]
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{value} is too large for a number of {bits} bits")
+    return at
+
+
+def _walk_bytes(kind: AvroType, data: bytes, at: int) -> int:
+    size, at = _number(data, at)
+    if size < 0:
+        raise ValueError(f"a text has {size} bytes")
+    if kind.name == "string":
+        data[at : at + size].decode()
+    return at + size
+
+
 def _walk_blocks(kind: AvroType, data: bytes, at: int) -> int:
-    """Return where an array or a map ends."""
+    """Return the position after an array or a map."""
     while True:
         count, at = _number(data, at)
         if count == 0:
