@@ -70,8 +70,7 @@ class Sinks:
         self._delivered = delivered
         self._deliverers: dict[str, Deliverer] = {}
         self._functions: dict[str, Function] = {}
-        # by sink the view that its thread follows
-        self._followed: dict[str, tuple[Entry, Target]] = {}
+        self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
 
     def recover(self) -> None:
         """Remove leftovers of dropped sinks after a crash, and open the dead letters of the others."""
