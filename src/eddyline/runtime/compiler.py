@@ -350,6 +350,7 @@ class Compiler:
             self.files,
             node,
             leaf.name,
+            leaf.relation,
             names,
             tuple(places[place] for place in leaf.columns),
             arrow_schema(schema, self.zone),

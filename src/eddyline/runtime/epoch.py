@@ -322,7 +322,7 @@ class EpochRunner:
             name: {leaf.relation.lower() for leaf in one.plan.leaves} - {name}
             for name, one in named.items()
         }
-        with timer.stage("run"):
+        with timer.stage("run"), self.execution.scans.epoch():
             run_in_order(after, start, finish, self.pool)
 
     def _replace_deltas(self, attempt: _Attempt, state: EpochState) -> None:

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from eddyline.errors import EddylineError, EngineError
 from eddyline.plan.catalyst import Catalyst
@@ -16,6 +16,7 @@ from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, Reports, ShortPlan
 from eddyline.runtime.rows_at_fault import Piece, pieces_at_fault
 from eddyline.runtime.shared import SharedRows
+from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
@@ -36,6 +37,7 @@ class Execution:
     Attributes:
         lanes: chooses between a run in the driver and a Spark job.
         show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
+        scans: what the views of an epoch read, decoded once.
     """
 
     files: Files
@@ -43,6 +45,7 @@ class Execution:
     scan_tasks: int
     lanes: Lanes
     show_rows: Callable[[Sequence[Piece]], Sequence[str]]
+    scans: SharedScans = field(default_factory=SharedScans)
 
     def assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
         """Write the segments of each task of each leaf; a table's plan has no tasks."""
@@ -127,7 +130,7 @@ class Execution:
     ) -> Reports | None:
         """Run a plan in the short lane; return None if it must run as a Spark job: too many rows, or Spark's private API fails."""
         try:
-            return short.run(context, _by_leaf(plan, pieces))
+            return short.run(context, _by_leaf(plan, pieces), self.scans)
         except Exception as error:  # whatever Spark or an operator raises: it is named
             named = failed_in_driver(plan.name, error)
             if named.condition != "EPOCH_FAILED":

@@ -17,6 +17,7 @@ from eddyline.intake.sources import Sources
 from eddyline.operators.base import STATE_VERSION
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext, arrangement_name
+from eddyline.runtime.shared_scans import SharedScans
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import ROWS, Manifest
 
@@ -69,9 +70,15 @@ class ShortPlan(Protocol):
     """A plan that runs in the driver; see `runtime/short_lane.py`."""
 
     def run(
-        self, context: EpochContext, segments: Mapping[str, Sequence[Segment]]
+        self,
+        context: EpochContext,
+        segments: Mapping[str, Sequence[Segment]],
+        shared: SharedScans | None = None,
     ) -> Reports | None:
         """Run one epoch over the segments of each leaf; None if there are too many rows.
+
+        Args:
+            shared: reads what other plans of the epoch read, too.
 
         Raises:
             Exception: whatever Spark or an operator raises.

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, SEQUENCE, WEIGHT
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
+from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import (
@@ -50,6 +51,7 @@ class LeafScan:
 
     Attributes:
         node, leaf: id of the view, and name of the leaf.
+        relation: name of what it reads.
         names: names of all columns of the relation that it reads.
         columns: positions of the columns to read.
         schema: Arrow schema of the output.
@@ -63,6 +65,7 @@ class LeafScan:
     files: Files
     node: str
     leaf: str
+    relation: str
     names: tuple[str, ...]
     columns: tuple[int, ...]
     schema: pa.Schema
@@ -90,21 +93,30 @@ class LeafScan:
                     yield from self.run(tasks[number], report)
 
     def run(
-        self, segments: Iterable[Segment], report: Callable[[dict[str, Any]], object]
+        self,
+        segments: Iterable[Segment],
+        report: Callable[[dict[str, Any]], object],
+        shared: SharedScans | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some segments, then report how many there were."""
+        """Yield the rows of some segments, then report how many there were.
+
+        Args:
+            shared: reads what other scans read, too.
+        """
         counts = {"read": 0, "late": 0, "ahead": 0}
         for segment in segments:
-            for table in self._read(segment, counts):
+            for table in self._read(segment, counts, shared):
                 counts["read"] += table.num_rows
                 rows = table if SEQUENCE in table.column_names else merged_if_repetitive(table)
                 yield from batches_of(rows, self.schema)
         report(counts)
 
-    def _read(self, segment: Segment, report: dict[str, int]) -> Iterator[pa.Table]:
+    def _read(
+        self, segment: Segment, report: dict[str, int], shared: SharedScans | None
+    ) -> Iterator[pa.Table]:
         """Yield a segment's rows; for a stream with a watermark the accepted or the rejected ones."""
         if self.time is None:
-            yield from self._tables(segment, self.columns, self.schema)
+            yield from self._tables(segment, self.columns, self.schema, shared)
             return
         place, kind = self.time
         columns, schema, reason = self.columns, self.schema, None
@@ -116,7 +128,7 @@ class LeafScan:
             columns = (*columns, place)
             schema = schema.insert(len(schema) - 1, pa.field(f"c{len(columns) - 1}", kind))
         time = "time" if added else f"c{columns.index(place)}"
-        for stored in self._tables(segment, columns, schema):
+        for stored in self._tables(segment, columns, schema, shared):
             table = stored
             if added:  # it may have the same number as the column of reasons
                 table = stored.rename_columns([*schema.names[:-2], time, schema.names[-1]])
@@ -140,11 +152,21 @@ class LeafScan:
         return found.rows
 
     def _tables(
-        self, segment: Segment, columns: tuple[int, ...], schema: pa.Schema
+        self,
+        segment: Segment,
+        columns: tuple[int, ...],
+        schema: pa.Schema,
+        shared: SharedScans | None = None,
     ) -> Iterator[pa.Table]:
         bucket = partial(read_bucket, most=self.slice_bytes)
         readers: dict[str, Reader] = {BUCKET_RUNS: bucket, **self.readers}
-        return read_segment(self.files, segment, self.names, columns, schema, readers)
+
+        def decode(places: tuple[int, ...], kinds: pa.Schema) -> Iterator[pa.Table]:
+            return read_segment(self.files, segment, self.names, places, kinds, readers)
+
+        if shared is None:
+            return decode(columns, schema)
+        return shared.read(self.relation, segment, columns, schema, decode)
 
     def first_rows(self, segment: Segment, most: int) -> list[dict[str, Any]]:
         """Return the first rows of a segment by the names of the relation; for errors."""

@@ -26,6 +26,7 @@ from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
 from eddyline.runtime.scan import LeafScan
+from eddyline.runtime.shared_scans import SharedScans
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
 from eddyline.state.retyping import cast_to
@@ -184,9 +185,15 @@ class DriverRun:
         ]
 
     def run(
-        self, context: EpochContext, segments: Mapping[str, Sequence[Segment]]
+        self,
+        context: EpochContext,
+        segments: Mapping[str, Sequence[Segment]],
+        shared: SharedScans | None = None,
     ) -> Reports | None:
         """Run one epoch over the segments of each leaf; None if there are too many rows.
+
+        Args:
+            shared: reads what other plans of the epoch read, too.
 
         Raises:
             Exception: whatever Spark or an operator raises.
@@ -197,7 +204,7 @@ class DriverRun:
             for step in self.steps:
                 if isinstance(step.run, Leaf):
                     own = reports.setdefault(step.run.name, [])
-                    rows = self._scanned(step, segments.get(step.run.name, ()), own.append)
+                    rows = self._scanned(step, segments.get(step.run.name, ()), own.append, shared)
                 elif step.run is None:
                     tables = [
                         piece.over(outputs[piece.source].table, task) for piece in step.pieces
@@ -211,9 +218,15 @@ class DriverRun:
                 outputs.append(rows)
         return reports
 
-    def _scanned(self, step: _Step, segments: Sequence[Segment], report: Report) -> _Rows:
+    def _scanned(
+        self,
+        step: _Step,
+        segments: Sequence[Segment],
+        report: Report,
+        shared: SharedScans | None,
+    ) -> _Rows:
         scan: LeafScan = step.function
-        return _Rows(pa.Table.from_batches(list(scan.run(segments, report)), step.schema))
+        return _Rows(pa.Table.from_batches(list(scan.run(segments, report, shared)), step.schema))
 
     def _operated(
         self,
