@@ -6,7 +6,7 @@ import datetime as d
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import cache
@@ -187,3 +187,35 @@ def at_once(work: Callable[[int], None], number: int) -> None:
     with ThreadPoolExecutor(number) as pool:
         for done in [pool.submit(work, turn) for turn in range(number)]:
             done.result()
+
+
+class Letters:
+    """Collects refused rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.errors: list[str] = []
+
+    def __call__(self, rows: pa.Table, errors: Sequence[str]) -> None:
+        self.rows += [tuple(row.values()) for row in rows.to_pylist()]
+        self.errors += errors
+        assert rows.num_rows == len(errors)
+
+    def clear(self) -> None:
+        self.rows.clear()
+        self.errors.clear()
+
+
+SMALL = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def small(**rows: int) -> pa.Table:
+    """Return changes: names with weights; the id is the length of the name."""
+    weights = list(rows.values())
+    return pa.table({
+        "id": pa.array([len(name) for name in rows], pa.int64()),
+        "name": pa.array([name.replace("_", "\0") for name in rows], pa.string()),
+        "op": pa.array(["append" if w > 0 else "delete" for w in weights], pa.string()),
+        "w": pa.array(weights, pa.int64()),
+    })  # fmt: skip

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,22 @@ from pyspark.sql import types as t
 
 from eddyline.changes import CHANGE_TYPE, Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
+from eddyline.sink import delta_sink
 from eddyline.sink.base import Sink, Target
 from eddyline.sink.delta import DeltaFormat
 from eddyline.spark.schema import arrow_schema
-from sink_cases import COLUMNS, Changelog, at_once, changelog, counted, follow
+from sink_cases import (
+    COLUMNS,
+    SCHEMA,
+    SMALL,
+    Changelog,
+    Letters,
+    at_once,
+    changelog,
+    counted,
+    follow,
+    small,
+)
 
 KEYS = [name for name in COLUMNS.names if name != "map"]  # Spark has no maps as keys
 CHILD = Path(__file__).parent / "sink_child.py"
@@ -225,6 +238,157 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
         sink.replace(None, Epoch(3), log.rows(3))
 
 
+def strict(path: Path, *fields: pa.Field, **constraints: str) -> DeltaTable:
+    """Make a table with columns `id` and `name`, and constraints."""
+    DeltaTable.create(str(path), pa.schema([*(fields or SCHEMA)]))
+    for name, expression in constraints.items():
+        DeltaTable(str(path)).alter.add_constraint({name: expression})
+    return DeltaTable(str(path))
+
+
+def names_in(path: Path) -> list[str]:
+    return sorted(DeltaTable(str(path)).to_pyarrow_table()["name"].to_pylist())
+
+
+def net_names(path: Path) -> list[str]:
+    """Return the names that are left of a table that holds all changes."""
+    table = DeltaTable(str(path)).to_pyarrow_table()
+    total: Counter[str] = Counter()
+    for name, kind in zip(table["name"].to_pylist(), table[CHANGE_TYPE].to_pylist(), strict=True):
+        total[name] += 1 if kind in ("insert", "update_postimage") else -1
+    assert min(total.values()) >= 0
+    return sorted(total.elements())
+
+
+@pytest.mark.parametrize("mode", ["upsert", "append", "changelog"])
+def test_rows_that_violate_a_constraint_become_dead_letters(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    logged = [pa.field("_change_type", pa.string())] if mode == "changelog" else []
+    fields = [pa.field("id", pa.int64()), pa.field("name", pa.string(), False), *logged]
+    strict(path, *fields, not_bad="name != 'bad'", short="id < 8")
+    letters, growing = Letters(), mode == "append"
+    target = Target("app", "k", SMALL, SCHEMA, None if growing else ("id",), growing)
+    sink = opened(replace(target, refuse=letters), path, mode=mode)
+    held = names_in if mode != "changelog" else net_names
+    sink.replace(None, Epoch(1), small(a=1, bb=1, bad=1, dddd=1, longlong=1))
+    assert held(path) == ["a", "bb", "dddd"]
+    assert sorted(letters.rows) == [(3, "bad"), (8, "longlong")]
+    assert sorted(letters.errors) == [
+        "the constraint not_bad: name != 'bad'",
+        "the constraint short: id < 8",
+    ]
+    letters.clear()
+    before = DeltaTable(str(path)).version()
+    if growing:
+        sink.deliver(Epoch(1), Epoch(2), small(bad=2, eeeee=2))
+        assert held(path) == ["a", "bb", "dddd", "eeeee", "eeeee"]
+        assert letters.rows == [(3, "bad")] * 2
+    else:
+        # updates from and to refused rows, and the delete of one
+        sink.deliver(Epoch(1), Epoch(2), small(bad=-1, ccc=1, longlong=-1, a=-1, ffffff=1))
+        assert held(path) == ["bb", "ccc", "dddd", "ffffff"]
+        assert letters.rows == []
+        sink.deliver(Epoch(2), Epoch(3), small(ccc=-1, bad=1, bb=-1, xx=1))
+        assert held(path) == ["dddd", "ffffff", "xx"]
+        assert letters.rows == [(3, "bad")]
+    version = DeltaTable(str(path)).version()
+    assert version == before + (1 if growing else 2)
+    assert sink.committed() == (2 if growing else 3)
+    letters.clear()
+    base = sink.committed()
+    assert base is not None
+    sink.deliver(base, Epoch(9), small(longlong=1))  # nothing is left of it: the epoch is stored
+    assert (sink.committed(), letters.rows) == (9, [(8, "longlong")])
+
+
+def test_nulls_where_the_table_has_none_become_dead_letters(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    inner = pa.field("element", pa.int64(), False)
+    part = pa.struct([pa.field("n", pa.int64(), False), pa.field("all", pa.list_(inner))])
+    strict(path, pa.field("id", pa.int64(), False), pa.field("part", part))
+    columns = t.StructType(
+        [
+            t.StructField("id", t.LongType()),
+            t.StructField(
+                "part",
+                t.StructType(
+                    [
+                        t.StructField("n", t.LongType()),
+                        t.StructField("all", t.ArrayType(t.LongType())),
+                    ]
+                ),
+            ),
+        ]
+    )
+    letters, schema = Letters(), arrow_schema(columns, "UTC")
+    sink = opened(Target("app", "k", columns, schema, ("id",), refuse=letters), path)
+    parts = [
+        {"n": 1, "all": [1, 2]},
+        {"n": None, "all": []},
+        {"n": 3, "all": [1, None]},
+        {"n": 4, "all": None},
+        {"n": 5, "all": []},
+    ]
+    rows = pa.table({"id": [1, 2, 3, 4, None], "part": parts}).cast(schema)
+    rows = rows.append_column("op", pa.array(["append"] * 5)).append_column("w", pa.array([1] * 5))
+    sink.replace(None, Epoch(1), rows)
+    assert sorted(DeltaTable(str(path)).to_pyarrow_table()["id"].to_pylist()) == [1, 4]
+    assert letters.errors == [
+        "the column part.n is never null",
+        "the column part.all.element is never null",
+        "the column id is never null",
+    ]
+
+
+def test_columns_that_only_the_table_has_keep_their_values_in_updates(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    table = strict(path, *SCHEMA, pa.field("stock", pa.int64()), stock="stock > 0", bad="id < 9")
+    letters = Letters()
+    sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters), path)
+    sink.replace(None, Epoch(1), small())
+    mine = DeltaTable(str(path))
+    write_deltalake(mine, pa.table({"id": [2], "name": ["bb"], "stock": [7]}), mode="append")
+    sink.deliver(Epoch(1), Epoch(2), small(bb=-1, xx=1, ccc=1))
+    found = DeltaTable(str(path)).to_pyarrow_table().select(["id", "name", "stock"])
+    assert found.to_pylist() == [{"id": 2, "name": "xx", "stock": 7}]
+    assert letters.rows == [(3, "ccc")]  # its stock would be null
+    assert letters.errors == ["the constraint stock: stock > 0"]
+    assert table.version() == 2
+
+
+def test_a_table_that_refuses_most_rows_is_no_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_sink, "REFUSED_MIN", 3)
+    strict(tmp_path / "t", pa.field("id", pa.int64()), pa.field("other", pa.int64(), False))
+    letters = Letters()
+    sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters), tmp_path / "t")
+    with pytest.raises(EngineError, match=r"SINK_FAILED.*most rows.* other is never null"):
+        sink.replace(None, Epoch(1), small(a=1, bb=1, ccc=1))
+    assert letters.errors == []
+
+
+def test_refused_rows_stop_the_sink(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    strict(path, bad="name != 'bad'")
+    sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",)), path, on_refused="stop")
+    sink.replace(None, Epoch(1), small(a=1))
+    with pytest.raises(StateError, match="SINK_REFUSED"):
+        sink.deliver(Epoch(1), Epoch(2), small(bb=1, bad=1))
+    assert sink.committed() == 1
+    assert names_in(path) == ["a"]
+
+
+def test_refused_rows_are_left_out_of_a_table_that_is_overwritten(tmp_path: Path) -> None:
+    path, letters = tmp_path / "t", Letters()
+    table = strict(path, *SCHEMA, pa.field("old", pa.int64(), False), bad="name != 'bad'")
+    write_deltalake(table, pa.table({"id": [1], "name": ["x"], "old": [1]}), mode="append")
+    target = Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters)
+    sink = opened(target, path, overwrite="true")
+    sink.replace(None, Epoch(1), small(a=1, bad=1))
+    assert (names_in(path), letters.rows) == (["a"], [(3, "bad")])
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "error", "condition"),
     [
@@ -232,6 +396,7 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
         ("keyed", {"path": "p", "mode": "merge"}, EngineError, "BAD_OPTION"),
         ("keyed", {"path": "p", "overwrite": "yes"}, EngineError, "BAD_OPTION"),
         ("keyed", {"path": "p", "optimize_every": "-1"}, EngineError, "BAD_OPTION"),
+        ("keyed", {"path": "p", "on_refused": "drop"}, EngineError, "BAD_OPTION"),
         ("keyed", {"path": "p", "key": "K"}, CatalogError, "SINK_KEY"),
         ("keyed", {"path": "p", "mode": "append"}, CatalogError, "SINK_KEY"),
         ("bag", {"path": "p"}, CatalogError, "SINK_KEY"),

@@ -20,7 +20,7 @@ from eddyline.api.formats import SINKS
 from eddyline.cli import main
 from eddyline.errors import CatalogError, EddylineError, EngineError
 from eddyline.sink.base import Sink, Target, key_of
-from eddyline.testing import MemorySink
+from eddyline.testing import Crash, MemorySink
 from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
@@ -277,6 +277,61 @@ def test_rows_that_a_target_refuses_become_dead_letters(engine, memory) -> None:
     assert engine.sql("SELECT * FROM k__dead").count() == 1  # until the next epoch
     engine.advance()
     assert engine.sql("SELECT * FROM k__dead").count() == 0
+
+
+@pytest.mark.guarantee(
+    "sink `delta` and the dead letters of rows that it refuses",
+    "exactly once",
+    "the delivery, after rows were refused and before the commit",
+)
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_row_that_delta_refuses_is_one_dead_letter_after_a_crash(
+    tmp_path, spark, monkeypatch, keyed
+) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="needs eddyline[delta]")
+    path, write, tries = str(tmp_path / "lake"), deltalake.write_deltalake, []
+    schema = pa.schema({"item": pa.string(), "n": pa.int64()})
+    deltalake.DeltaTable.create(path, schema).alter.add_constraint({"small": "n < 10"})
+
+    def dying(table, *given, **options) -> None:
+        if isinstance(table, deltalake.DeltaTable):  # else it is scratch
+            tries.append(options["mode"])
+            if len(tries) > 1:  # the first one tells of the constraint
+                raise Crash("the process dies")
+        write(table, *given, **options)
+
+    def view(engine: el.Engine) -> el.View:
+        keyed_query = "SELECT item, sum(v) AS n FROM sales GROUP BY item"
+        return engine.view("totals", keyed_query if keyed else "SELECT item, v AS n FROM sales")
+
+    def send(engine: el.Engine, name: str, **rows: int) -> int:
+        lines = [json.dumps({"item": item, "v": v}) for item, v in rows.items()]
+        (tmp_path / "in" / name).write_text("\n".join(lines))
+        return engine.advance()
+
+    with opened(tmp_path, spark) as engine:
+        (tmp_path / "in").mkdir()
+        engine.execute(
+            "CREATE STREAM sales (item STRING, v BIGINT) USING json "
+            f"OPTIONS (path '{tmp_path / 'in'}')"
+        )
+        view(engine)
+        sink = engine.sink("k", "totals", "delta", path=path)
+        engine.advance()
+        monkeypatch.setattr(deltalake, "write_deltalake", dying)
+        send(engine, "1.json", tea=1, gold=50, milk=2)
+        assert sink.status()["state"] == "failing"
+    assert len(tries) > 1
+    assert deltalake.DeltaTable(path).to_pyarrow_table().num_rows == 0
+    monkeypatch.setattr(deltalake, "write_deltalake", write)
+    with opened(tmp_path, spark) as engine:
+        sink = engine.sink("k", "totals", "delta", path=path)
+        await_epoch(engine, sink, send(engine, "2.json", rice=3))
+        rows = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+        assert sorted(map(tuple, map(dict.values, rows))) == [("milk", 2), ("rice", 3), ("tea", 1)]
+        (letter,) = engine.dead_letters("k").collect()
+        assert json.loads(bytes(letter.payload)) == {"item": "gold", "n": 50}
+        assert letter.error == "the constraint small: n < 10"
 
 
 def test_a_function_gets_each_epoch_in_change_feed_form(engine, tmp_path, spark) -> None:

@@ -30,7 +30,17 @@ from eddyline.sink.postgres import PostgresFormat
 from eddyline.sink.postgres_text import csv_rows
 from eddyline_apps.postgres import Server
 from postgres import PASSWORD, server
-from sink_cases import COLUMNS, Changelog, at_once, changelog, follow
+from sink_cases import (
+    COLUMNS,
+    SCHEMA,
+    SMALL,
+    Changelog,
+    Letters,
+    at_once,
+    changelog,
+    follow,
+    small,
+)
 
 KEYS = [name for name in COLUMNS.names if name != "map"]  # Spark has no maps as keys
 CHILD = Path(__file__).parent / "sink_child.py"
@@ -276,34 +286,6 @@ def test_a_dropped_table_is_a_target_without_an_epoch(url: str) -> None:
 def test_examples() -> None:
     for module in (base, postgres, postgres_text, rows):
         assert doctest.testmod(module).failed == 0
-
-
-class Letters:
-    """Collects refused rows."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.errors: list[str] = []
-
-    def __call__(self, rows: pa.Table, errors: Sequence[str]) -> None:
-        self.rows += [tuple(row.values()) for row in rows.to_pylist()]
-        self.errors += errors
-        assert rows.num_rows == len(errors)
-
-
-SMALL = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-
-
-def small(**rows: int) -> pa.Table:
-    """Return changes: names with weights; the id is the length of the name."""
-    weights = list(rows.values())
-    return pa.table({
-        "id": pa.array([len(name) for name in rows], pa.int64()),
-        "name": pa.array([name.replace("_", "\0") for name in rows], pa.string()),
-        "op": pa.array(["append" if w > 0 else "delete" for w in weights], pa.string()),
-        "w": pa.array(weights, pa.int64()),
-    })  # fmt: skip
 
 
 @pytest.mark.parametrize("key", [("id",), None])

@@ -14,7 +14,8 @@ from eddyline.catalog.entries import Entry
 from eddyline.changes import CHANGE_TYPE
 from eddyline.errors import DataError
 from eddyline.intake.formats import Context, check_columns, log_columns
-from eddyline.sink.delta import is_held, package
+from eddyline.sink.delta import is_held
+from eddyline.sink.delta_sink import package
 from eddyline.sink.secrets import filled_in
 from eddyline.source.base import Source
 from eddyline.source.delta import ADDED, DeltaStream

@@ -17,6 +17,9 @@ from eddyline.arguments import check_choice
 from eddyline.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, Epoch
 from eddyline.errors import CatalogError, EngineError, StateError
 
+REFUSED_MIN = 1_000
+"""From so many refused rows on, they must be fewer than those that the target takes."""
+
 Refuse = Callable[[pa.Table, Sequence[str]], None]
 """Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from eddyline.sink.base import Target, sink_failed
+from eddyline.sink.base import REFUSED_MIN, Target, sink_failed
 from eddyline.sink.postgres_text import csv_rows, postgres_type
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ REFUSALS = ("22", "23", "44", "54", "P0")
 ANALYZE_ROWS = 10_000
 
 TRUNCATE_ROWS = 2_000
-
-REFUSED_MIN = 1_000
-"""From so many refused rows on, they must be fewer than those that the server takes."""
 
 _LOADED = "eddyline_loaded"
 
