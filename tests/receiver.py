@@ -24,10 +24,12 @@ class Receiver:
         parsed: returns the row of a change.
         answers: what to answer next, instead of 200: a status; 0: hang up at once; -1: keep the request
             and hang up.
+        refuses: whether a request is answered with 422 for a change in it.
     """
 
     parsed: Callable[[dict[str, Any]], Row]
     answers: list[int] = field(default_factory=list)
+    refuses: Callable[[dict[str, Any]], bool] = lambda _: False
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: Counter[Row] = field(default_factory=Counter)
@@ -37,6 +39,10 @@ class Receiver:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         wanted = self.answers.pop(0) if self.answers else 200
+        if wanted == 200 and any(map(self.refuses, json.loads(body)["changes"])):
+            wanted = 422
+        if wanted == 422 and handler.headers["Idempotency-Key"] in self.seen:
+            wanted = 200  # what it has taken it doesn't refuse
         if wanted in (200, -1):
             self.requests.append((dict(handler.headers), body))
             self.keep(handler.headers["Idempotency-Key"], json.loads(body))

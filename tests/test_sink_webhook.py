@@ -8,7 +8,7 @@ import json
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,10 +16,19 @@ import pytest
 
 from eddyline.changes import Epoch
 from eddyline.errors import EddylineError, EngineError, StateError
-from eddyline.sink.base import Refuse, keep_none
+from eddyline.sink.base import Notes, NotesInMemory, Refuse, keep_none
 from eddyline.sink.webhook import WebhookFormat, WebhookSink
 from receiver import Receiver, serving
-from sink_changes import SCHEMA, Changelog, Row, expected, parsed, target, weighted
+from sink_changes import (
+    SCHEMA,
+    Changelog,
+    Row,
+    as_parsed,
+    expected,
+    parsed,
+    target,
+    weighted,
+)
 
 SECRET = "s3cret-word"
 
@@ -36,10 +45,13 @@ def opened(
     keyed: bool = True,
     refuse: Refuse = keep_none,
     delivered: int | None = None,
+    notes: Notes | None = None,
     **options: str,
 ) -> WebhookSink:
     followed = target("hook", keyed=keyed, refuse=refuse)
     followed = replace(followed, delivered=None if delivered is None else Epoch(delivered))
+    if notes is not None:
+        followed = replace(followed, notes=notes)
     given = {"url": receiver.url, **options}
     WebhookFormat().check(followed, given)
     return WebhookFormat().open(followed, given)
@@ -129,26 +141,117 @@ def test_a_large_delivery_comes_in_parts(receiver: Receiver) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("status", [400, 409, 413, 422])
-def test_refused_parts_become_dead_letters(receiver: Receiver, status: int) -> None:
-    letters: list[tuple[Row, str]] = []
+class Letters:
+    """Keeps the refused changes, and adds them up."""
 
-    def keep(rows: pa.Table, errors: list[str]) -> None:
+    def __init__(self) -> None:
+        self.found: list[tuple[Row, str]] = []
+        self.counts: Counter[Row] = Counter()
+
+    def __call__(self, rows: pa.Table, errors: Sequence[str]) -> None:
         assert rows.schema == SCHEMA
-        found = [tuple(row.values()) for row in rows.to_pylist()]
-        letters.extend(zip(found, errors, strict=True))
+        for row, error in zip(rows.to_pylist(), errors, strict=True):
+            self.found.append((tuple(row.values()), error))
+            sign = 1 if error.startswith(("insert:", "update_postimage:")) else -1
+            self.counts[as_parsed(tuple(row.values()))] += sign
 
-    sink = opened(receiver, refuse=keep, batch_rows="2")
-    receiver.answers = [200, status, 200]
+
+@pytest.mark.parametrize("status", [400, 409, 413, 422])
+def test_a_refused_change_becomes_a_dead_letter(receiver: Receiver, status: int) -> None:
+    letters = Letters()
+    sink = opened(receiver, refuse=letters, batch_rows="2")
+    receiver.answers = [200, status, 200, status]
     rows = weighted(Counter((k, "", None, None, None) for k in range(5)))
     sink.replace(None, Epoch(1), rows)
-    assert [row[0] for row, _ in letters] == [2, 3]
-    text = letters[0][1]
+    assert [row[0] for row, _ in letters.found] == [3]
+    text = letters.found[0][1]
     assert text.startswith(f"insert: {status} ")
     assert "the reason is long" in text
     assert len(text) < 300
-    assert {row[0] for row in receiver.counts} == {0, 1, 4}
+    assert {row[0] for row in receiver.counts} == {0, 1, 2, 4}
     assert sink.committed() == 1
+    sink.close()
+
+
+def test_a_refused_part_is_cut_until_its_bad_changes_are_found(receiver: Receiver) -> None:
+    letters, bad = Letters(), {3, 500, 999, 1001}
+    sink = opened(receiver, refuse=letters)
+    sink.replace(None, Epoch(1), one(7).slice(0, 0))
+    receiver.requests.clear()
+    receiver.refuses = lambda change: change["k"] in bad
+    rows = weighted(Counter((k, "", None, None, None) for k in range(1500)))
+    sink.deliver(Epoch(1), Epoch(2), rows)
+    assert [row[0] for row, _ in letters.found] == sorted(bad)
+    assert sum(receiver.counts.values()) == 1500 - len(bad)
+    sent = [json.loads(body) for _, body in receiver.requests]
+    assert len(sent) < len(bad) * 12
+    taken = [change["k"] for document in sent for change in document["changes"]]
+    assert taken == [k for k in range(1500) if k not in bad]  # in their order
+    keys = [headers["Idempotency-Key"] for headers, _ in receiver.requests]
+    assert len(set(keys)) == len(keys)
+    assert keys[0].startswith("eddyline/test/hook/2/1.")
+    assert [document.get("piece", 1) for document in sent] == [
+        int(key.partition("/2/")[2].partition(".")[2] or 1) for key in keys
+    ]
+    sink.close()
+
+
+def test_pieces_of_a_snapshot_replace_what_the_receiver_has(receiver: Receiver) -> None:
+    letters = Letters()
+    sink = opened(receiver, refuse=letters, batch_rows="4")
+    sink.replace(None, Epoch(1), one(77))
+    receiver.refuses = lambda change: change["k"] < 5
+    rows = weighted(Counter((k, "", None, None, None) for k in range(9)))
+    sink.replace(Epoch(1), Epoch(2), rows)  # of the first part nothing is taken
+    assert sorted(row[0] for row in receiver.counts) == [5, 6, 7, 8]
+    assert [row[0] for row, _ in letters.found] == [0, 1, 2, 3, 4]
+    receiver.refuses = lambda change: False
+    receiver.answers = [422, 422]
+    with pytest.raises(EngineError, match="refuses a request without changes"):
+        sink.replace(Epoch(2), Epoch(3), one(1))
+    assert sink.committed() == 2
+    sink.close()
+
+
+@pytest.mark.guarantee(
+    "sink `webhook` and the dead letters of changes that are refused",
+    "exactly once for receivers that take each `Idempotency-Key` once",
+    "connections, and the sink, at random requests; the receiver refuses and takes at random",
+)
+@pytest.mark.parametrize("keyed", [True, False])
+def test_refusals_errors_and_crashes_double_and_lose_nothing(
+    receiver: Receiver, keyed: bool
+) -> None:
+    changelog, chance, notes = Changelog(6, keyed=keyed), random.Random(3), NotesInMemory()
+    letters, base, cut = Letters(), None, 0
+    sink = opened(receiver, keyed=keyed, batch_rows="7", refuse=letters, notes=notes)
+    for _ in range(40):
+        epoch = Epoch((base or 0) + chance.choice([1, 1, 4]))
+        snapshot = base is None or chance.random() < 0.2
+        if snapshot:
+            letters.counts.clear()
+        while sink.committed() != epoch:
+            receiver.answers = [chance.choice([200, 200, 422, 422, 0, -1, 503]) for _ in range(9)]
+            try:
+                if snapshot:
+                    sink.replace(base, epoch, changelog.rows(epoch))
+                else:
+                    sink.deliver(base, epoch, changelog.changes(base, epoch))
+            except EngineError as error:
+                if error.condition != "SINK_FAILED":
+                    raise
+                if chance.random() < 0.5:  # a crash
+                    sink.close()
+                    given = {"keyed": keyed, "refuse": letters, "notes": notes}
+                    sink = opened(receiver, **given, delivered=base, batch_rows="7")
+            cut += bool(notes.texts)
+        base = epoch
+        content = Counter(receiver.counts)
+        content.update(letters.counts)
+        assert {row: n for row, n in content.items() if n} == expected(changelog.content(epoch))
+        assert notes.texts == []
+    assert cut > 5
+    assert len(letters.found) > 5
     sink.close()
 
 

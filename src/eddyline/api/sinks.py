@@ -29,7 +29,7 @@ from eddyline.sink.base import SinkFormat, Target, check_feed_columns, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
 from eddyline.sink.function import FUNCTION, FunctionSink
 from eddyline.sink.json_rows import json_rows
-from eddyline.sink.outbox import NO_VIEW, Outbox
+from eddyline.sink.outbox import NO_VIEW, NotesFile, Outbox
 from eddyline.sink.rows import with_commit
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.dead_letters import Rejects
@@ -296,6 +296,7 @@ class Sinks:
         cursor = outbox.cursor()
         if cursor is not None and cursor.view != NO_VIEW:
             target = replace(target, delivered=cursor.epoch)
+        target = replace(target, notes=NotesFile(files, sink.id))
         if sink.format == FUNCTION:
             opened: Any = FunctionSink(target, self._calling(self._functions[sink.id]))
         else:

@@ -27,6 +27,29 @@ Raises StateError SINK_REFUSED if the sink has the option `on_refused 'stop'`.
 """
 
 
+class Notes(Protocol):
+    """Texts that a sink stores durably in the storage, of a target that can't be asked what it has answered."""
+
+    def read(self) -> list[str]:
+        """Return the texts that were written last."""
+
+    def write(self, texts: Sequence[str]) -> None:
+        """Replace all texts, durably."""
+
+
+@dataclass(slots=True)
+class NotesInMemory:
+    """Notes that end with the process."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def read(self) -> list[str]:
+        return self.texts
+
+    def write(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+
+
 def keep_none(rows: pa.Table, errors: Sequence[str]) -> None:
     """Raise SINK_REFUSED for the first row instead of keeping any."""
     raise refused(errors[0] if rows.num_rows else "")
@@ -49,6 +72,7 @@ class Target:
             asked for theirs; None before the first delivery, and if all rows are to be sent anew.
         refuse: keeps rows that the target refuses; call it before the transaction commits. It can be
             repeated with the same rows.
+        notes: what the sink has to remember over crashes.
     """
 
     app: str
@@ -59,6 +83,7 @@ class Target:
     append_only: bool = False
     delivered: Epoch | None = None
     refuse: Refuse = field(default=keep_none, compare=False)
+    notes: Notes = field(default_factory=NotesInMemory, compare=False)
 
 
 class Sink(Protocol):

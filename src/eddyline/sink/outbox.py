@@ -44,6 +44,7 @@ class Refuse:
     error: StateError
 
 
+NOTES = "notes.json"
 NO_VIEW = ViewId("")
 """The view of a cursor whose sink is to get all rows anew."""
 
@@ -151,3 +152,27 @@ class Outbox(CursorFile):
         cursor = self.cursor()
         if cursor is not None:
             self.advance(Cursor(NO_VIEW, cursor.epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class NotesFile:
+    """The notes of one sink: `sinks/<id>/notes.json` below the storage folder; no file if there are none."""
+
+    files: Files
+    sink: str
+
+    @property
+    def name(self) -> str:
+        return f"{SINKS}/{self.sink}/{NOTES}"
+
+    def read(self) -> list[str]:
+        if not self.files.exists(self.name):
+            return []
+        return list(self.files.read_json(self.name)["notes"])
+
+    def write(self, texts: Sequence[str]) -> None:
+        if texts:
+            self.files.make_folder(f"{SINKS}/{self.sink}")
+            self.files.write_json(self.name, {"notes": list(texts)})
+        elif self.files.exists(self.name):
+            self.files.remove(self.name)

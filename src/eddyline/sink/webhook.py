@@ -8,7 +8,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
@@ -43,6 +43,12 @@ class WebhookFormat:
     (`<sink's id>/<epoch>/<part>`), before anything else does. So a receiver that takes each key once holds the view. If
     the last delivery was a snapshot, or its epochs are no longer retained, a snapshot of a later epoch comes in its place.
 
+    A part that is refused (an answer such as 400 or 422) comes again in two halves, which are cut in the same way until the
+    changes that are refused are found: those become dead letters. Such a piece of a part has the key `<sink's id>/<epoch>/<part>.<piece>`
+    and a field `piece`: the halves of piece n are 2n and 2n + 1, the whole part is piece 1. What was refused isn't asked
+    again, also after a crash, so that a receiver gets no change twice that takes a part later. If the first part of a snapshot is refused, an
+    empty one comes in its place (piece 0), and its pieces have `snapshot` false: they add to it.
+
     With a secret, `X-Eddyline-Signature` is `sha256=` and the HMAC of `<X-Eddyline-Timestamp>.<body>`
     in hexadecimal digits.
     """
@@ -54,8 +60,8 @@ class WebhookFormat:
             "secret": "the key of the signature",
             "timeout": "seconds to wait for the receiver; 30 if left out",
             "batch_rows": "the most changes of a request; 1000 if left out",
-            "on_refused": "what happens to the rows of a request that is answered with a status such "
-            "as 400 or 422: 'dead letters' or 'stop'",
+            "on_refused": "what happens to a change that is answered with a status such as 400 or 422: "
+            "'dead letters' or 'stop'",
         }
 
     @property
@@ -94,6 +100,53 @@ class Answer:
 
     status: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a delivery, or a piece of one.
+
+    Attributes:
+        document: what all requests of the delivery say.
+        delivery: how the keys of all its requests begin.
+        number: of the part, from 1 on.
+        piece: 1: the whole part; 0: none of its changes; the halves of n are 2n and 2n + 1.
+    """
+
+    document: Mapping[str, object]
+    delivery: str
+    number: int
+    rows: pa.Table
+    snapshot: bool
+    piece: int = 1
+
+    @property
+    def key(self) -> str:
+        return f"{self.delivery}{self.number}" + (f".{self.piece}" if self.piece != 1 else "")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the receiver replaces what it has by this request."""
+        return self.snapshot and self.number == 1 and self.piece == 1
+
+    @property
+    def body(self) -> bytes:
+        fields = {**self.document, "part": self.number, "snapshot": self.snapshot}
+        if self.piece != 1:
+            fields |= {"piece": self.piece}
+        start = json.dumps(fields)
+        return f'{start[:-1]}, "changes": [{",".join(json_rows(self.rows))}]}}'.encode()
+
+    def halves(self) -> list[_Part]:
+        half = self.rows.num_rows // 2
+        cut = [self.rows.slice(0, half), self.rows.slice(half)]
+        return [
+            replace(self, rows=rows, piece=2 * self.piece + place, snapshot=False)
+            for place, rows in enumerate(cut)
+        ]
+
+    def empty(self) -> _Part:
+        return replace(self, rows=self.rows.slice(0, 0), piece=0)
 
 
 class WebhookSink:
@@ -147,29 +200,45 @@ class WebhookSink:
             raise target_moved(self._target, base, self._epoch)
         feed = change_feed(changes, self._target.key)
         parts = max(1, -(-feed.num_rows // self._batch_rows))
+        document = {"sink": self._target.name, "epoch": epoch, "base": base, "parts": parts}
+        all_rows = "snapshot/" * snapshot  # which may come again for the same epoch
+        delivery = f"{self._target.app}/{epoch}/{all_rows}"
+        noted = self._target.notes.read()
+        refused = {key: None for key in noted if key.startswith(delivery)}  # in their order
         for part in range(1, parts + 1):
-            some = feed.slice((part - 1) * self._batch_rows, self._batch_rows)
-            start = json.dumps(
-                {
-                    "sink": self._target.name,
-                    "epoch": epoch,
-                    "base": base,
-                    "part": part,
-                    "parts": parts,
-                    "snapshot": snapshot,
-                }
-            )
-            body = f'{start[:-1]}, "changes": [{",".join(json_rows(some))}]}}'.encode()
-            all_rows = "snapshot/" * snapshot  # which may come again for the same epoch
-            answer = self._post(body, f"{self._target.app}/{epoch}/{all_rows}{part}")
-            if 200 <= answer.status < 300:
-                continue
-            if not 400 <= answer.status < 500 or answer.status in NOT_OF_ROWS:
-                raise self._failed(f"it answers {answer.text}")
-            if some.num_rows:
-                kinds = some.column(some.num_columns - 1).to_pylist()
-                rows = some.select(range(some.num_columns - 1))
-                self._target.refuse(rows, [f"{kind}: {answer.text}" for kind in kinds])
+            rows = feed.slice((part - 1) * self._batch_rows, self._batch_rows)
+            self._post_part(_Part(document, delivery, part, rows, snapshot), refused)
+        if refused or noted:
+            self._target.notes.write([])
+
+    def _post_part(self, part: _Part, refused: dict[str, None]) -> None:
+        """Post a part, or the pieces of one that is refused, in their order.
+
+        Args:
+            refused: the keys of requests of this delivery that were refused; those that are refused now are added.
+        """
+        pieces = [part]
+        while pieces:
+            piece = pieces.pop()
+            single = piece.rows.num_rows == 1
+            if piece.key not in refused:
+                answer = self._post(piece.body, piece.key)
+                if 200 <= answer.status < 300:
+                    continue
+                if not 400 <= answer.status < 500 or answer.status in NOT_OF_ROWS:
+                    raise self._failed(f"it answers {answer.text}")
+                if not piece.rows.num_rows:
+                    raise self._failed(f"it refuses a request without changes: {answer.text}")
+                if single:
+                    kind = piece.rows.column(piece.rows.num_columns - 1)[0].as_py()
+                    row = piece.rows.select(range(piece.rows.num_columns - 1))
+                    self._target.refuse(row, [f"{kind}: {answer.text}"])
+                refused[piece.key] = None
+                self._target.notes.write(list(refused))
+            if not single:
+                pieces += reversed(piece.halves())
+            if piece.replaces:
+                pieces.append(piece.empty())
 
     def _post(self, body: bytes, idempotency_key: str) -> Answer:
         timestamp = str(int(self._clock()))
