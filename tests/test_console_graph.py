@@ -54,7 +54,7 @@ def points(curve: str) -> list[tuple[float, float]]:
 
 
 def graph_of(catalog: Catalog) -> Graph:
-    return make_graph(catalog, {"views": []}, {})
+    return make_graph(catalog, {"views": [], "sinks": []}, {})
 
 
 @pytest.mark.parametrize("seed", range(40))

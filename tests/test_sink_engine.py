@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -24,6 +25,7 @@ from eddyline.testing import Crash, MemorySink
 from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
+PLACE = "the place ${env:EDDYLINE_WORD}"
 QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
 
 
@@ -176,6 +178,61 @@ def test_an_absent_target_holds_nothing_up(engine, memory) -> None:
     memory.absent.clear()
     await_epoch(engine, gone, epoch)
     assert held(memory, "gone") == rows(engine.snapshot("totals"))
+
+
+def test_other_processes_see_why_a_sink_fails(
+    engine, memory, tmp_path, spark, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("EDDYLINE_WORD", "s3cret")
+    listed = ["sink", "list", "--storage", engine.files.root, "--format", "json"]
+
+    def seen_by_others() -> dict:
+        assert main(listed) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        with el.Engine(str(tmp_path / "storage"), spark, read_only=True) as reader:
+            (shown,) = reader.execute("SHOW SINKS").collect()
+            assert reader.status()["sinks"] == [json.loads(line)]
+        with urlopen(f"{engine.serve()}/api/sinks") as answer:
+            (served,) = json.load(answer)["sinks"]
+        found = json.loads(line)
+        assert (shown.state, shown.error) == (found["state"], found.get("error"))
+        assert (served["state"], served["error"]) == (found["state"], found["error"])
+        return found
+
+    memory.absent.add("the place s3cret")
+    sink = engine.sink("k", "totals", "memory", place=PLACE)
+    engine.advance()
+    (number,) = (entry.id for entry in engine.catalog.sinks)
+    deliverer = engine._epochs.sinks._deliverers[number]
+    until(lambda: deliverer.failures > 2)
+    found = seen_by_others()
+    assert (found["state"], found["condition"]) == ("failing", "ConnectionRefusedError")
+    assert found["error"] == "the place *** is absent" == sink.status()["error"]
+    assert found["failing_since"].endswith("+00:00")
+    file = tmp_path / f"storage/sinks/{number}/error.json"
+    written, failures = file.stat().st_ino, deliverer.failures
+    until(lambda: deliverer.failures > failures)
+    assert file.stat().st_ino == written  # it isn't written again by each try
+    with urlopen(f"{engine.serve()}/sinks") as page:
+        text = page.read().decode()
+        assert "the place *** is absent" in text
+    engine.stop()  # it is known while no engine runs, and to the next one
+    assert main(["sink", "list", "--storage", engine.files.root]) == 0
+    assert "failing" in capsys.readouterr().out
+    with opened(tmp_path, spark) as again:
+        again.advance()
+        found = json.loads(json.dumps(again.status()["sinks"][0]))
+        assert found["state"] == "failing"
+        memory.absent.clear()
+        await_epoch(again, again.sink("k", "totals", "memory", place=PLACE), again.advance())
+        assert not file.exists()
+        assert again.status()["sinks"][0]["state"] == "live"
+        memory.absent.add("the place s3cret")
+        again.execute("INSERT INTO sales VALUES (4, 'x', 1.0)")
+        again.advance()
+        assert file.exists()
+        again.execute("DROP SINK k")
+        assert not file.parent.exists()
 
 
 def test_epochs_that_wait_are_sent_as_one(engine, memory) -> None:

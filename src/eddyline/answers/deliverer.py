@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from functools import partial
 
 from eddyline.answers.delivery import Delivery
 from eddyline.changes import Epoch
-from eddyline.errors import EngineError, condition_of
+from eddyline.errors import EddylineError, EngineError, condition_of
 from eddyline.intake.backoff import back_off
 from eddyline.runtime.progress import SteadyClock
 
 _LOG = logging.getLogger("eddyline.sinks")
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Deliverer:
         interval_s: the minimum number of seconds between two deliveries.
         report: called with the first error of each outage.
         delivered: called after each delivery that moved the target on, and each try that failed.
+        note: called with the first error of each outage, and with each that differs from the one before it; with
+            None when a try has succeeded after one, and when the first one has.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
@@ -65,6 +69,7 @@ class Deliverer:
         interval_s: float,
         report: Callable[[Exception], None],
         delivered: Callable[[Delivered], object] = lambda _: None,
+        note: Callable[[Exception | None], object] = lambda _: None,
     ) -> None:
         self.sink = sink
         self.epoch = Epoch(0)
@@ -75,6 +80,8 @@ class Deliverer:
         self._interval_s = interval_s
         self._report = report
         self._delivered = delivered
+        self._note = note
+        self._noted: str | None = None  # None: it isn't known yet
         self._delivery: Delivery | None = None
         self._changed = threading.Condition()
         self._wanted, self._outdated, self._stopping = True, False, False
@@ -155,6 +162,7 @@ class Deliverer:
             return
         if epoch > self.epoch:
             tell(epoch)
+        self._noting(None)
         with self._changed:
             if self.failures:
                 _LOG.info("sink %s delivers again", self.sink)
@@ -182,12 +190,22 @@ class Deliverer:
         with suppress(Exception):  # the delivery counts, not who hears of it
             self._delivered(made)
 
+    def _noting(self, error: Exception | None) -> None:
+        """Note an error, or that there is none, unless it was the last one that was noted."""
+        # a port or a time in a message makes it no other one
+        text = "" if error is None else _NUMBERS.sub("", f"{condition_of(error)} {error}")
+        if text != self._noted:
+            with suppress(EddylineError, OSError):  # a storage that is full: the next try notes it
+                self._note(error)
+                self._noted = text
+
     def _failed(self, raised: BaseException) -> None:
         error = raised
         if not isinstance(error, Exception):
             text = f"sink {self.sink} has failed: {type(raised).__name__}"
             error = EngineError(text, condition="SINK_FAILED", hint="it tries again by itself")
             error.__cause__ = raised
+        self._noting(error)
         with self._changed:
             self.failures += 1
             self.error = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,15 +24,15 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import REJECTS, SINK, VIEW, Entry
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EddylineError
+from eddyline.errors import CatalogError, EddylineError, condition_of
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sink.base import SinkFormat, Target, check_feed_columns, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
 from eddyline.sink.function import FUNCTION, FunctionSink
 from eddyline.sink.json_rows import json_rows
-from eddyline.sink.outbox import NO_VIEW, NotesFile, Outbox
+from eddyline.sink.outbox import NO_VIEW, NotesFile, Outage, OutageFile, Outbox
 from eddyline.sink.rows import with_commit
-from eddyline.sink.secrets import check_secrets, filled_in
+from eddyline.sink.secrets import check_secrets, filled_in, secret_values
 from eddyline.source.dead_letters import Rejects
 from eddyline.spark.intervals import interval_micros
 from eddyline.spark.schema import arrow_schema, plain_schema
@@ -70,6 +71,7 @@ class Sinks:
         self._delivered = delivered
         self._deliverers: dict[str, Deliverer] = {}
         self._functions: dict[str, Function] = {}
+        self._secrets: dict[str, list[str]] = {}  # by sink the values that messages may not show
         self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
 
     def recover(self) -> None:
@@ -183,7 +185,7 @@ class Sinks:
             if deliverer is not None:
                 status["rows"] = deliverer.rows
                 if (error := deliverer.error) is not None:
-                    status |= {"state": "failing", "error": str(error)}
+                    status |= {"state": "failing", "error": self._shown(sink, error)}
             elif workspace.writes and not sink.paused:
                 waiting = sink.format != FUNCTION or sink.id in self._functions
                 status["state"] = "waiting" if waiting else "not connected"
@@ -300,9 +302,27 @@ class Sinks:
         if sink.format == FUNCTION:
             opened: Any = FunctionSink(target, self._calling(self._functions[sink.id]))
         else:
-            opened = _format(sink.format).open(target, filled_in(_own_options(sink)))
+            own = _own_options(sink)
+            self._secrets[sink.id] = secret_values(own)
+            opened = _format(sink.format).open(target, filled_in(own))
         each = sink.format == FUNCTION
         return Delivery(CommittedChangelog(files, view), outbox, opened, each=each)
+
+    def _note(self, sink: Entry, error: Exception | None) -> None:
+        """Store why a sink can't deliver, for other processes; None: it can. Called in its thread."""
+        workspace, outage = self._workspace, OutageFile(self._workspace.files, sink.id)
+        if error is None:
+            outage.clear()
+        elif any(known.id == sink.id for known in workspace.catalog.sinks):  # else it was dropped
+            text = self._shown(sink, error)
+            outage.write(Outage(time.time_ns() // 1000, condition_of(error), text))
+
+    def _shown(self, sink: Entry, error: Exception) -> str:
+        """Return the message of an error, without the values of secrets."""
+        text = str(error) or type(error).__name__
+        for secret in self._secrets.get(sink.id, ()):
+            text = text.replace(secret, "***")
+        return text
 
     def _calling(self, function: Function) -> Callable[[pa.Table, Epoch], None]:
         """Return a wrapper that calls a user's function with a DataFrame."""
@@ -332,7 +352,12 @@ class Sinks:
             return
         interval_s = int(sink.options.get(COMMIT_INTERVAL, 0)) / 1e6
         self._deliverers[sink.id] = Deliverer(
-            sink.name, lambda: self._open(sink), interval_s, self._report, self._delivered
+            sink.name,
+            lambda: self._open(sink),
+            interval_s,
+            self._report,
+            self._delivered,
+            lambda error: self._note(sink, error),
         )
 
     def _stop(self, sink: str) -> None:

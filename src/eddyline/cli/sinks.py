@@ -7,7 +7,7 @@ import sys
 
 from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
-from eddyline.cli.output import add_format, show_rows
+from eddyline.cli.output import JSON, add_format, show_rows
 from eddyline.cli.requests import request, show_done
 from eddyline.storage.lock import in_use
 
@@ -51,7 +51,10 @@ def _list(args: argparse.Namespace) -> int:
         found = sinks_status(store.files, stored_catalog(store), committed)
         if not in_use(store.files):
             print("no engine runs on this storage", file=sys.stderr)
-    show_rows(args.format, ("sink", "view", "format", "state", "epoch", "behind"), found)
+    names = ("sink", "view", "format", "state", "epoch", "behind", "failing_since", "error")
+    if args.format != JSON:  # the first line fits into a table
+        found = [{**sink, "error": sink.get("error", "").partition("\n")[0]} for sink in found]
+    show_rows(args.format, names, found)
     return 0
 
 

@@ -88,8 +88,9 @@ def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, 
         for above in entry.upstream
         if above.lower() in ids
     ]
+    sinks = {sink["sink"]: sink["state"] for sink in status["sinks"]}
     for sink in catalog.sinks:
-        view, state = catalog.get(sink.upstream[0]), "paused" if sink.paused else "live"
+        view, state = catalog.get(sink.upstream[0]), sinks.get(sink.name, "")
         boxes.append((sink.id, sink.name, "sink", state, 1 + catalog.level(view), None))
         edges.append((view.id, sink.id))
     return _laid_out(boxes, sorted(set(edges)))

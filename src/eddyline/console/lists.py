@@ -63,11 +63,13 @@ class Lists:
 
     def sinks(self, _: Request) -> Values:
         """Sinks, how far they are, and what can be done with them."""
-        names = ("sink", "view", "format", "state", "epoch", "behind")
+        names = ("sink", "view", "format", "state", "epoch", "behind", "failing since", "error")
+        heads = {name: name.replace(" ", "_") for name in names}
         sinks = self._observer.status()["sinks"]
         buttons = [_sink_buttons(sink) for sink in sinks]
         return "list.html", _list(
-            "Sinks", {name: name for name in names}, sinks, ("epoch", "behind"), links=("view",),
+            "Sinks", heads, sinks, ("epoch", "behind"), links=("view",),
+            bad=[sink["state"] == "failing" for sink in sinks],
             empty="No sink follows a view.", buttons=buttons if self._actions.allowed else None,
             note="A sink is behind by the epochs that it has not delivered yet."
             + (" Resend makes the target's rows those of the view, whatever it holds." if self._actions.allowed else ""),

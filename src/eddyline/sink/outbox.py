@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import StateError
+from eddyline.errors import StateError, StorageError
 from eddyline.sink.cursors import SINKS, Cursor, CursorFile
 from eddyline.storage.files import Files
 
@@ -44,7 +44,7 @@ class Refuse:
     error: StateError
 
 
-NOTES = "notes.json"
+NOTES, OUTAGE = "notes.json", "error.json"
 NO_VIEW = ViewId("")
 """The view of a cursor whose sink is to get all rows anew."""
 
@@ -175,4 +175,54 @@ class NotesFile:
             self.files.make_folder(f"{SINKS}/{self.sink}")
             self.files.write_json(self.name, {"notes": list(texts)})
         elif self.files.exists(self.name):
+            self.files.remove(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Why a sink can't deliver.
+
+    Attributes:
+        since: microseconds since 1970.
+        condition: of the error.
+        message: its text, without secrets.
+    """
+
+    since: int
+    condition: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutageFile:
+    """The outage of one sink: `sinks/<id>/error.json` below the storage folder; no file while it delivers."""
+
+    files: Files
+    sink: str
+
+    @property
+    def name(self) -> str:
+        return f"{SINKS}/{self.sink}/{OUTAGE}"
+
+    def read(self) -> Outage | None:
+        """Read it; None if there is none."""
+        if not self.files.exists(self.name):
+            return None
+        try:
+            document = self.files.read_json(self.name)
+            return Outage(document["since"], document["condition"], document["message"])
+        except StorageError:  # removed in the meantime
+            return None
+
+    def write(self, outage: Outage) -> None:
+        """Store an outage, with the time at which it has begun if it goes on with another error."""
+        known = self.read()
+        since = outage.since if known is None else known.since
+        document = {"since": since, "condition": outage.condition, "message": outage.message}
+        self.files.make_folder(f"{SINKS}/{self.sink}")
+        self.files.write_json(self.name, document)
+
+    def clear(self) -> None:
+        """Forget it: the sink delivers."""
+        if self.files.exists(self.name):
             self.files.remove(self.name)

@@ -42,6 +42,12 @@ def filled_in(options: Mapping[str, str]) -> dict[str, str]:
     return {name: _REFERENCE.sub(_secret, value) for name, value in options.items()}
 
 
+def secret_values(options: Mapping[str, str]) -> list[str]:
+    """Return what the references in options refer to; raises as `filled_in` does."""
+    found = (_secret(one) for value in options.values() for one in _REFERENCE.finditer(value))
+    return [value for value in found if value]
+
+
 def _secret(reference: re.Match[str]) -> str:
     kind, name = reference.groups()
     try:
