@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ from eddyline.state.manifest import (
 from eddyline.state.recover import open_storage
 from eddyline.storage.fence import Fence
 from eddyline.storage.files import Files
+from receiver import serving
 
 WRITER = """
 import json, sys
@@ -138,6 +141,61 @@ class NoLock:
 
     def release(self) -> None:
         self.held = False
+
+
+@pytest.mark.guarantee(
+    "sinks `delta`, `jsonl`, `webhook` of an engine",
+    "exactly once",
+    "nothing: an older engine goes on beside the new one, and no lock keeps them apart",
+)
+@pytest.mark.spark
+def test_sinks_of_two_engines_without_a_lock(tmp_path, monkeypatch):
+    deltalake = pytest.importorskip("deltalake", reason="needs eddyline[delta]")
+    from eddyline.spark.session import local_session
+
+    monkeypatch.setattr("eddyline.api.workspace.StorageLock", NoLock)
+    spark, moments = local_session(), random.Random(5)
+    with serving(lambda change: (change["v"], change["n"])) as receiver:
+        first = el.Engine(str(tmp_path / "storage"), spark)
+        table = first.table("t", "v INT")
+        first.view("n", "SELECT v, count(*) AS n FROM t GROUP BY v")
+        first.sink("to_delta", "n", "delta", path=str(tmp_path / "delta"))
+        first.sink("to_jsonl", "n", "jsonl", path=str(tmp_path / "jsonl"))
+        first.sink("to_webhook", "n", "webhook", url=receiver.url)
+        table.insert([(1,)])
+        first.advance()
+        told: list[str] = []
+        first.on_error(lambda error: told.append(error.condition))
+        older = list(first._epochs.sinks._deliverers.values())
+        assert {deliverer.epoch for deliverer in older} == {first.status()["epoch"]}
+        second = el.Engine(str(tmp_path / "storage"), spark)
+        for number in range(12):
+            second.table("t", "v INT").insert([(number % 4,)])
+            for deliverer in older:
+                deliverer.wake(reopen=moments.random() < 0.5)
+                deliverer._not_before = 0.0  # no pause after its errors
+            epoch = second.advance()
+        assert (
+            {"SINK_TARGET_RESTORED"}
+            <= set(told)
+            <= {"SINK_TARGET_RESTORED", "SINK_TARGET_MOVED", "FENCED"}
+        )
+        for sink in second.status()["sinks"]:
+            assert (sink["epoch"], sink["state"]) == (epoch, "live"), sink
+        first.stop()
+        second.table("t", "v INT").insert([(4,)])
+        second.advance()
+        wanted = Counter(map(tuple, second.snapshot("n").collect()))
+        second.stop()
+        assert {row: n for row, n in receiver.counts.items() if n} == wanted
+    found = deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table().to_pylist()
+    assert Counter((row["v"], row["n"]) for row in found) == wanted
+    content: Counter = Counter()
+    for path in sorted((tmp_path / "jsonl").glob("0*.jsonl")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            sign = -1 if row["_change_type"] in ("delete", "update_preimage") else 1
+            content[row["v"], row["n"]] += sign
+    assert {row: n for row, n in content.items() if n} == wanted
 
 
 @pytest.mark.spark

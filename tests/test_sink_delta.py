@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -122,6 +123,30 @@ def test_one_commit_per_epoch_and_a_change_data_feed(tmp_path: Path) -> None:
     for one, kind in zip(rows.to_pylist(), feed[CHANGE_TYPE].to_pylist(), strict=True):
         total[repr(list(one.values()))] += 1 if kind in ("insert", "update_postimage") else -1
     assert +total == log.expected(10)
+
+
+def test_the_table_is_compacted_and_vacuumed_on_schedule(tmp_path: Path) -> None:
+    path, log, every = tmp_path / "t", changelog("growing"), 10
+    sink = opened(log.target(), path, optimize_every=str(every))
+    sink.replace(None, Epoch(1), log.rows(1))
+    orphan = path / "part-00000-left-by-a-crash.snappy.parquet"
+    orphan.write_bytes(b"half")
+    os.utime(orphan, (0, 0))  # older than what the vacuum spares
+    for epoch in range(2, 32):
+        before = DeltaTable(str(path)).version() // every
+        sink.deliver(Epoch(epoch - 1), Epoch(epoch), log.changes(epoch - 1, epoch))
+        table = DeltaTable(str(path))
+        compacted = [done["operation"] for done in table.history(4)].count("OPTIMIZE")
+        if table.version() // every > before:
+            assert compacted >= 1
+            assert len(table.file_uris()) == 1
+        assert len(table.file_uris()) <= every
+        assert counted(held(path)) == log.expected(epoch)
+    done = Counter(step["operation"] for step in table.history())
+    assert done["OPTIMIZE"] == table.version() // every >= 3
+    assert done["VACUUM END"] >= 1  # one that finds nothing isn't noted
+    assert not orphan.exists()
+    assert sink.committed() == 31
 
 
 def test_replace_touches_only_what_differs(tmp_path: Path) -> None:

@@ -31,11 +31,15 @@ QUERY = "SELECT item, count(*) AS n, sum(v) AS total FROM sales GROUP BY item"
 
 @dataclass
 class MemoryFormat:
-    """Targets in memory, by the option `place`; one can be absent, slow, or refuse rows."""
+    """Targets in memory, by the option `place`; one can be absent, hang, or refuse rows.
+
+    Attributes:
+        gates: by place what each call waits for.
+    """
 
     targets: dict[str, MemorySink] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
-    slow_s: float = 0.0
+    gates: dict[str, threading.Event] = field(default_factory=dict)
     refused: str = ""
     opened: list[tuple[Target, Mapping[str, str]]] = field(default_factory=list)
     options: Mapping[str, str] = field(
@@ -59,7 +63,8 @@ class _Opened:
 
     @property
     def _held(self) -> MemorySink:
-        time.sleep(self.form.slow_s)
+        if self.place in self.form.gates:
+            assert self.form.gates[self.place].wait(PATIENCE_S)
         if self.place in self.form.absent:
             raise ConnectionRefusedError(f"{self.place} is absent")
         return self.form.targets.setdefault(self.place, MemorySink())
@@ -178,6 +183,63 @@ def test_an_absent_target_holds_nothing_up(engine, memory) -> None:
     memory.absent.clear()
     await_epoch(engine, gone, epoch)
     assert held(memory, "gone") == rows(engine.snapshot("totals"))
+
+
+def test_a_slow_target_holds_up_neither_epochs_nor_other_sinks(engine, memory) -> None:
+    gate = memory.gates["slow"] = threading.Event()
+    slow = engine.sink("slow", "totals", "memory", place="slow")
+    here = engine.sink("here", "totals", "memory", place="here")
+    engine.start(0.01)
+    table = engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+    for number in range(4, 10):
+        before = engine.status()["epoch"]
+        table.insert([(number, "x", 1.0)])
+        until(lambda before=before: engine.status()["epoch"] > before)
+    epoch = engine.status()["epoch"]
+    await_epoch(engine, here, epoch)
+    assert (slow.status()["epoch"], slow.status()["state"]) == (0, "live")
+    assert slow.status()["behind"] >= epoch > 6
+    gate.set()
+    await_epoch(engine, slow, epoch)
+    engine.stop()
+    assert held(memory, "slow") == held(memory, "here")
+    assert len(memory.targets["slow"].received) <= 2 < len(memory.targets["here"].received)
+
+
+def test_a_target_that_is_away_for_too_long_gets_one_difference(
+    tmp_path, spark, memory, monkeypatch
+) -> None:
+    monkeypatch.setattr("eddyline.api.epochs.RETIRE_EVERY", 1)
+    with opened(tmp_path, spark, held_epochs=3, retain_epochs=1, lease_seconds=0) as engine:
+        table = engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+        engine.view("totals", QUERY)
+        table.insert([(number, f"item {number}", 1.0) for number in range(5)])
+        sink = engine.sink("k", "totals", "memory", place="p")
+        engine.advance()
+        received = memory.targets["p"].received
+        memory.absent.add("p")
+        received.clear()
+        for number in range(3):  # as many as are held for it
+            table.upsert([(number, "tea", 2.0)])
+            engine.advance()
+        assert sink.status()["state"] == "failing"
+        memory.absent.clear()
+        last = engine.advance()
+        await_epoch(engine, sink, last)
+        assert received == [("deliver", last)]
+        memory.absent.add("p")
+        received.clear()
+        for number in range(8):
+            table.upsert([(number % 5, f"item {number}", 3.0)])
+            last = engine.advance()
+        memory.absent.clear()
+        await_epoch(engine, sink, last)
+        assert received == [("replace", last)]
+        assert held(memory) == rows(engine.snapshot("totals"))
+        table.insert([(77, "milk", 1.0)])
+        last = engine.advance()
+        assert received[1:] == [("deliver", last)]
+        assert held(memory) == rows(engine.snapshot("totals"))
 
 
 def test_other_processes_see_why_a_sink_fails(

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from eddyline.errors import StorageError
-from eddyline_apps.processes import free_port, kill_session
+from eddyline_apps.processes import children, free_port, is_alive, kill_session
 
 USER, DATABASE = "eddy", "postgres"
 START_SECONDS_MAX = 120.0
@@ -127,9 +128,15 @@ class Server:
             self._process = None
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and all its processes."""
+        """Send SIGKILL to the server and all its processes; return when they are gone."""
         if self._process is not None:
+            parts = children(self._process.pid)  # each has a session of its own
             kill_session(self._process)
+            for part in parts:
+                with suppress(ProcessLookupError):
+                    os.kill(part, signal.SIGKILL)
+            while any(map(is_alive, parts)):
+                time.sleep(0.01)
             self._process = None
 
     def _initialise(self, secret: Path) -> None:

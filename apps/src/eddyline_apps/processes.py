@@ -54,16 +54,41 @@ def members(session: int) -> list[int]:
 
     A process group is not enough: Spark puts its workers into groups of their own.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+    return _living(3, session)
+
+
+def children(parent: int) -> list[int]:
+    """Return the ids of the live child processes of a process, zombies excluded."""
+    return _living(1, parent)
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process is there, and no zombie."""
+    return bool(_stat(Path(f"/proc/{process}")))
+
+
+def _living(field: int, value: int) -> list[int]:
+    """Return the ids of live processes.
+
+    Args:
+        field: the place of a number in /proc/PID/stat, after the name: 1 is the parent, 3 the session.
+        value: of this number.
+    """
+    numbered = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [
+        int(entry.name)
+        for entry in numbered
+        if (fields := _stat(entry)) and int(fields[field]) == value
+    ]
+
+
+def _stat(entry: Path) -> list[str]:
+    """Return what /proc/PID/stat says after the name; nothing if the process is gone, or a zombie."""
+    try:
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[0] == "Z" else fields
 
 
 def listens(port: int) -> bool:

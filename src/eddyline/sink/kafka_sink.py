@@ -41,6 +41,9 @@ EPOCHS = ".eddyline"
 
 HEADER = "eddyline-epoch"
 
+ABORT_S = 5.0
+"""How long a transaction is aborted after an error; the next producer of the sink aborts it in any case."""
+
 _ROOM = 256  # bytes of a batch with one message beside its key and value
 _RECENT = 64  # messages
 _BATCH_BYTES = 1_000_000
@@ -99,6 +102,7 @@ class KafkaSink:
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
         self._begun = math.inf  # the last transaction, in seconds
+        self._open = False  # whether a transaction has neither been committed nor aborted
         self._failed = False  # a message of the transaction
         self._too_large: list[int] = []  # sizes of messages that the brokers refuse
 
@@ -225,7 +229,7 @@ class KafkaSink:
         producer = self._producer
         assert producer is not None
         self._failed, self._too_large = False, []
-        self._begun = time.monotonic()
+        self._begun, self._open = time.monotonic(), True
         producer.begin_transaction()
         try:
             self._produce(producer, sent, epoch, partitions)
@@ -236,8 +240,10 @@ class KafkaSink:
             raise
         if self._too_large:
             producer.abort_transaction(TIMEOUT_S)
+            self._open = False
             return False
         producer.commit_transaction(TIMEOUT_S)
+        self._open = False
         return True
 
     def _produce(
@@ -394,6 +400,11 @@ class KafkaSink:
     def _disconnect(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
+            if self._open:
+                # librdkafka ends the process (an assertion) if a producer is released while it adds partitions
+                with suppress(KafkaException, RuntimeError, SystemError):
+                    producer.abort_transaction(ABORT_S)
+                self._open = False
             with suppress(KafkaException, RuntimeError):
                 producer.purge(blocking=False)
 

@@ -147,6 +147,11 @@ class Outbox(CursorFile):
     def __init__(self, files: Files, sink: str) -> None:
         super().__init__(files, f"{SINKS}/{sink}")
 
+    def advance(self, cursor: Cursor) -> None:
+        """Store the cursor durably; StateError FENCED if a newer engine delivers now."""
+        with self.files.committing():
+            super().advance(cursor)
+
     def send_anew(self) -> None:
         """Make the next delivery replace all rows of the target by the rows of the view."""
         cursor = self.cursor()
@@ -173,7 +178,8 @@ class NotesFile:
     def write(self, texts: Sequence[str]) -> None:
         if texts:
             self.files.make_folder(f"{SINKS}/{self.sink}")
-            self.files.write_json(self.name, {"notes": list(texts)})
+            with self.files.committing():
+                self.files.write_json(self.name, {"notes": list(texts)})
         elif self.files.exists(self.name):
             self.files.remove(self.name)
 
@@ -220,7 +226,8 @@ class OutageFile:
         since = outage.since if known is None else known.since
         document = {"since": since, "condition": outage.condition, "message": outage.message}
         self.files.make_folder(f"{SINKS}/{self.sink}")
-        self.files.write_json(self.name, document)
+        with self.files.committing():
+            self.files.write_json(self.name, document)
 
     def clear(self) -> None:
         """Forget it: the sink delivers."""
