@@ -39,7 +39,7 @@ class Receiver:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         wanted = self.answers.pop(0) if self.answers else 200
-        if wanted == 200 and any(map(self.refuses, json.loads(body)["changes"])):
+        if wanted in (200, -1) and any(map(self.refuses, json.loads(body)["changes"])):
             wanted = 422
         if wanted == 422 and handler.headers["Idempotency-Key"] in self.seen:
             wanted = 200  # what it has taken it doesn't refuse
