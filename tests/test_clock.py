@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 import eddyline as el
 from eddyline.catalog.entries import VIEW
@@ -134,6 +135,35 @@ def test_views_equal_offline_sql_at_the_time_of_each_epoch(timed: Timed) -> None
             timed.open()
             timed.engine.advance()
             assert last_committed(timed.files).plans == written
+
+
+@pytest.mark.spark
+def test_dataframe_views_follow_the_clock(timed: Timed) -> None:
+    def define() -> None:
+        source = timed.engine.relation("t")
+        recent = source.where(sf.col("ts") > sf.now() - sf.expr("INTERVAL 1 MINUTE"))
+        timed.engine.view("recent", recent)
+        fresh = sf.count_if(sf.col("ts") > sf.now() - sf.expr("INTERVAL 10 SECONDS"))
+        timed.engine.view("counts", source.agg(sf.count("*").alias("n"), fresh.alias("fresh")))
+
+    define()
+    timed.insert(1, 0)
+    timed.insert(2, -55)
+    for wait_s, left in ((0, 2), (7, 1), (20, 1), (40, 0)):
+        timed.now += wait_s * SECOND
+        timed.engine.advance()
+        assert sum(timed.rows("recent").values()) == left
+        timed.check()
+    timed.engine.stop()
+    timed.open()
+    define()
+    timed.insert(3, 0)
+    timed.engine.advance()
+    timed.check()
+    timed.now += 61 * SECOND
+    timed.engine.advance()
+    timed.check()
+    assert not timed.rows("recent")
 
 
 @pytest.mark.spark

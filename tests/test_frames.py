@@ -448,6 +448,18 @@ def test_a_failing_dataframe_view_and_one_that_is_paused(engine: el.Engine) -> N
     assert engine.verify()
 
 
+def test_a_dataframe_view_is_explained_as_its_query_is(engine: el.Engine) -> None:
+    define(engine, "sums")
+    assert "Aggregate [class 2, stateful" in engine.explain("sums")
+    assert "orders" in engine.explain("sums")
+    assert "sum(v" in engine.explain("sums", "logical")
+    assert "MapInArrow" in engine.explain("sums", "physical")
+    engine.execute("INSERT INTO orders VALUES (1, 'a', 2, NULL), (2, 'b', 3, NULL)")
+    engine.advance()
+    assert "Aggregate" in engine.explain("sums")
+    assert "Aggregate" in engine.explain("SELECT n, count(*) AS k FROM sums GROUP BY n")
+
+
 def test_a_sink_follows_a_dataframe_view_after_reopening(program: Program, tmp_path: Path) -> None:
     target = tmp_path / "target"
     with program.open() as engine:

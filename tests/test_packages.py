@@ -37,10 +37,24 @@ with el.Engine(storage) as engine:
     ''')
     engine.advance()
     assert engine.verify()
-    try:
-        engine.execute(f"CREATE SINK k FROM v USING delta OPTIONS (path '{storage}/k')")
-    except EddylineError as error:
-        assert error.condition == "MISSING_PACKAGE" and "eddyline[delta]" in str(error), error
+    def run(statement):
+        return lambda: engine.execute(statement)
+
+    sink = "CREATE SINK k FROM v USING"
+    for extra, call in [
+        ("delta", run(f"{sink} delta OPTIONS (path '{storage}/k')")),
+        ("kafka", run(f"{sink} kafka OPTIONS (bootstrap_servers 'h:1', topic 't')")),
+        ("postgres", run(f"{sink} postgres OPTIONS (url 'postgresql://u@h/d', table 't')")),
+        ("http", run("CREATE STREAM posted (a INT) USING http OPTIONS (port 0, token '${env:NO_SUCH_TOKEN}')")),
+        ("console", engine.serve),
+    ]:
+        try:
+            call()
+        except EddylineError as error:
+            assert error.condition == "MISSING_PACKAGE", (extra, error)
+            assert f"eddyline[{extra}]" in str(error), (extra, error)
+        else:
+            raise AssertionError(f"{extra} isn't missing")
     read = engine.spark.read.format("eddyline").option("view", "v").load(storage)
     query = engine.spark.readStream.format("eddyline").option("view", "v").load(storage)
     query.writeStream.format("memory").queryName("copy").trigger(availableNow=True).start().awaitTermination()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -180,6 +181,43 @@ def test_readers_of_a_failing_view_go_on_with_the_one_that_replaces_it(engine: e
     engine.advance()
     assert rows(engine, "star") == rows(engine, "first")
     assert engine.verify()
+
+
+def test_a_sink_two_levels_above_gets_the_difference_once(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    target = tmp_path / "out"
+
+    def held() -> list[Counter]:
+        """Return what each file of the sink adds, in their order."""
+        found = []
+        for path in sorted(target.glob("0*.jsonl")):
+            total: Counter = Counter()
+            for row in map(json.loads, path.read_text().splitlines()):
+                gone = row["_change_type"] in ("delete", "update_preimage")
+                total[row["n"], row["groups"]] += -1 if gone else 1
+            found.append(Counter({row: n for row, n in total.items() if n}))
+        return found
+
+    with el.Engine(tmp_path / "storage", spark) as engine:
+        engine.execute(DEFINITIONS)
+        engine.advance()
+        engine.sink("out", "counts", "jsonl", path=str(target))
+        engine.advance()
+        assert held() == [rows(engine, "counts")] == [Counter([(1, 2), (2, 1)])]
+        engine.execute(
+            "CREATE OR REPLACE VIEW first AS SELECT b, count(*) AS n, sum(a) + 1 AS s FROM t"
+            " WHERE k > 1 GROUP BY b"
+        )
+        engine.advance()
+        assert rows(engine, "counts") == Counter([(1, 3)])
+        difference = Counter({(1, 2): -1, (2, 1): -1, (1, 3): 1})
+        assert held()[1:] == [difference]
+    with el.Engine(tmp_path / "storage", spark) as engine:
+        engine.execute("INSERT INTO t VALUES (5, 9, 'y')")
+        engine.advance()
+        assert held()[1:] == [difference, Counter({(1, 3): -1, (1, 2): 1, (2, 1): 1})]
+        assert engine.verify()
 
 
 def test_it_holds_in_another_process_and_after_two_replacements(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.errors import EngineError
+from eddyline_apps.processes import free_port
+from processes import Child
 
 pytestmark = pytest.mark.spark
 
@@ -44,6 +47,28 @@ def beeline(address: str, *queries: str) -> str:
         [*command, "-u", address], capture_output=True, text=True, timeout=120, check=False
     )
     return done.stdout + done.stderr
+
+
+def shown_by_connect(address: str) -> str:
+    """Return what a client prints: the rows of `sums`, and the error without the token."""
+    program = textwrap.dedent("""
+        import sys
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+        print(sorted(tuple(row) for row in spark.sql("SELECT * FROM sums").collect()))
+        try:
+            spark = SparkSession.builder.remote(sys.argv[1].partition(";")[0]).create()
+            spark.sql("SELECT 1").collect()
+        except Exception as error:
+            print(error)
+    """)
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK", "PYSPARK"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, address],
+        env=own, capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    return done.stdout
 
 
 def test_a_jdbc_client_reads_the_last_epoch(
@@ -77,25 +102,35 @@ def test_a_jdbc_client_reads_the_last_epoch(
 def test_a_client_of_spark_connect_needs_the_token(engine: el.Engine) -> None:
     pytest.importorskip("grpc", reason="needs the client of Spark Connect")
     address = engine.serve_connect()
-    program = textwrap.dedent("""
-        import sys
-        from pyspark.sql import SparkSession
+    found = shown_by_connect(address)
+    assert found.startswith("[('milk', 120), ('tea', 300)]")
+    assert "No authentication token" in found
 
-        spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-        print(sorted(tuple(row) for row in spark.sql("SELECT * FROM sums").collect()))
-        try:
-            spark = SparkSession.builder.remote(sys.argv[1].partition(";")[0]).create()
-            spark.sql("SELECT 1").collect()
-        except Exception as error:
-            print(error)
+
+def test_the_command_line_serves_clients(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs the client of Spark Connect")
+    script = tmp_path / "script.sql"
+    script.write_text("""
+        CREATE TABLE sales (shop STRING, cents BIGINT);
+        CREATE VIEW sums AS SELECT shop, sum(cents) AS cents FROM sales GROUP BY shop;
+        INSERT INTO sales VALUES ('tea', 250), ('milk', 120), ('tea', 50);
     """)
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK", "PYSPARK"))}
-    done = subprocess.run(
-        [sys.executable, "-c", program, address],
-        env=own, capture_output=True, text=True, timeout=200, check=True,
-    )  # fmt: skip
-    assert done.stdout.startswith("[('milk', 120), ('tea', 300)]"), done.stderr
-    assert "No authentication token" in done.stdout
+    command = [sys.executable, "-m", "eddyline", "run", str(script), "--interval", "0.05"]
+    storage = ["--storage", str(tmp_path / "storage")]
+    port = free_port()
+    child = Child([*command, *storage, "--thrift", str(port), "--connect"], tmp_path / "errors")
+    try:
+        address = child.wait_for("thrift:")
+        assert f":{port}" in address
+        remote = child.wait_for("connect:")
+        found = beeline(address, "SELECT * FROM sums")
+        assert "tea,300" in found
+        assert "milk,120" in found
+        assert shown_by_connect(remote).startswith("[('milk', 120), ('tea', 300)]")
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(60) == 0, child.last_words()
+    finally:
+        child.kill()
 
 
 def test_a_port_in_use_is_named(engine: el.Engine) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eddyline.arguments import check_choice, wrong_argument
+from eddyline.errors import has_module, missing_package
 from eddyline.sink.base import Sink, Target, check_feed_columns, key_of, sink_key
 from eddyline.sink.envelopes import ENVELOPES
 from eddyline.sink.json_rows import check_json
@@ -56,6 +57,8 @@ class KafkaFormat:
         return ("sasl_password", "ssl_key_password")
 
     def check(self, target: Target, options: Mapping[str, str]) -> None:
+        if not has_module("confluent_kafka"):
+            raise missing_package("a sink of format kafka", "confluent-kafka", "kafka")
         servers(options)
         topic = options.get("topic", "")
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
