@@ -15,6 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.runtime import epoch
+from eddyline.runtime.execution import Execution
 from eddyline.spark.session import local_session
 from eddyline.testing import Offline, PlainTable
 from waiting import PATIENCE_S, until
@@ -470,6 +472,25 @@ def test_others_get_in_while_each_epoch_finds_new_input(engine):
     other.start()
     other.join(PATIENCE_S)
     assert not other.is_alive()
+
+
+def test_views_run_at_once_on_all_cores(tmp_path, spark, monkeypatch):
+    monkeypatch.setattr(epoch, "cores", lambda _: 4)
+    together = threading.Barrier(4)
+    attempt = Execution.attempt
+
+    def attempted(execution, plan, *args):
+        if plan.level:
+            together.wait(PATIENCE_S)  # for the other three
+        return attempt(execution, plan, *args)
+
+    with el.Engine(str(tmp_path / "s"), spark=spark) as engine:
+        table = engine.table("t", "v INT")
+        views = [engine.view(f"v{n}", f"SELECT sum(v) + {n} AS s FROM t") for n in range(4)]
+        monkeypatch.setattr(Execution, "attempt", attempted)
+        table.insert([(1,)])
+        engine.advance()
+        assert [rows(view.snapshot()) for view in views] == [[(1 + n,)] for n in range(4)]
 
 
 @pytest.mark.parametrize(

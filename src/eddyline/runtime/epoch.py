@@ -23,6 +23,7 @@ from eddyline.runtime.rows_at_fault import Piece
 from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.view_failures import reads_failing, still_failing
 from eddyline.source.segments import RUN, Segment
+from eddyline.spark.session import cores
 from eddyline.state.arrangement import difference_runs
 from eddyline.state.manifest import (
     ROWS,
@@ -39,8 +40,15 @@ from eddyline.state.recover import EPOCHS, attempt_folder
 from eddyline.state.run_lists import Buckets, renamed
 from eddyline.storage.files import Files
 
-JOBS_AT_ONCE = 2
+JOBS_MIN, JOBS_MAX = 2, 16
+"""Limits of how many plans run at once. Two on one core: while one waits for the disk, the other computes."""
+
 ADOPTED = "adopted.json"
+
+
+def _pool() -> Executor:
+    """Return threads for the plans of epochs, one for each core of the active session."""
+    return ThreadPoolExecutor(min(max(cores(None), JOBS_MIN), JOBS_MAX), "eddyline-epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class EpochRunner:
     settings: dict[str, str]
     merges: Merges
     abandoned: list[str] = field(default_factory=list)
-    pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(JOBS_AT_ONCE))
+    pool: Executor = field(default_factory=_pool)
 
     def run(
         self,
