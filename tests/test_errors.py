@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,14 @@ def test_an_error_knows_its_row() -> None:
     assert (missing.fault, missing.retryable) == ("user", False)
     foreign = EddylineError("no", condition="OF_AN_EXTENSION")
     assert (foreign.fault, foreign.retryable) == ("bug", False)
+
+
+def test_an_error_passes_between_processes() -> None:
+    error = QueueFullError("full", condition="QUEUE_FULL", hint="wait", queue=Path("q"), lane=None)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is QueueFullError
+    assert str(again) == str(error)
+    assert (again.condition, again.hint, again.context) == ("QUEUE_FULL", "wait", {"queue": "q"})
 
 
 def test_the_page_is_that_of_the_table() -> None:

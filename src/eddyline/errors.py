@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 Fault = Literal["user", "data", "environment", "bug"]
 USER: Fault = "user"
@@ -201,6 +201,11 @@ class EddylineError(Exception):
             parts.append(f"Way out: {hint}")
         super().__init__(" ".join(parts))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Allow errors to pass between processes; what they concern becomes text."""
+        context = {name: str(value) for name, value in self.context.items()}
+        return _again, (type(self), self.message, self.condition, self.hint, context)
+
     @property
     def retryable(self) -> bool:
         """Whether the same call can succeed later although the caller changes nothing."""
@@ -212,6 +217,15 @@ class EddylineError(Exception):
         """What has to change: see `Condition`. A condition outside the table is a bug."""
         known = CONDITIONS.get(self.condition)
         return BUG if known is None else known.fault
+
+
+def _again(
+    kind: type[EddylineError], message: str, condition: str, hint: str, context: dict[str, str]
+) -> EddylineError:
+    """Return an error as another process has raised it."""
+    error = kind.__new__(kind)
+    EddylineError.__init__(error, message, condition=condition, hint=hint, **context)
+    return error
 
 
 class ScriptError(EddylineError):
