@@ -56,7 +56,8 @@ docs-picture: $(VENV)/.installed ## run the demo and draw docs/demo.svg from its
 
 console-pictures: setup ## run the console's browser tests, and copy their screenshots into docs/
 	$(BIN)/pytest -q -n0 tests/test_console_pages.py
-	for name in overview graph view-dark narrow view-epochs view-actions; do \
+	for name in overview graph view-dark narrow view-epochs view-actions ask sources sinks pipelines tasks \
+	    dead-letters letter requests settings; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
 setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus nginx goaccess
