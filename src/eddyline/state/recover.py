@@ -6,8 +6,9 @@ import contextlib
 import os
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
@@ -165,8 +166,10 @@ def _remove_manifests(files: Files, epochs: Sequence[Epoch], bases: Collection[E
 
 
 def _verify(files: Files, manifest: Manifest) -> None:
-    for run in {run.name: run for run in manifest.all_runs()}.values():
-        verify_run(files, run)
+    runs = {run.name: run for run in manifest.all_runs()}.values()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(partial(verify_run, files), runs):
+            pass
 
 
 def flush(files: Files, since: Epoch) -> None:
