@@ -3,8 +3,13 @@
 import gzip
 import json
 import os
+import pty
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +18,7 @@ import pytest
 from eddyline.cli import main
 from eddyline_apps import demo, script, views
 from eddyline_apps.traffic import SITES, Traffic, damage
+from waiting import PATIENCE_S
 
 DATA = Path(os.environ.get("EDDYLINE_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 LOGS = {
@@ -335,3 +341,29 @@ def test_demo_agrees_with_offline(tmp_path, capsys):
     assert f"All {len(views(script('web_statistics')))} views are equal" in shown
     assert main(arguments) == 2  # the storage is not empty now
     assert "STORAGE_NOT_EMPTY" in capsys.readouterr().err
+
+
+@pytest.mark.spark
+def test_the_demo_in_a_terminal_serves_a_console_until_it_is_interrupted(tmp_path):
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    command = [sys.executable, "-m", "eddyline", "demo", "--lines", "300"]
+    with (tmp_path / "errors").open("wb") as errors:
+        child = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=errors, env=environment
+        )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"until Ctrl-C" not in shown:
+            shown += os.read(ours, 1 << 16)  # OSError if it ends before
+        found = re.search(rb"The console stays at (http://127\.0\.0\.1:\d+)", shown)
+        assert found is not None
+        with urlopen(f"{found[1].decode()}/api/status") as answer:
+            assert b"daily_statistics" in answer.read()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(PATIENCE_S) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)

@@ -3,18 +3,22 @@
 The log is inserted in batches. After each batch one epoch updates the views, and one line reports the
 throughput and the figures of the newest day. At the end plain Spark, which shares only the text of the
 SQL with the engine, computes every view from a copy of all lines; both must have the same rows.
+Meanwhile a console shows the views in a browser; in a terminal it stays until Ctrl-C.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 import re
+import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -108,12 +112,19 @@ def run(args: argparse.Namespace) -> int:
                 storage=storage,
             )
         engine = stack.enter_context(Engine(str(storage)))
+        address = engine.serve()
+        print(f"Live in a browser: {address}", flush=True)
         table, live = create(engine)
         copy = scratch / "lines.parquet"
         total = feed(engine, table, lines, args.batch, copy)
         _print_figures(engine)
         _print_malformed(engine, total)
-        return 0 if _print_comparison(engine, live, copy, total) else 1
+        equal = _print_comparison(engine, live, copy, total)
+        if sys.stdout.isatty() and not os.environ.get("CI"):
+            print(f"\nThe console stays at {address} until Ctrl-C.", flush=True)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
+        return 0 if equal else 1
 
 
 # --- input ---
