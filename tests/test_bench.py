@@ -29,6 +29,7 @@ from eddyline_bench import (
     tpcds,
     two_level,
     webstats,
+    workers,
 )
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
 from eddyline_bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
@@ -96,6 +97,17 @@ def test_grouped_count():
     assert result.equal
     assert all(result.ratio(side) > 0 for side in result.sides)
     assert "results are equal" in result.text()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_epochs_on_clusters_are_timed_and_modelled():
+    result = workers.run(rows=2000, repeat=1)
+    assert result.equal
+    assert len(result.points) == len(workers.VIEWS) * len(workers.WORKERS) * 2
+    assert all(result.modelled(point) > 0 for point in result.points)
+    assert "fitted to fewer workers than 4" in result.text()
 
 
 @pytest.mark.spark

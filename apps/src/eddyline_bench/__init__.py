@@ -30,6 +30,7 @@ from eddyline_bench import (
     tpcds,
     two_level,
     webstats,
+    workers,
 )
 from eddyline_bench.page import require_matplotlib
 
@@ -78,6 +79,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "relay": relay.run,
     "relay-parts": relay_parts.run,
     "webstats": webstats.run,
+    "workers": workers.run,
 }
 
 
@@ -92,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats), of the table (backfill); "
-        "orders changed in an epoch (small), rows of an epoch (console, growth, skew), events of an epoch (nexmark)",
+        "orders changed in an epoch (small), rows of an epoch (console, growth, skew, workers), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
