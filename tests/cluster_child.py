@@ -17,20 +17,9 @@ from pyspark.sql import SparkSession
 from crashes import LENGTH, Load
 from eddyline.errors import EddylineError
 from eddyline.testing import FaultyFiles
+from eddyline_bench.cluster import SESSION
 
-SETTINGS = {
-    "spark.cores.max": "2",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.executor.cores": "1",
-    "spark.executor.memory": "512m",
-    "spark.log.level": "ERROR",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+SETTINGS = {**SESSION, "spark.cores.max": "2", "spark.sql.shuffle.partitions": "2"}
 
 
 def main(folder: str, master: str) -> None:

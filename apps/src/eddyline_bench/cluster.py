@@ -18,6 +18,19 @@ from eddyline_apps.processes import free_port, kill_session, listens, signal_ses
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 START_SECONDS = 120
 
+SESSION = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.log.level": "ERROR",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Settings of a session on such a cluster, which waits for all of its workers."""
+
 
 class Cluster:
     """A master and workers with one core each; every daemon leads a process session.

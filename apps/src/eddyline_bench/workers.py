@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from eddyline import Options
 from eddyline.api.engine import Engine
 from eddyline_apps.processes import SHORT_LIVED
-from eddyline_bench.cluster import Cluster
+from eddyline_bench.cluster import SESSION, Cluster
 from eddyline_bench.measure import aligned, appearing, in_own_process, median, verdict
 from eddyline_bench.tuples import SCHEMA, tuples
 
@@ -35,17 +35,6 @@ VIEWS = {
 }
 FILES = 8  # of an epoch
 WARM = 2
-SETTINGS = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.executor.cores": "1",
-    "spark.executor.memory": "512m",
-    "spark.log.level": "ERROR",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,7 @@ def _session(folder: Path, workers: int) -> Iterator[SparkSession]:
             cluster.add_worker()
         own = {"spark.cores.max": workers, "spark.sql.shuffle.partitions": workers}
         builder = SparkSession.builder.appName("eddyline bench").master(cluster.address)
-        for setting, value in {**SETTINGS, **own}.items():
+        for setting, value in {**SESSION, **own}.items():
             builder = builder.config(setting, value)
         spark = builder.getOrCreate()
         try:

@@ -15,17 +15,7 @@ _MERGES_MAX = 4  # a call
 
 
 def merge_entries(log: LogEntries, end: int, epoch: Epoch, oldest: Epoch) -> None:
-    """Merge old entries into fewer files; the numbers and times of their segments stay.
-
-    The files of merged entries are removed by a later call, as other processes may be reading them.
-    Damaged entries are left alone.
-
-    Args:
-        end: only entries before it are merged.
-        epoch: the last committed epoch; a reader that is open now may read it.
-        oldest: the first epoch that a reader may have open. Files that were replaced in epochs
-            before it are removed.
-    """
+    """Merge old entries into fewer files; see `RedoLog.merge`."""
     with log.lock:
         if log.index().replaced:
             _remove_merged(log, oldest)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from eddyline.errors import EngineError
-from eddyline_bench.cluster import Cluster
+from eddyline_bench.cluster import SESSION, Cluster
 from eddyline_bench.mars.runs import WARM_UP, Commits, open_engine, total_count, write_batches
 
 if TYPE_CHECKING:
@@ -32,24 +32,17 @@ _DAEMONS = {
     "POLARS_MAX_THREADS": "1",
 }
 _SETTINGS = {
+    **SESSION,
     "spark.cores.max": str(WORKERS),
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.executor.cores": "1",
     "spark.executor.heartbeatInterval": "1s",
-    "spark.executor.memory": "512m",
     "spark.log.level": "OFF",  # it logs every lost worker; errors that matter are raised
     "spark.network.timeout": f"{SILENCE_SECONDS}s",
     "spark.network.timeoutInterval": "1s",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.shuffle.io.maxRetries": "1",
     "spark.shuffle.io.retryWait": "1s",
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": str(WORKERS),
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
 
 
