@@ -278,6 +278,8 @@ def test_other_processes_see_why_a_sink_fails(
     with urlopen(f"{engine.serve()}/sinks") as page:
         text = page.read().decode()
         assert "the place *** is absent" in text
+    with urlopen(f"{engine.serve()}/metrics") as metrics:
+        assert 'eddyline_sink_state{sink="k",state="failing"} 1.0' in metrics.read().decode()
     engine.stop()  # it is known while no engine runs, and to the next one
     assert main(["sink", "list", "--storage", engine.files.root]) == 0
     assert "failing" in capsys.readouterr().out

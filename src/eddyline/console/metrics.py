@@ -163,9 +163,13 @@ class StorageCollector(Collector):
         epoch = _labelled("eddyline_sink_epoch", "The epoch that a sink holds.", "sink")
         text = "Epochs that a sink is behind."
         lag = _labelled("eddyline_sink_lag_epochs", text, "sink")
+        text = "1 for the state that a sink is in: live, failing or paused."
+        sinks = GaugeMetricFamily("eddyline_sink_state", text, labels=["sink", "state"])
         for item in status["sinks"]:
             epoch.add_metric([str(item["sink"])], _number(item["epoch"]))
             lag.add_metric([str(item["sink"])], _number(item["behind"]))
+            for name in STATES:
+                sinks.add_metric([str(item["sink"]), name], float(item["state"] == name))
         reader = GaugeMetricFamily(
             "eddyline_reader_epoch", "The epoch of a named reader.", labels=["view", "reader"]
         )
@@ -184,7 +188,7 @@ class StorageCollector(Collector):
                     records.add_metric([name, outcome], _number(item[outcome]))
             if "in_flight" in item:
                 flight.add_metric([name], _number(item["in_flight"]))
-        yield from (letters, epoch, lag, reader, records, flight)
+        yield from (letters, epoch, lag, sinks, reader, records, flight)
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
