@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,3 +188,23 @@ def test_rows_are_in_the_changed_table_or_their_insert_fails(
         assert set(told) <= {"BEING_ALTERED", "WRONG_WIDTH"}
         engine.advance()
         assert engine.table("t", "n BIGINT, s STRING").snapshot().count() == sum(inserted)
+
+
+@pytest.mark.spark
+def test_windowing_without_a_relation_is_refused_as_elsewhere(engine: el.Engine) -> None:
+    engine.table("t", "at TIMESTAMP, n BIGINT")
+    with pytest.raises(el.ScriptError, match="needs one timestamp column") as refused:
+        engine.execute(
+            "INSERT INTO t SELECT at, count(*) FROM VALUES (now()) AS x(at) GROUP BY at WINDOWING 60 s"
+        )
+    assert refused.value.condition == "SCRIPT_SYNTAX"
+
+
+@pytest.mark.spark
+def test_a_dropped_table_leaves_no_group(engine: el.Engine) -> None:
+    for name in ("t", "u"):
+        engine.table(name, "n BIGINT").insert([(1,)])
+    assert len(engine.writing._groups) == 2
+    engine.execute("DROP TABLE t")
+    gc.collect()
+    assert len(engine.writing._groups) == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -39,7 +40,8 @@ class Writing:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._groups: dict[str, GroupCommit[pa.Table]] = {}
+        # a dropped table takes its log, and so its group, with it
+        self._groups: WeakKeyDictionary[RedoLog, GroupCommit[pa.Table]] = WeakKeyDictionary()
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows), all or none; epochs go on meanwhile.
@@ -55,13 +57,13 @@ class Writing:
     def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
         """INSERT INTO table (columns) query."""
         workspace = self._workspace
+        query = workspace.plain_sql(query)
         if not workspace.compiler.mentioned(query, workspace.catalog):  # as VALUES
             entry = workspace.catalog.get(table, TABLE)
             rows = Dml(workspace.session(), workspace.files).insert(entry, columns, query)
             self._write(entry, [((APPEND,), rows)], self._group(entry).write, 0)
             return
         with self._alone(table) as (entry, append):
-            query = workspace.plain_sql(query)
             dml, read = self._dml(query)
             self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], append, read)
 
@@ -87,7 +89,7 @@ class Writing:
         """Return what writes the rows of several threads to a table together."""
         log = self._workspace.sources.log(entry)
         new = GroupCommit[pa.Table](log.writing, partial(self._append, entry))
-        return self._groups.setdefault(entry.id, new)
+        return self._groups.setdefault(log, new)
 
     @contextmanager
     def _alone(self, table: str) -> Iterator[tuple[Entry, Callable[[pa.Table], None]]]:
