@@ -21,15 +21,22 @@ _IN_COLUMNS = frozenset((RUN, LOG, BUCKET_RUNS))  # mapped into memory, not deco
 
 @dataclass(slots=True)
 class _Asked:
-    """What the scans of one relation have asked for in an epoch.
+    """What the scans of one relation ask for in an epoch.
 
     Attributes:
-        times: how often each segment was read.
+        readers: how often any of its segments was read.
         types: of the columns that any of them has read, by position.
+        times: how often each segment was read; only of the epoch that runs.
     """
 
-    times: dict[Segment, int] = field(default_factory=dict)
+    readers: int = 0
     types: dict[int, pa.DataType] = field(default_factory=dict)
+    times: dict[Segment, int] = field(default_factory=dict)
+
+    def read(self, segment: Segment, types: dict[int, pa.DataType]) -> None:
+        self.times[segment] = times = self.times.get(segment, 0) + 1
+        self.readers = max(self.readers, times)
+        self.types |= types
 
 
 @dataclass(slots=True)
@@ -62,6 +69,8 @@ class SharedScans:
             yield
         finally:
             with self._guard:
+                for asked in self._asked.values():
+                    asked.times.clear()
                 self._before |= self._asked
                 self._asked, self._held = {}, {}
 
@@ -80,14 +89,10 @@ class SharedScans:
             return
         types = dict(zip(columns, schema.types, strict=False))
         with self._guard:
-            asked = self._asked.setdefault(relation, _Asked())
-            asked.times[segment] = asked.times.get(segment, 0) + 1
-            asked.types |= types
-            before = self._before.get(relation, _Asked())
-            readers = max(before.times.values(), default=0)
-            held = None
-            if readers > 1 and types.items() <= before.types.items():
-                held = self._held.setdefault((relation, segment), _Held(readers))
+            self._asked.setdefault(relation, _Asked()).read(segment, types)
+            before, held = self._before.get(relation, _Asked()), None
+            if before.readers > 1 and types.items() <= before.types.items():
+                held = self._held.setdefault((relation, segment), _Held(before.readers))
         if held is None:
             yield from decode(columns, schema)
             return
