@@ -5,6 +5,7 @@ Every error names its condition, the object concerned and the way out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -217,6 +218,18 @@ class EddylineError(Exception):
         """What has to change: see `Condition`. A condition outside the table is a bug."""
         known = CONDITIONS.get(self.condition)
         return BUG if known is None else known.fault
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text for people, in which secrets are replaced by `***`.
+
+    Example:
+        >>> without_secrets("password s3cret is wrong", ["s3cret", ""])
+        'password *** is wrong'
+    """
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    return text
 
 
 def _again(

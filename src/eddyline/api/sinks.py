@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import REJECTS, SINK, VIEW, Entry
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EddylineError, condition_of
+from eddyline.errors import CatalogError, EddylineError, condition_of, without_secrets
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sink.base import SinkFormat, Target, check_feed_columns, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
@@ -315,14 +314,11 @@ class Sinks:
             outage.clear()
         elif any(known.id == sink.id for known in workspace.catalog.sinks):  # else it was dropped
             text = self._shown(sink, error)
-            outage.write(Outage(time.time_ns() // 1000, condition_of(error), text))
+            outage.write(Outage(workspace.clock(), condition_of(error), text))
 
     def _shown(self, sink: Entry, error: Exception) -> str:
         """Return the message of an error, without the values of secrets."""
-        text = str(error) or type(error).__name__
-        for secret in self._secrets.get(sink.id, ()):
-            text = text.replace(secret, "***")
-        return text
+        return without_secrets(str(error) or type(error).__name__, self._secrets.get(sink.id, ()))
 
     def _calling(self, function: Function) -> Callable[[pa.Table, Epoch], None]:
         """Return a wrapper that calls a user's function with a DataFrame."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from eddyline.catalog.database import TRY_AGAIN, Execute, Row
-from eddyline.errors import EngineError, StorageError, missing_package
+from eddyline.errors import EngineError, StorageError, missing_package, without_secrets
 
 if TYPE_CHECKING:
     import psycopg
@@ -93,9 +93,7 @@ class PostgresDatabase:
             yield
         except self._psycopg.Error as error:
             self.close()
-            text = " ".join(str(error).split())
-            if self._password:
-                text = text.replace(self._password, "***")
+            text = without_secrets(" ".join(str(error).split()), [self._password])
             raise StorageError(
                 f"the catalog's PostgreSQL database can't be used: {text}",
                 condition="CATALOG_UNAVAILABLE",

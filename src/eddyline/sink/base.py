@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.arguments import check_choice
 from eddyline.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, Epoch
-from eddyline.errors import CatalogError, EngineError, StateError
+from eddyline.errors import CatalogError, EngineError, StateError, without_secrets
 
 REFUSED_MIN = 1_000
 """From so many refused rows on, they must be fewer than those that the target takes."""
@@ -228,10 +228,8 @@ def sink_failed(target: Target, error: object, secrets: Sequence[str] = ()) -> E
         secrets: texts that are replaced by `***`.
     """
     text = str(error).strip().split("\n")[0] or type(error).__name__
-    for secret in filter(None, secrets):
-        text = text.replace(secret, "***")
     return EngineError(
-        f"the target of sink {target.name} can't be used: {text}",
+        f"the target of sink {target.name} can't be used: {without_secrets(text, secrets)}",
         condition="SINK_FAILED",
         sink=target.name,
         hint="mend the cause; the delivery goes on from what the target holds",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import csv
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, without_secrets
 from eddyline.source.base import cannot_read
 from eddyline.source.pgoutput import PublishedColumn, PublishedTable
 
@@ -110,9 +110,8 @@ class Server:
             yield self
         except self.psycopg.Error as error:
             self.close()
-            text = " ".join(str(error).split())
-            if secret := str(self._settings.get("password") or ""):
-                text = text.replace(secret, "***")
+            secret = str(self._settings.get("password") or "")
+            text = without_secrets(" ".join(str(error).split()), [secret])
             raise cannot_read(stream, text) from None
         except BaseException:
             self.close()
