@@ -9,7 +9,8 @@ reveals a target that was replaced or restored from a copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
@@ -44,7 +45,6 @@ class Refuse:
     error: StateError
 
 
-NOTES, OUTAGE = "notes.json", "error.json"
 NO_VIEW = ViewId("")
 """The view of a cursor whose sink is to get all rows anew."""
 
@@ -160,28 +160,46 @@ class Outbox(CursorFile):
 
 
 @dataclass(frozen=True, slots=True)
-class NotesFile:
-    """The notes of one sink: `sinks/<id>/notes.json` below the storage folder; no file if there are none."""
+class _SinkFile:
+    """A JSON document of one sink below the storage folder, which isn't there while it has nothing to say."""
 
     files: Files
     sink: str
 
+    NAME: ClassVar[str]
+
     @property
     def name(self) -> str:
-        return f"{SINKS}/{self.sink}/{NOTES}"
+        return f"{SINKS}/{self.sink}/{self.NAME}"
+
+    def clear(self) -> None:
+        """Remove the document."""
+        if self.files.exists(self.name):
+            self.files.remove(self.name)
+
+    def _read(self) -> dict[str, Any] | None:
+        return self.files.read_json(self.name) if self.files.exists(self.name) else None
+
+    def _write(self, document: dict[str, Any]) -> None:
+        self.files.make_folder(f"{SINKS}/{self.sink}")
+        with self.files.committing():
+            self.files.write_json(self.name, document)
+
+
+class NotesFile(_SinkFile):
+    """The notes of one sink: `sinks/<id>/notes.json`; no file if there are none."""
+
+    NAME = "notes.json"
 
     def read(self) -> list[str]:
-        if not self.files.exists(self.name):
-            return []
-        return list(self.files.read_json(self.name)["notes"])
+        document = self._read()
+        return [] if document is None else list(document["notes"])
 
     def write(self, texts: Sequence[str]) -> None:
         if texts:
-            self.files.make_folder(f"{SINKS}/{self.sink}")
-            with self.files.committing():
-                self.files.write_json(self.name, {"notes": list(texts)})
-        elif self.files.exists(self.name):
-            self.files.remove(self.name)
+            self._write({"notes": list(texts)})
+        else:
+            self.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,37 +217,22 @@ class Outage:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutageFile:
-    """The outage of one sink: `sinks/<id>/error.json` below the storage folder; no file while it delivers."""
+class OutageFile(_SinkFile):
+    """The outage of one sink: `sinks/<id>/error.json`; no file while it delivers."""
 
-    files: Files
-    sink: str
-
-    @property
-    def name(self) -> str:
-        return f"{SINKS}/{self.sink}/{OUTAGE}"
+    NAME = "error.json"
 
     def read(self) -> Outage | None:
         """Read it; None if there is none."""
-        if not self.files.exists(self.name):
-            return None
         try:
-            document = self.files.read_json(self.name)
-            return Outage(document["since"], document["condition"], document["message"])
+            document = self._read()
         except StorageError:  # removed in the meantime
             return None
+        if document is None:
+            return None
+        return Outage(document["since"], document["condition"], document["message"])
 
     def write(self, outage: Outage) -> None:
         """Store an outage, with the time at which it has begun if it goes on with another error."""
         known = self.read()
-        since = outage.since if known is None else known.since
-        document = {"since": since, "condition": outage.condition, "message": outage.message}
-        self.files.make_folder(f"{SINKS}/{self.sink}")
-        with self.files.committing():
-            self.files.write_json(self.name, document)
-
-    def clear(self) -> None:
-        """Forget it: the sink delivers."""
-        if self.files.exists(self.name):
-            self.files.remove(self.name)
+        self._write(asdict(outage if known is None else replace(outage, since=known.since)))
