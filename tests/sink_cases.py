@@ -157,9 +157,14 @@ class Changelog:
         return counted(self.plain(epoch))
 
 
+def as_texts(rows: pa.Table) -> list[str]:
+    """Return rows as texts that can be compared; NaN equals NaN."""
+    return [repr(list(r.values())) for r in rows.to_pylist()]
+
+
 def counted(rows: pa.Table) -> Counter[str]:
     """Return rows as a multiset that can be compared; NaN equals NaN."""
-    return Counter(repr(list(r.values())) for r in rows.to_pylist())
+    return Counter(as_texts(rows))
 
 
 def follow(sink: Sink, log: Changelog, last: int, rnd: random.Random) -> Epoch | None:

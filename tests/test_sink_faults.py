@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from eddyline.sink import files
 from eddyline.sink.files import FilesFormat, write_parquet
-from sink_cases import COLUMNS, changelog, counted
+from sink_cases import COLUMNS, as_texts, changelog, counted
 from sink_changes import Changelog as Plain
 from sink_changes import expected as parsed_rows
 from sink_changes import target as plain_target
@@ -177,7 +176,7 @@ def test_files(step: str, reopen: bool, tmp_path: Path, monkeypatch: pytest.Monk
         total: Counter[str] = Counter()
         for path in (tmp_path / place).glob("0*.parquet"):
             feed = pq.read_table(path)
-            rows = counted_each(feed.select(COLUMNS.names).cast(log.schema))
+            rows = as_texts(feed.select(COLUMNS.names).cast(log.schema))
             for row, kind in zip(rows, feed["_change_type"].to_pylist(), strict=True):
                 total[row] += 1 if kind in ("insert", "update_postimage") else -1
         return Counter({row: n for row, n in total.items() if n})
@@ -185,7 +184,3 @@ def test_files(step: str, reopen: bool, tmp_path: Path, monkeypatch: pytest.Monk
     faults.wrap(monkeypatch, os, "link", "unlink", "replace")
     faults.wrap(monkeypatch, files, "sync_path")
     assert case_of(opened, held).survive(faults, step, reopen=reopen) >= 6
-
-
-def counted_each(rows: pa.Table) -> list[str]:
-    return [repr(list(row.values())) for row in rows.to_pylist()]

@@ -57,6 +57,22 @@ def opened(
     return WebhookFormat().open(followed, given)
 
 
+def failure(
+    sink: WebhookSink, changelog: Changelog, base: Epoch | None, epoch: Epoch, *, snapshot: bool
+) -> str:
+    """Deliver an epoch; return why the receiver can't be used, empty if it can."""
+    try:
+        if snapshot:
+            sink.replace(base, epoch, changelog.rows(epoch))
+        else:
+            sink.deliver(base, epoch, changelog.changes(base, epoch))
+    except EngineError as error:
+        if error.condition != "SINK_FAILED":
+            raise
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_receiver_follows_a_view_through_errors(receiver: Receiver, keyed: bool) -> None:
     changelog, chance = Changelog(5, keyed=keyed), random.Random(2)
@@ -69,15 +85,8 @@ def test_a_receiver_follows_a_view_through_errors(receiver: Receiver, keyed: boo
             chance.choice([200, 200, 200, 0, -1, 500, 503, 429, 408, 404]) for _ in range(2)
         ]
         while sink.committed() != epoch:
-            try:
-                if snapshot:
-                    sink.replace(base, epoch, changelog.rows(epoch))
-                else:
-                    sink.deliver(base, epoch, changelog.changes(base, epoch))
-            except EngineError as error:
-                if error.condition != "SINK_FAILED":
-                    raise
-                texts.add(str(error))
+            if error := failure(sink, changelog, base, epoch, snapshot=snapshot):
+                texts.add(error)
         base = epoch
         assert +receiver.counts == expected(changelog.content(epoch))
         if chance.random() < 0.2:  # a crash
@@ -232,18 +241,11 @@ def test_refusals_errors_and_crashes_double_and_lose_nothing(
             letters.counts.clear()
         while sink.committed() != epoch:
             receiver.answers = [chance.choice([200, 200, 422, 422, 0, -1, 503]) for _ in range(9)]
-            try:
-                if snapshot:
-                    sink.replace(base, epoch, changelog.rows(epoch))
-                else:
-                    sink.deliver(base, epoch, changelog.changes(base, epoch))
-            except EngineError as error:
-                if error.condition != "SINK_FAILED":
-                    raise
-                if chance.random() < 0.5:  # a crash
-                    sink.close()
-                    given = {"keyed": keyed, "refuse": letters, "notes": notes}
-                    sink = opened(receiver, **given, delivered=base, batch_rows="7")
+            failed = failure(sink, changelog, base, epoch, snapshot=snapshot)
+            if failed and chance.random() < 0.5:  # a crash
+                sink.close()
+                given = {"keyed": keyed, "refuse": letters, "notes": notes}
+                sink = opened(receiver, **given, delivered=base, batch_rows="7")
             cut += bool(notes.texts)
         base = epoch
         content = Counter(receiver.counts)

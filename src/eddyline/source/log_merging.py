@@ -56,9 +56,8 @@ def _remove_merged(log: LogEntries, oldest: Epoch) -> None:
         waiting = set()
         for last, names in replaced.items():
             entry = log.entry_file(last, index.merged[last]).removeprefix(f"{log.folder}/")
-            if (
-                sum(map(is_entry, names)) == 1
-            ):  # only the merged one: its parts are removed already, documents last
+            # documents are removed last: where only the merged one is left, its parts are gone
+            if sum(map(is_entry, names)) == 1:
                 continue
             document = log.files.read_json(f"{log.folder}/{entry}")
             if document["epoch"] >= oldest:
