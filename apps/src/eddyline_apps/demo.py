@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections import Counter
@@ -29,6 +28,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eddyline.cli.interrupts import await_interrupt
 from eddyline.cli.text import layout
 from eddyline.errors import DataError, StorageError
 from eddyline_apps import script, views
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdout.isatty() and not os.environ.get("CI"):
             print(f"\nThe console stays at {address} until Ctrl-C.", flush=True)
             with suppress(KeyboardInterrupt):
-                threading.Event().wait()
+                await_interrupt()
         return 0 if equal else 1
 
 

@@ -32,6 +32,9 @@ INTERVAL_S = 0.1
 RETIRE_EVERY_S = 60.0
 """Between two looks for dead letters beyond their limits."""
 
+INTERRUPT_S = 0.2
+"""How long Ctrl-C may wait: a signal doesn't end a wait for a thread where polars has set its handler."""
+
 YIELD_S = 0.001
 """Between two epochs that follow each other, so that other threads get the lock."""
 
@@ -137,7 +140,9 @@ class RunLoop:
             check_number("timeout", timeout, 0, whole=False)
         if self._background is None:
             return True
-        self._background.join(timeout)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while self._background.is_alive() and (left := end - time.monotonic()) > 0:
+            self._background.join(min(left, INTERRUPT_S))
         if self._failure is not None:
             raise self._failure
         return not self._background.is_alive()

@@ -54,6 +54,9 @@ APPS = {
 }
 """Commands of the package eddyline-apps, which may be missing."""
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended before it was done."""
+
 ENTRY_POINTS = "eddyline.commands"
 """Entry points of other packages: modules with `add_arguments(parser)` and `run(args) -> int`."""
 
@@ -74,15 +77,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.run(args)
         sys.stdout.flush()
     except EddylineError as error:
+        if _interrupted(error):
+            return INTERRUPTED
         print(f"eddyline: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the reader of the pipe has closed it (`| head`): the rest of the output is not wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C has led to an error: it also ends the jobs of Spark that a statement waits for."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def build_parser(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
 from contextlib import suppress
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
+from eddyline.cli.interrupts import await_interrupt
 from eddyline.cli.opening import existing
 
 
@@ -48,5 +48,5 @@ def _console(args: argparse.Namespace) -> int:
         suppress(KeyboardInterrupt),
     ):
         print(console.url, flush=True)
-        threading.Event().wait()
+        await_interrupt()
     return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import threading
 from contextlib import suppress
 
 from eddyline.cli.arguments import Commands, add_command
+from eddyline.cli.interrupts import await_interrupt
 from eddyline.errors import EngineError
 
 TOKEN = "EDDYLINE_INGEST_TOKEN"
@@ -42,5 +42,5 @@ def _ingest(args: argparse.Namespace) -> int:
         suppress(KeyboardInterrupt),
     ):
         print(f"POST {server.url}/records, a record a line", flush=True)
-        threading.Event().wait()
+        await_interrupt()
     return 0

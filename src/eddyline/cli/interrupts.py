@@ -1,0 +1,15 @@
+"""Wait for Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+
+
+def await_interrupt() -> None:
+    """Wait until a signal raises KeyboardInterrupt in the main thread.
+
+    Libraries set handlers of their own for Ctrl-C, such as polars, after which the system goes on with most calls that
+    the signal interrupts, such as waiting for a lock: Python's handler would never run.
+    """
+    while True:
+        signal.pause()

@@ -1,0 +1,60 @@
+"""Ctrl-C ends every command that waits, also where a library has set a handler of its own."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import eddyline as el
+from processes import Child
+from waiting import PATIENCE_S
+
+pytestmark = pytest.mark.spark  # one command has a JVM
+
+SCRIPT = """
+CREATE TABLE t (a BIGINT);
+CREATE VIEW v AS SELECT a, count(*) AS n FROM t GROUP BY a;
+INSERT INTO t VALUES (1);
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(spark, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("interrupted") / "s")
+    with el.Engine(folder) as engine:
+        engine.execute(SCRIPT)
+    return folder
+
+
+def command(name: str, storage: str, scratch: Path) -> tuple[list[str], str]:
+    """Return the arguments of a command, and how its first line begins once it works."""
+    if name == "console":
+        pytest.importorskip("uvicorn")
+        return ["console", "--storage", storage, "--port", "0"], "http://"
+    if name == "ingest":
+        pytest.importorskip("uvicorn")
+        return ["ingest", str(scratch / "queue"), "--port", "0"], "POST"
+    (scratch / "script.sql").write_text(SCRIPT)
+    return ["run", str(scratch / "script.sql"), "--storage", str(scratch / "s")], "epoch      2"
+
+
+@pytest.mark.parametrize("name", ["console", "ingest", "run"])
+def test_a_command_ends_on_ctrl_c(storage, tmp_path, name):
+    arguments, begun = command(name, storage, tmp_path)
+    errors = tmp_path / "errors"
+    token = {"EDDYLINE_INGEST_TOKEN": "a-token-of-tests-1"}
+    child = Child([sys.executable, "-m", "eddyline", *arguments], errors, **token)
+    try:
+        assert child.process.stdout is not None
+        while not child.process.stdout.readline().startswith(begun):
+            assert child.process.poll() is None, child.last_words()
+        time.sleep(0.5)
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.wait(PATIENCE_S / 5) == 0, child.last_words()
+    finally:
+        child.kill()
+    assert "Traceback" not in errors.read_text()
