@@ -13,8 +13,8 @@ import pytest
 import eddyline as el
 from eddyline import cli
 from eddyline.answers import quick
+from eddyline.answers.answer import spark_answer
 from eddyline.answers.quick import quick_answer
-from eddyline.cli import text
 from eddyline.errors import StateError
 from eddyline.storage.files import Files
 
@@ -111,7 +111,7 @@ def test_answers_are_those_of_spark(engine: el.Engine, query: str) -> None:
     query = query.format(earlier=engine.status()["epoch"] - 1)
     found = quick_answer(engine.files, engine.catalog, query)
     assert found is not None
-    wanted = text.spark_answer(engine.sql(query.rstrip(";")))
+    wanted = spark_answer(engine.sql(query.rstrip(";")))
     assert (found.columns, found.numeric) == (wanted.columns, wanted.numeric)
     ordered = any(
         word in query for word in ("order by", "ORDER BY", "ordered", "top3", "by_height")

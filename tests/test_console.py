@@ -178,15 +178,16 @@ def test_wrong_requests_are_answered_with_what_to_do(engine, url):
     assert document(url, "/api/status")["engine"] == "running"
 
 
-def test_queries_are_answered_without_spark_or_refused(engine, url):
+def test_queries_are_answered_without_spark_or_refused(engine):
     def query(text: str) -> Answer:
-        return ask(url, "/api/query", json.dumps({"sql": text}).encode())
+        return ask(console.url, "/api/query", json.dumps({"sql": text}).encode())
 
-    status, _, body = query("SELECT country, n FROM by_country WHERE country = 'de'")
-    assert (status, json.loads(body)["rows"]) == (200, [["de", "1"]])
-    assert error_of(query("SELECT max(n) FROM by_country")) == (422, "NEEDS_SPARK")
-    assert error_of(query("DROP VIEW by_country")) == (422, "NEEDS_SPARK")
-    assert error_of(query("SELECT * FROM ratio VERSION AS OF 999"))[0] == 410
+    with Console(engine.files, Options()) as console:
+        status, _, body = query("SELECT country, n FROM by_country WHERE country = 'de'")
+        assert (status, json.loads(body)["rows"]) == (200, [["de", "1"]])
+        assert error_of(query("SELECT max(n) FROM by_country")) == (422, "NEEDS_SPARK")
+        assert error_of(query("DROP VIEW by_country")) == (422, "NEEDS_SPARK")
+        assert error_of(query("SELECT * FROM ratio VERSION AS OF 999"))[0] == 410
     assert "by_country" in {view["name"] for view in engine.status()["views"]}
 
 
@@ -374,10 +375,13 @@ def test_the_description_names_every_path(url):
     described = document(url, "/api/openapi.json")
     assert described["openapi"].startswith("3.")
     values = {"{name}": "by_country", "{source}": "orders", "{position}": "1", "{number}": "1"}
+    values["{kind}"] = "csv?sql=SELECT%20n%20FROM%20by_country"
     for path, methods in described["paths"].items():
         asked = re.sub(r"\{\w+\}", lambda found: values[found[0]], path)
         if "get" in methods and "event-stream" not in json.dumps(methods):
-            there = "{name}" in path or "{" not in path  # there are no letters and requests
+            there = (
+                "{name}" in path or "{kind}" in path or "{" not in path
+            )  # there are no letters and requests
             assert ask(url, asked)[0] in ((200, 204) if there else (404,)), path
         if "post" in methods and path != "/api/query":
             assert error_of(ask(url, asked, b"")) == (403, "READ_ONLY"), path

@@ -19,6 +19,7 @@ import eddyline as el
 from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, acting_shop, ask, hostile_shop
 from eddyline.options import Options
 from eddyline_apps.processes import free_port
+from waiting import until
 
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
     pytest.importorskip(needed)
@@ -426,6 +427,47 @@ def test_light_and_dark_follow_the_system(browser, url):
     assert len(colors) == 2
 
 
+def test_answers_of_spark_are_shown_plotted_and_cancelled(browser, engine, url):
+    with browser.open(f"{url}/ask") as shown:
+        shown.locator("#sql").fill(
+            "SELECT country, count(*) AS n, max(id) AS last FROM orders GROUP BY country ORDER BY 1"
+        )
+        shown.keyboard.press("Control+Enter")
+        shown.get_by_text("4 rows").wait_for()
+        assert "by Spark" in shown.locator("#result").inner_text()
+        assert shown.locator("#answer td").all_inner_texts()[-3:] == ["fr", "2500", "9997"]
+        assert shown.locator("#plot canvas").is_visible()
+        legend = shown.locator("#plot .u-legend .u-label").all_inner_texts()
+        assert legend == ["country", "n", "last"]
+        assert "GROUP+BY" in shown.url.replace("%20", "+")
+        picture(shown, "ask")
+        for kind in ("CSV", "Parquet"):
+            with shown.expect_download() as found:
+                shown.get_by_role("link", name=kind).click()
+            assert found.value.suggested_filename == f"answer.{kind.lower()}"
+            assert Path(found.value.path()).stat().st_size > 40
+
+        shown.locator("#sql").fill(
+            "SELECT sum(a.id * b.id) FROM range(10000000000) a JOIN range(10000000000) b ON a.id % 7 = b.id % 5"
+        )
+        shown.get_by_role("button", name="Ask", exact=True).click()
+        jobs = engine.spark.sparkContext.statusTracker().getActiveJobsIds
+        until(jobs)
+        shown.get_by_role("button", name="Cancel").click()
+        until(lambda: not jobs())
+        shown.locator("#asking").wait_for(state="hidden")
+        assert shown.locator("#answer").count() == 1, "the answer before it stays"
+        assert all(text.startswith("htmx:") for text in browser.complaints), (
+            "of the cancelled request"
+        )
+        browser.complaints.clear()
+
+        shown.locator("#sql").fill("SELECT * FROM text.`/etc/passwd`")
+        shown.get_by_role("button", name="Ask", exact=True).click()
+        shown.get_by_text("NOT_ALLOWED").wait_for()
+        assert shown.locator("#plot").count() == 0
+
+
 def test_the_keyboard_reaches_everything(browser, url):
     with browser.open(f"{url}/ask") as shown:
         shown.keyboard.press("Tab")
@@ -434,7 +476,6 @@ def test_the_keyboard_reaches_everything(browser, url):
         shown.keyboard.press("Control+Enter")
         shown.get_by_text("1 row").wait_for()
         assert shown.locator("#result td").all_inner_texts()[0] == "de"
-        picture(shown, "ask")
     with browser.open(f"{url}/graph") as shown:
         for _ in range(30):
             shown.keyboard.press("Tab")

@@ -37,7 +37,10 @@ CONDITIONS: dict[str, Condition] = {
     # queries and scripts
     "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result, or of rows for a table, have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
-    "NEEDS_SPARK": Condition(USER, False, "The console answers plain queries on one table or view, from their files. Ask others with `eddyline sql` or `engine.sql`."),
+    "NEEDS_SPARK": Condition(USER, False, "Without Spark only plain queries on one table or view are answered, from their files. Ask others with `eddyline sql` or `engine.sql`."),
+    "NOT_ALLOWED": Condition(USER, False, "A query of the console, or one with `confined=True`, reads or calls something outside of the storage: a file, another table, a script, Java. Ask it with `eddyline sql` or `engine.sql`."),
+    "QUERY_CANCELLED": Condition(USER, False, "A query of the console was cancelled by its reader, or because it took too long. Ask for less, or create a view."),
+    "TOO_MANY_ROWS": Condition(USER, False, "An answer has more rows than the console gives as a file. Ask for fewer, or use `eddyline sql --format csv`."),
     "NOT_A_QUERY": Condition(USER, False, "`engine.sql`, `engine.view` and `engine.explain` take queries. Statements (CREATE, INSERT, DROP, SHOW, ...) go to `engine.execute` or into a script of `eddyline run`."),
     "NOT_LIVE": Condition(USER, False, "No live view can keep this query. Follow the hint, or ask ad hoc with `engine.sql`."),
     "NO_VIEW": Condition(USER, False, "`eddyline explain` needs a script that creates a view. Add CREATE VIEW."),

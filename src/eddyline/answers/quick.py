@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.answers.answer import QueryAnswer
 from eddyline.answers.failing import check_live
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW
@@ -76,27 +77,9 @@ class _NeedsSpark(Exception):  # noqa: N818  # not an error
     """The query needs Spark; caught in `quick_answer`."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuickAnswer:
-    """The result of a query, in the forms in which the command line writes it.
-
-    Attributes:
-        numeric: positions of the columns of numbers.
-        texts: returns the rows, each value in the text form that Spark gives it.
-        lines: returns the rows as JSON objects; None if only Spark can format them.
-        total: number of rows of the result; `texts` and `lines` return fewer if `rows_max` is smaller.
-    """
-
-    columns: list[str]
-    numeric: list[int]
-    texts: Callable[[], list[tuple[str | None, ...]]]
-    lines: Callable[[], list[str]] | None
-    total: int = 0
-
-
 def quick_answer(
     files: Files, catalog: Catalog, query: str, rows_max: int | None = None
-) -> QuickAnswer | None:
+) -> QueryAnswer | None:
     """Answer a simple query; None if it needs Spark.
 
     Args:
@@ -115,7 +98,7 @@ def quick_answer(
 
 def _found(
     files: Files, catalog: Catalog, asked: re.Match[str], rows_max: int | None
-) -> QuickAnswer:
+) -> QueryAnswer:
     entry = catalog.find(_plain(asked["name"]))
     if entry is None or not (entry.kind == VIEW or entry.arranged):
         raise _NeedsSpark
@@ -332,7 +315,7 @@ _SORTED = (
 )
 
 
-def _answer(rows: pa.Table) -> QuickAnswer:
+def _answer(rows: pa.Table) -> QueryAnswer:
     columns = [_texts(column) for column in rows.columns]
     numeric = [
         place
@@ -347,7 +330,8 @@ def _answer(rows: pa.Table) -> QuickAnswer:
 
     texts = list(zip(*columns, strict=True)) if columns else []
     plain = all(_is_plain_json(kind) for kind in rows.schema.types)
-    return QuickAnswer(list(rows.column_names), numeric, lambda: texts, lines if plain else None)
+    names = list(rows.column_names)
+    return QueryAnswer(names, numeric, lambda: texts, lines if plain else None, lambda: rows)
 
 
 def _is_plain_json(kind: pa.DataType) -> bool:

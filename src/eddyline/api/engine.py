@@ -295,12 +295,13 @@ class Engine(ChangeFlows, Monitored, Served):
         """
         return run_script(self, script)
 
-    def sql(self, query: str) -> DataFrame:
+    def sql(self, query: str, *, confined: bool = False) -> DataFrame:
         """Run ad hoc SQL over tables, streams and views, all as of the last committed epoch.
 
-        `name VERSION AS OF epoch` reads an earlier epoch, as long as that is retained.
+        `name VERSION AS OF epoch` reads an earlier epoch, as long as that is retained. `confined` is for queries
+        of strangers: files, other tables, scripts and calls of Java are refused (NOT_ALLOWED).
         """
-        return self._reading.sql(query)
+        return self._reading.sql(query, confined=confined)
 
     def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
         """Read a table or view as of the last committed epoch, or an earlier retained one."""

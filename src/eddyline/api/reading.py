@@ -18,6 +18,7 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
+from eddyline.plan.confined import check_confined
 from eddyline.plan.explain import explain_text
 from eddyline.runtime.compiler import CompiledPlan, check_query
 from eddyline.sink.cursors import Cursor
@@ -38,7 +39,7 @@ class Reading:
         """Return the definition of a name; CatalogError if none of this kind exists."""
         return self._workspace.catalog.get(name, kind)
 
-    def sql(self, query: str) -> DataFrame:
+    def sql(self, query: str, *, confined: bool) -> DataFrame:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
         query, earlier = extract_versions(query)
@@ -59,6 +60,9 @@ class Reading:
             try:
                 with query_errors(query):
                     check_query(workspace.compiler.catalyst, query)
+                    if confined:
+                        known = [entry.name for entry in workspace.catalog.entries]
+                        check_confined(workspace.compiler.catalyst, query, [*known, *earlier])
                     return session.sql(query)
             except QueryError as error:
                 if failing is None:

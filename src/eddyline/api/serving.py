@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eddyline.api.epochs import Epochs
+from eddyline.api.reading import Reading
 from eddyline.api.sql_servers import Published, start_connect, start_thrift
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number, checked
@@ -21,6 +22,7 @@ class Served:
 
     _workspace: Workspace
     _epochs: Epochs
+    _reading: Reading
     _console: Console | None = None
     _published: Published | None = None
 
@@ -61,6 +63,7 @@ class Served:
                 port=port,
                 token=token,
                 explain=self._known_plan,
+                sql=lambda query: self._reading.sql(query, confined=True),
             ).start()
             self._epochs.reporting.callbacks.append(
                 lambda done: console.observe(done.epoch, done.seconds)

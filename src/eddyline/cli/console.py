@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import signal
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.interrupts import await_interrupt
-from eddyline.cli.opening import existing
+from eddyline.cli.opening import existing, open_engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from eddyline.api.engine import Engine
 
 
 def add_to(commands: Commands) -> None:
@@ -29,6 +36,29 @@ def add_to(commands: Commands) -> None:
     add_storage(parser)
 
 
+class _Reader:
+    """Answers queries with an engine that only reads; it is opened, with its JVM, for the first one."""
+
+    def __init__(self, storage: str) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._open = ExitStack()
+        self._engine: Engine | None = None
+
+    def sql(self, query: str) -> DataFrame:
+        """Run a query as of the last committed epoch, over the relations of the storage alone."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._open.enter_context(open_engine(self._storage, read_only=True))
+        return self._engine.sql(query, confined=True)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
 def _console(args: argparse.Namespace) -> int:
     from eddyline.console.server import Console
     from eddyline.options import Options
@@ -37,6 +67,7 @@ def _console(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     files, options = Files(existing(args.storage)), Options.from_environment()
     with (
+        _Reader(args.storage) as reader,
         Console(
             files,
             options,
@@ -44,6 +75,7 @@ def _console(args: argparse.Namespace) -> int:
             port=args.port,
             token=args.token,
             read_only=args.read_only,
+            sql=reader.sql,
         ) as console,
         suppress(KeyboardInterrupt),
     ):

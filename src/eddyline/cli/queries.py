@@ -6,17 +6,15 @@ import argparse
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from eddyline.answers.answer import QueryAnswer, spark_answer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
 from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_report, show_rows
-from eddyline.cli.text import FORMATTERS, spark_answer
+from eddyline.cli.text import FORMATTERS
 from eddyline.errors import ScriptError
 from eddyline.options import Options
-
-if TYPE_CHECKING:
-    from eddyline.answers.quick import QuickAnswer
 
 SOURCES = {
     "name": "source",
@@ -116,7 +114,7 @@ def _sql(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer_from_files(storage: str, query: str) -> QuickAnswer | None:
+def _answer_from_files(storage: str, query: str) -> QueryAnswer | None:
     """Answer a simple query on stored results from their files; None where it needs Spark."""
     from eddyline.answers.quick import quick_answer
 

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from eddyline.answers.answer import spark_answer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
 from eddyline.cli.output import JSON, add_format, show_document, show_progress
-from eddyline.cli.text import FORMATTERS, spark_answer
+from eddyline.cli.text import FORMATTERS
 
 
 def add_to(commands: Commands) -> None:

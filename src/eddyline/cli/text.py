@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from eddyline.answers.answer import QueryAnswer, as_csv
 
-    from eddyline.answers.quick import QuickAnswer
+if TYPE_CHECKING:
     from eddyline.runtime.progress import Progress
 
 SHORT = 60  # characters of an error or a payload in a list
@@ -84,31 +81,7 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def spark_answer(frame: DataFrame) -> QuickAnswer:
-    """Return the rows of a DataFrame, each value in the text form that Spark gives it."""
-    from pyspark.sql.functions import col, struct, to_json
-    from pyspark.sql.types import NumericType
-
-    from eddyline.answers.quick import QuickAnswer
-
-    def lines() -> list[str]:
-        line = to_json(struct("*"), {"ignoreNullFields": "false"})
-        return [row[0] for row in frame.select(line).collect()]
-
-    def texts() -> list[tuple[str | None, ...]]:
-        places = [str(place) for place in range(len(frame.columns))]
-        shown = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
-        return [tuple(row) for row in shown.collect()]
-
-    numeric = [
-        place
-        for place, column in enumerate(frame.schema.fields)
-        if isinstance(column.dataType, NumericType)
-    ]
-    return QuickAnswer(frame.columns, numeric, texts, lines)
-
-
-def as_table(answer: QuickAnswer) -> str:
+def as_table(answer: QueryAnswer) -> str:
     """Format a result as an aligned table; a single column of long text, as of EXPLAIN, as it is."""
     rows = [tuple("NULL" if text is None else text for text in row) for row in answer.texts()]
     if len(answer.columns) == 1 and any("\n" in row[0] for row in rows):
@@ -117,22 +90,13 @@ def as_table(answer: QuickAnswer) -> str:
     return f"{layout(answer.columns, rows, right=answer.numeric)}\n({count})"
 
 
-def as_csv(answer: QuickAnswer) -> str:
-    """Format a result as CSV with a header; a null is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(answer.columns)
-    writer.writerows(answer.texts())
-    return text.getvalue().removesuffix("\n")
-
-
-def as_json(answer: QuickAnswer) -> str:
+def as_json(answer: QueryAnswer) -> str:
     """Format a result as one JSON object a line, nulls included."""
     assert answer.lines is not None
     return "\n".join(answer.lines())
 
 
-FORMATTERS: dict[str, Callable[[QuickAnswer], str]] = {
+FORMATTERS: dict[str, Callable[[QueryAnswer], str]] = {
     "table": as_table,
     "csv": as_csv,
     "json": as_json,

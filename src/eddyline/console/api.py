@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from eddyline.answers.dead_letters import DeadLetter
-from eddyline.answers.quick import QuickAnswer
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
@@ -27,9 +26,10 @@ from eddyline.console.events import Hub
 from eddyline.console.graph import make_graph
 from eddyline.console.guard import STRANGER, failure, limited_body
 from eddyline.console.metrics import CONTENT_TYPE, metrics_text
-from eddyline.console.observer import QUERY_ROWS, Observer, Rows
+from eddyline.console.observer import Observer, Rows
 from eddyline.console.openapi import openapi
 from eddyline.console.posted import Posted, posted
+from eddyline.console.queries import Queries
 from eddyline.console.settings import ConsoleSettings
 from eddyline.console.tally import Tally, streaming_progress
 from eddyline.console.values import as_json
@@ -50,6 +50,8 @@ STATUS = {
     "NO_SUCH_EPOCH": 410,
     "SNAPSHOT_EXPIRED": 410,
     "NEEDS_SPARK": 422,
+    "NOT_ALLOWED": 403,
+    "TOO_MANY_ROWS": 413,
 }
 """The HTTP status of errors; others have 400 if the caller is at fault, else 503 or 500."""
 
@@ -99,11 +101,13 @@ class Api:
         limiter: CapacityLimiter,
         actions: Actions,
         settings: ConsoleSettings,
+        queries: Queries,
         explain: Explain | None = None,
     ) -> None:
         self.observer = observer
         self.actions = actions
         self.settings = settings
+        self.queries = queries
         self.tally = tally
         self.hub = hub
         self.explain = explain
@@ -135,6 +139,7 @@ class Api:
             "/api/graph": self.graph,
             "/api/progress": self.progress,
             "/api/events": self.events,
+            "/api/query/answer.{kind}": self.file,
             "/api/openapi.json": self.openapi,
         }
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in given.items()]
@@ -376,20 +381,13 @@ class Api:
 
     @_guarded
     async def query(self, request: Request) -> Response:
-        """Answer a SELECT that needs no Spark."""
-        body = await limited_body(request)
-        if body is None:
-            return failure(413, "TOO_LARGE", "the query is too long", "shorten it")
-        try:
-            document = json.loads(body)
-            text = document["sql"]
-        except (ValueError, KeyError, TypeError):
-            text = None
-        if not isinstance(text, str):
-            hint = 'send {"sql": "SELECT ..."}'
-            return failure(400, "BAD_OPTION", "the request is no JSON object with sql", hint)
-        answer = await self.run(lambda: self.observer.query(text))
-        return JSONResponse(answer_json(answer))
+        """Answer a query."""
+        return await self.queries.query(request)
+
+    @_guarded
+    async def file(self, request: Request) -> Response:
+        """Answer a query with a file."""
+        return await self.queries.file(request)
 
     async def openapi(self, _: Request) -> Response:
         """Answer with the description of this interface."""
@@ -405,18 +403,6 @@ def described(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "columns": entry.columns.jsonValue()["fields"],
         "read_by": catalog.readers(entry.name),
         "sinks": catalog.followers(entry.name) if entry.kind == VIEW else [],
-    }
-
-
-def answer_json(answer: QuickAnswer) -> dict[str, Any]:
-    """Return the result of a query as JSON: values as texts in the form that Spark gives them."""
-    rows = answer.texts()
-    return {
-        "columns": answer.columns,
-        "rows": [list(row) for row in rows],
-        "total": answer.total,
-        "cut": answer.total > len(rows),
-        "rows_max": QUERY_ROWS,
     }
 
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from eddyline.answers.answer import QueryAnswer
 from eddyline.answers.changed import changed_runs, epoch_changes
 from eddyline.answers.changelog import RETRACT
 from eddyline.answers.dead_letters import DeadLetter, can_replay, find_letter, list_letters
 from eddyline.answers.profile import Spent, profile
-from eddyline.answers.quick import QuickAnswer, filtered, quick_answer
+from eddyline.answers.quick import filtered, quick_answer
 from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import StoredRelation, StoredSnapshot, check_stored
@@ -25,7 +26,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import DEAD, PIPELINE, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError, QueryError
+from eddyline.errors import EddylineError
 from eddyline.pipelines.outcomes import stored_status
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.leases import pinned
@@ -49,8 +50,6 @@ ANSWERS, ANSWER_BYTES = 64, 1 << 18
 """How many answers are kept, and of how many bytes each may be."""
 PROFILED = 16
 """The last epochs whose costs are shown."""
-QUERY_ROWS = 1000
-"""The rows of a query's result that are returned."""
 
 T = TypeVar("T")
 
@@ -327,22 +326,9 @@ class Observer:
             ]
         return now.epoch, [one for one in found if one.table.num_rows]
 
-    def query(self, text: str) -> QuickAnswer:
-        """Answer a SELECT from the files.
-
-        Raises:
-            QueryError: NEEDS_SPARK: only Spark answers it.
-            EddylineError: see `quick_answer`.
-        """
-        answer = quick_answer(self.files, self.now()[0], text, rows_max=QUERY_ROWS)
-        if answer is None:
-            raise QueryError(
-                "the console answers only plain queries on one table or view: SELECT columns or count(*) "
-                "FROM name WHERE simple conditions ORDER BY columns LIMIT n",
-                condition="NEEDS_SPARK",
-                hint="ask with `eddyline sql` or engine.sql, which start Spark; or keep the query as a view",
-            )
-        return answer
+    def quick(self, text: str, rows_max: int) -> QueryAnswer | None:
+        """Answer a query from the files; None if it needs Spark. For errors see `quick_answer`."""
+        return quick_answer(self.files, self.now()[0], text, rows_max)
 
     def checked(self, name: str) -> Entry:
         """Return a definition whose rows can be read; raise CatalogError NOT_FOUND or NOT_STORED."""

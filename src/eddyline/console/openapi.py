@@ -104,6 +104,11 @@ _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         "application/json",
     ),
     "/api/events": ("an event for each committed epoch", [], "text/event-stream"),
+    "/api/query/answer.{kind}": (
+        "a query's rows as a file, csv or parquet; at most 100,000",
+        [_in_path("kind"), _parameter("sql", "the query", "string")],
+        "text/csv",
+    ),
     "/api/openapi.json": ("this description", [], "application/json"),
 }
 _ERROR = {
@@ -168,14 +173,15 @@ def _action(one: Posted) -> dict[str, Any]:
 
 
 def _query() -> dict[str, Any]:
-    text = "answer a SELECT that needs no Spark; at most 1000 rows, values as texts"
+    text = "answer a query, by Spark where that is needed; at most 1000 rows, values as texts"
     query = {"type": "object", "required": ["sql"], "properties": {"sql": {"type": "string"}}}
     return {
         "summary": text,
         "requestBody": {"required": True, "content": {"application/json": {"schema": query}}},
         "responses": {
             "200": {"description": text, "content": {"application/json": {}}},
-            "422": {"description": "only Spark answers this query"},
+            "403": {"description": "the query reads or calls something outside of the storage"},
+            "422": {"description": "only Spark answers this query, and the console has none"},
             "default": _failed(),
         },
     }

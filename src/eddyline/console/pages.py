@@ -21,12 +21,13 @@ from starlette.staticfiles import StaticFiles
 
 from eddyline.catalog.entries import VIEW
 from eddyline.console.actions import outcome, report_of
-from eddyline.console.api import Api, answer_json, number_of, status_of
+from eddyline.console.api import Api, number_of, status_of
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
 from eddyline.console.guard import internal, limited_body
 from eddyline.console.lists import Lists
 from eddyline.console.observer import Observer
 from eddyline.console.posted import Posted, posted
+from eddyline.console.queries import Shown
 from eddyline.console.view_page import view_page
 from eddyline.errors import EddylineError
 from eddyline.storage.lock import in_use
@@ -105,7 +106,6 @@ class Pages:
             "/": self.overview,
             "/graph": self.graph,
             "/views/{name:path}": partial(view_page, self._api),
-            "/ask": self.ask,
             "/sources": self._lists.sources,
             "/sinks": self._lists.sinks,
             "/pipelines": self._lists.pipelines,
@@ -139,7 +139,11 @@ class Pages:
             Route(path, self._form_endpoint(act), methods=["POST"]) for path, act in forms.items()
         ]
         files.append(Mount("/static", StaticFiles(directory=STATIC)))
-        return [*routes, Route("/login", self.login, methods=["GET"]), *files]
+        own = [
+            Route("/ask", self.ask, methods=["GET"]),
+            Route("/login", self.login, methods=["GET"]),
+        ]
+        return [*routes, *own, *files]
 
     def _page_endpoint(
         self, page: Page, *, fresh: bool = False
@@ -294,25 +298,30 @@ class Pages:
         graph = make_graph(catalog, self._observer.status(), self._api.tally.rates())
         return "graph.html", {"title": "Graph", "graph": graph, "width": WIDTH, "height": HEIGHT}
 
-    def ask(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """A query and its answer."""
+    async def ask(self, request: Request) -> Response:
+        """Answer with the page of a query and its answer."""
         text = request.query_params.get("sql", "").strip()
-        catalog, _ = self._observer.now()
-        names = [
-            (entry.name, entry.columns.names)
-            for entry in catalog.entries
-            if entry.kind == VIEW or entry.arranged
-        ]
-        values: dict[str, Any] = {"answer": None, "problem": None, "numeric": [], "spent_ms": 0.0}
+        answer: Shown | None = None
+        problem: EddylineError | None = None
         if text:
-            started = time.perf_counter()
             try:
-                answer = self._observer.query(text)
-                values |= {"answer": answer_json(answer), "numeric": answer.numeric}
+                answer = await self._api.queries.shown(request, text)
             except EddylineError as error:
-                values["problem"] = error
-            values["spent_ms"] = 1000 * (time.perf_counter() - started)
-        return "ask.html", {"title": "Ask", "sql": text, "names": names, **values}
+                problem = error
+        given = {"sql": text, "answer": answer, "problem": problem, "requested": None}
+
+        def render() -> str:
+            catalog, _ = self._observer.now()
+            spark = self._api.queries.has_spark
+            names = [
+                (entry.name, entry.columns.names)
+                for entry in catalog.entries
+                if spark or entry.kind == VIEW or entry.arranged
+            ]
+            more = {"title": "Ask", "names": names, "spark": spark}
+            return self._rendered(request, "ask.html", {**given, **more})
+
+        return HTMLResponse(await self._api.run(render))
 
 
 def _applied(act: Action, observer: Observer, _: Request, fields: Mapping[str, str]) -> str:

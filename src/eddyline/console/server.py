@@ -25,6 +25,7 @@ try:
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
     from eddyline.console.pages import Addition, Pages
+    from eddyline.console.queries import Queries, Sql
     from eddyline.console.settings import ConsoleSettings
     from eddyline.console.tally import Tally
     from eddyline.relay.asgi_server import LOOPBACK, AppServer
@@ -49,6 +50,8 @@ class Console:
             other than loopback can't do without.
         explain: in the process of the storage's engine, which also calls `observe`: returns the plan of a
             view as text, None if that isn't compiled.
+        sql: runs a query that readers ask, as `Engine.sql` with `confined`. Without, only plain queries are answered,
+            from the files.
         additions: pages of applications.
         read_only: no actions and forms, even with a token. A storage on a read-only mount has none either, unless
             its catalog is in PostgreSQL.
@@ -71,6 +74,7 @@ class Console:
         port: int = 0,
         token: str = "",
         explain: Explain | None = None,
+        sql: Sql | None = None,
         additions: Sequence[Addition] = (),
         read_only: bool = False,
     ) -> None:
@@ -92,8 +96,17 @@ class Console:
                 observer, self._store, options, actions,
                 inside=explain is not None, address=f"{host}:{port}" if port else host, token=bool(secret),
             )  # fmt: skip
+            queries = Queries(observer, limiter, sql)
             api = Api(
-                observer, self._tally, self._hub, registry, limiter, actions, settings, explain
+                observer,
+                self._tally,
+                self._hub,
+                registry,
+                limiter,
+                actions,
+                settings,
+                queries,
+                explain,
             )
             name = os.path.basename(files.root.rstrip("/"))
             pages = Pages(api, name, additions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -117,7 +118,8 @@ def serve(engine: Engine, stack: ExitStack, port: int, token: str) -> str:
 
     check_number("port", port, 0, 65_535)
     options = Options.from_environment()
-    console = Console(engine.files, options, port=port, token=token, additions=(PAGE,))
+    sql = partial(engine.sql, confined=True)
+    console = Console(engine.files, options, port=port, token=token, sql=sql, additions=(PAGE,))
     stack.enter_context(console)
     engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
     return console.url + PATH

@@ -16,6 +16,7 @@ import zoneinfo
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -279,7 +280,9 @@ def serve(engine: Engine, stack: ExitStack, port: int) -> str:
     from eddyline_apps.webstats.dashboard import DASHBOARD, PATH
 
     check_number("port", port, 0, 65_535)
-    console = Console(engine.files, Options.from_environment(), port=port, additions=(DASHBOARD,))
+    sql = partial(engine.sql, confined=True)
+    options = Options.from_environment()
+    console = Console(engine.files, options, port=port, sql=sql, additions=(DASHBOARD,))
     stack.enter_context(console)
     engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
     return console.url + PATH

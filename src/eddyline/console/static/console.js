@@ -5,6 +5,8 @@
 const SHOWN_CHANGES = 200;
 const PAUSE_MS = 1000;
 const SLIDE_MS = 200;
+const PLOTTED_BARS = 50;
+const LABEL_LENGTH = 20;
 
 function follow() {
   const connection = document.getElementById("connection");
@@ -163,10 +165,13 @@ function changes() {
   });
 }
 
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const axis = () => ({ stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } });
+
 function charts() {
   const box = document.getElementById("charts");
   if (!box || !window.uPlot) return;
-  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const made = {};
   const draw = (name, labels, data) => {
     const place = box.querySelector(`[data-chart="${name}"]`);
@@ -174,14 +179,13 @@ function charts() {
       made[name].setData(data);
       return;
     }
-    const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     const strokes = [color("--link"), color("--slow")];
     made[name] = new uPlot({
       width: Math.max(place.clientWidth, 200),
       height: 180,
       cursor: { drag: { x: false, y: false } },
       scales: { x: { time: false } },
-      axes: [{ ...axis }, { ...axis, size: 60 }],
+      axes: [axis(), { ...axis(), size: 60 }],
       series: [{ label: "epoch" }, ...labels.map((label, i) => ({ label, stroke: strokes[i], width: 2, points: { show: data[0].length < 60 } }))],
     }, data, place);
   };
@@ -208,9 +212,63 @@ function charts() {
 function ask() {
   const form = document.getElementById("ask");
   if (!form) return;
+  const asking = document.getElementById("asking");
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
+  // the server cancels a query when its request is aborted
+  document.getElementById("cancel").addEventListener("click", () => htmx.trigger(form, "htmx:abort"));
+  form.addEventListener("htmx:beforeRequest", () => (asking.hidden = false));
+  form.addEventListener("htmx:afterRequest", () => (asking.hidden = true));
+  document.body.addEventListener("htmx:afterSwap", (event) => {
+    if (event.target.id === "result") plot();
+  });
+  plot();
+}
+
+// an answer with numbers as a plot: lines over numbers and times, bars over anything else
+function plot() {
+  const table = document.getElementById("answer");
+  const place = document.getElementById("plot");
+  if (!table || !window.uPlot) return;
+  const heads = [...table.tHead.rows[0].cells];
+  const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].map((one) => (one.querySelector("i.null") ? null : one.textContent)));
+  const numeric = heads.map((head, i) => (head.className === "n" ? i : -1)).filter((i) => i >= 0);
+  const timed = rows.every((row) => row[0] === null || /^\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?$/.test(row[0]));
+  const named = !timed && numeric[0] !== 0;
+  const shown = numeric.filter((i) => i > 0).slice(0, named ? 2 : 4);
+  if (rows.length < 2 || !shown.length) return;
+  const at = (row, i) => {
+    if (named) return i;
+    return timed ? Date.parse(`${row[0].replace(" ", "T")}${row[0].includes(":") ? "Z" : ""}`) / 1000 : Number(row[0]);
+  };
+  const known = (named ? rows.slice(0, PLOTTED_BARS) : rows.filter((row) => row[0] !== null)).map((row, i) => [at(row, i), row]);
+  if (!named) known.sort((a, b) => a[0] - b[0]);
+  const columns = shown.map((i) => known.map(([, row]) => (row[i] === null ? null : Number(row[i]))));
+  const strokes = ["--link", "--slow", "--good", "--dim"].map(color);
+  const label = (i) => {
+    const text = known[i] ? known[i][1][0] ?? "NULL" : "";
+    return text.length > LABEL_LENGTH ? `${text.slice(0, LABEL_LENGTH)}…` : text;
+  };
+  place.hidden = false;
+  place.querySelector("figcaption").textContent = named && rows.length > PLOTTED_BARS ? `the first ${PLOTTED_BARS} rows` : "";
+  new uPlot({
+    width: Math.max(place.clientWidth, 200),
+    height: 240,
+    cursor: { drag: { x: false, y: false } },
+    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    scales: { x: { time: timed, ...(named ? { range: [-0.5, known.length - 0.5] } : {}) }, y: named ? { range: (_, least, most) => [Math.min(0, least), Math.max(0, 1.05 * most)] } : {} },
+    axes: [{ ...axis(), ...(named ? { values: (_, splits) => splits.map((i) => (Number.isInteger(i) ? label(i) : "")) } : {}) }, { ...axis(), size: 70 }],
+    series: [
+      { label: heads[0].textContent, ...(named ? { value: (_, i) => (i === null ? "" : label(i)) } : {}) },
+      ...shown.map((i, n) => ({
+        label: heads[i].textContent,
+        stroke: strokes[n],
+        width: 2,
+        ...(named ? { paths: uPlot.paths.bars({ size: [0.6 / shown.length, 60], align: shown.length > 1 ? (n ? 1 : -1) : 0 }), fill: strokes[n], points: { show: false } } : {}),
+      })),
+    ],
+  }, [known.map(([x]) => x), ...columns], place);
 }
 
 document.addEventListener("DOMContentLoaded", () => {

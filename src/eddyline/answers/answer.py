@@ -1,0 +1,70 @@
+"""The result of a query, in the forms in which the command line and the console show it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """The result of a query. Its rows are read, or computed, when one of the functions is called.
+
+    Attributes:
+        numeric: positions of the columns of numbers.
+        texts: returns the rows, each value in the text form that Spark gives it.
+        lines: returns the rows as JSON objects; None if only Spark can format them.
+        table: returns the rows in Arrow.
+        total: number of rows of the result; `texts`, `lines` and `table` return fewer if it was cut. None if
+            it is only known once they are computed.
+    """
+
+    columns: list[str]
+    numeric: list[int]
+    texts: Callable[[], list[tuple[str | None, ...]]]
+    lines: Callable[[], list[str]] | None
+    table: Callable[[], pa.Table]
+    total: int | None = None
+
+
+def spark_answer(frame: DataFrame) -> QueryAnswer:
+    """Return the rows of a DataFrame as an answer; each of its functions runs the DataFrame."""
+    from pyspark.sql.functions import col, struct, to_json
+    from pyspark.sql.types import NumericType
+
+    def lines() -> list[str]:
+        line = to_json(struct("*"), {"ignoreNullFields": "false"})
+        return [row[0] for row in frame.select(line).collect()]
+
+    def texts() -> list[tuple[str | None, ...]]:
+        places = [str(place) for place in range(len(frame.columns))]
+        shown = frame.toDF(*places).select(*(col(place).cast("string") for place in places))
+        return [tuple(row) for row in shown.collect()]
+
+    numeric = [
+        place
+        for place, column in enumerate(frame.schema.fields)
+        if isinstance(column.dataType, NumericType)
+    ]
+    return QueryAnswer(frame.columns, numeric, texts, lines, frame.toArrow)
+
+
+def as_csv(answer: QueryAnswer) -> str:
+    """Format a result as CSV with a header; a null is an empty field."""
+    return csv_text(answer.columns, answer.texts())
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
+    """Format rows as CSV with a header; a null is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue().removesuffix("\n")
