@@ -7,6 +7,7 @@ import pytest
 
 import eddyline_bench as bench
 from eddyline.errors import EngineError
+from eddyline.spark.processes import tree_cpu_seconds
 from eddyline_bench import (
     backfill,
     console,
@@ -39,7 +40,6 @@ from eddyline_bench.measure import (
     bench_session,
     in_own_process,
     same_rows,
-    tree_cpu_seconds,
 )
 from eddyline_bench.page import Machine
 from eddyline_bench.relay import steady

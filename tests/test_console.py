@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,12 +25,13 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 import eddyline as el
 from console_cases import EVIL, TOKEN, Answer, ask, document
 from eddyline import cli
+from eddyline.answers.verified import keep_verified
 from eddyline.errors import EngineError, StorageError
 from eddyline.options import Options
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
 from processes import Child
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
@@ -287,6 +289,68 @@ def test_metrics_are_those_of_the_storage(engine, url):
     for view, rows in views.items():
         assert sum(v for name, v in state.items() if f'view="{view}"' in name) == rows
     assert {name.split("_")[0] for name in found} == {"eddyline", "process"}
+
+
+def measured(url: str) -> dict[str, float]:
+    lines = ask(url, "/metrics")[2].decode().splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (one.rpartition(" ") for one in lines if one[:1] != "#")
+    }
+
+
+def test_verifications_are_kept_and_shown(engine, url):
+    by_country, typed = (
+        f'eddyline_verified_equal{{view="{name}"}}' for name in ("by_country", "typed")
+    )
+
+    def known(name: str, value: float) -> dict[str, float] | None:
+        numbers = measured(url)
+        return numbers if numbers.get(name) == value else None
+
+    report = engine.verify("by_country")
+    assert report
+    found = {view["name"]: view.get("verified") for view in document(url, "/api/views")["views"]}
+    assert found["typed"] is None
+    assert (found["by_country"]["epoch"], found["by_country"]["equal"]) == (report.epoch, True)
+    assert {v["name"]: v.get("verified") for v in engine.status()["views"]} == found
+    numbers = until(lambda: known(by_country, 1))  # the status is kept for a second
+    assert numbers['eddyline_verified_epoch{view="by_country"}'] == report.epoch
+    assert typed not in numbers
+
+    wrong = replace(report.views["by_country"], left_only=({"country": "xx"},))
+    keep_verified(engine.files, engine.catalog, replace(report, views={"typed": wrong}))
+    until(lambda: "1 differ" in ask(url, "/", Accept="text/html")[2].decode())
+    assert until(lambda: known(typed, 0))[by_country] == 1
+    assert cli.main(["verify", "typed", "--storage", engine.files.root]) == 0
+    until(lambda: known(typed, 1))
+
+    Path(engine.files.path("verified.json")).write_text("damaged")
+    assert "by_country" in {view["name"] for view in document(url, "/api/status")["views"]}
+    assert engine.verify("by_country")
+    assert typed not in until(lambda: known(by_country, 1))
+
+
+def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url):
+    before = measured(url)
+    assert before["eddyline_engine_cpu_seconds_total"] > before["process_cpu_seconds_total"]
+    assert before["eddyline_engine_resident_bytes"] > before["process_resident_memory_bytes"]
+    orders = engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"])
+    orders.insert([(77, "nl", Decimal(1))])
+    engine.advance()
+    now = until(lambda: _grown(before, measured(url), 'eddyline_sink_rows_total{sink="copy"}'))
+    assert now['eddyline_view_seconds_total{view="by_country"}'] > before.get(
+        'eddyline_view_seconds_total{view="by_country"}', 0
+    )
+    assert now['eddyline_log_bytes{source="orders"}'] > 100
+    with Console(engine.files, Options()) as beside:
+        assert "eddyline_engine_resident_bytes" not in measured(beside.url)
+    orders.delete([(77, "nl", Decimal(1))])
+    engine.advance()
+
+
+def _grown(before: dict[str, float], now: dict[str, float], name: str) -> dict[str, float] | None:
+    return now if now.get(name, 0) > before.get(name, 0) else None
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])

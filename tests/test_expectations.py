@@ -83,7 +83,7 @@ def test_a_view_keeps_rows_out_while_they_violate_and_counts_them(engine, tmp_pa
     assert engine.verify()
     before = rows(engine, "v"), violations(engine, "v")
     observer = Observer(engine._workspace.store)
-    metrics = metrics_text(registry_of(observer, Tally(observer))).decode()
+    metrics = metrics_text(registry_of(observer, Tally(observer), inside=False)).decode()
     assert 'eddyline_violations{constraint="positive",relation="v"} 2.0' in metrics
     assert main(["status", "--storage", str(tmp_path / "storage")]) == 0
     assert "positive: 2, named: 1, it's" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from eddyline.api.engine import Engine
 from eddyline.api.handles import Table
+from eddyline.spark.processes import tree_cpu_seconds
 from eddyline_bench.console_load import READY, main
 from eddyline_bench.measure import (
     aligned,
@@ -24,7 +25,6 @@ from eddyline_bench.measure import (
     median,
     process_cpu_seconds,
     require,
-    tree_cpu_seconds,
     verdict,
 )
 from eddyline_bench.page import Machine

@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from eddyline.api.engine import Engine
 from eddyline.options import Options
+from eddyline.spark.processes import tree_rss
+from eddyline.storage.files import folder_size
 from eddyline_bench.measure import (
     aligned,
     appearing,
     bench_session,
-    folder_size,
     heap_bytes,
     median,
-    tree_rss,
     verdict,
 )
 

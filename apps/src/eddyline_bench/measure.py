@@ -20,6 +20,7 @@ import polars as pl
 from pyspark.sql import SparkSession
 
 from eddyline.errors import EngineError
+from eddyline.spark.processes import process_tree, tree_cpu_seconds
 from eddyline.spark.session import CODE_CACHE, CODE_CACHE_ENTRIES
 
 T = TypeVar("T")
@@ -54,19 +55,6 @@ class Meter:
         self.cost = Cost(seconds, tree_cpu_seconds() - self._cpu)
 
 
-def tree_cpu_seconds() -> float:
-    """Return CPU seconds of this process and its descendants (the JVM, Python workers).
-
-    Ended descendants are included. Without /proc, only this process and its ended children count.
-    """
-    if not Path("/proc/self/stat").exists():
-        times = os.times()
-        return times.user + times.system + times.children_user + times.children_system
-    # fields 11 to 14: user and system time, of the process and of its ended children
-    ticks = (sum(int(field) for field in fields[11:15]) for fields in _tree().values())
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
-
-
 def process_cpu_seconds(process: int) -> float:
     """Return CPU seconds of one process, without its children; 0 without /proc, or if it has ended."""
     try:
@@ -74,15 +62,6 @@ def process_cpu_seconds(process: int) -> float:
     except OSError:
         return 0.0
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
-
-
-def tree_rss() -> tuple[int, int]:
-    """Return resident bytes of this process with its descendants, and of this one; 0 without /proc."""
-    if not Path("/proc/self/stat").exists():
-        return 0, 0
-    page = os.sysconf("SC_PAGE_SIZE")
-    sizes = {process: int(fields[21]) * page for process, fields in _tree().items()}
-    return sum(sizes.values()), sizes[os.getpid()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +96,6 @@ def heap_bytes(spark: SparkSession) -> int:
     jvm.System.gc()
     runtime = jvm.Runtime.getRuntime()
     return int(runtime.totalMemory() - runtime.freeMemory())
-
-
-def folder_size(folder: Path) -> tuple[int, int]:
-    """Return the bytes and the number of the files in a folder and those below it."""
-    sizes = [one.stat().st_size for one in folder.rglob("*") if one.is_file()]
-    return sum(sizes), len(sizes)
 
 
 @contextlib.contextmanager
@@ -164,7 +137,7 @@ class PeakMemory:
                 return
 
     def _read(self) -> None:
-        for process in _tree():
+        for process in process_tree():
             memory = ProcessMemory.of(process)
             if process == os.getpid():
                 self.python = max(self.python, memory.private)
@@ -172,27 +145,6 @@ class PeakMemory:
                 self.jvm = max(self.jvm, memory.private)
             else:
                 self.worker = max(self.worker, memory.private)
-
-
-def _tree() -> dict[int, list[str]]:
-    """Return the fields of /proc/<pid>/stat after the name, of this process and its descendants; none without /proc."""
-    found: dict[int, list[str]] = {}
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
-        # A process may end between the listing and the read.
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit():
-                # The name comes before, in parentheses, and may contain spaces.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
-                found[int(entry.name)] = fields
-    tree, waiting = {}, [os.getpid()]
-    while waiting:
-        process = waiting.pop()
-        if process in found:
-            tree[process] = found[process]
-        waiting += children.get(process, [])
-    return tree
 
 
 @contextlib.contextmanager

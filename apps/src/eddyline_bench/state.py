@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eddyline.api.engine import Engine
+from eddyline.storage.files import folder_size
 from eddyline_bench.measure import (
     PeakMemory,
     aligned,
     appearing,
     bench_session,
-    folder_size,
     median,
     verdict,
 )

@@ -14,6 +14,8 @@ import numpy as np
 
 from eddyline.api.engine import Engine
 from eddyline.options import Options
+from eddyline.spark.processes import tree_rss
+from eddyline.storage.files import folder_size
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.command import Run, create
 from eddyline_apps.webstats.views import HOST, define_key, queries, script, secret_of
@@ -22,9 +24,7 @@ from eddyline_bench.measure import (
     ProcessMemory,
     aligned,
     bench_session,
-    folder_size,
     heap_bytes,
-    tree_rss,
     verdict,
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from eddyline.answers.named_readers import readers_status
+from eddyline.answers.verified import verified
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import RETAIN, VIEW, Entry
 from eddyline.catalog.expectations import VIOLATIONS, expectations_of
@@ -79,7 +80,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
     watermarks = Watermarks.of_next_epoch(manifest, catalog)
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
-    sources, views = [], []
+    sources, views, compared = [], [], verified(files)
     for entry in catalog.entries:
         if entry.kind == VIEW:
             since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
@@ -89,6 +90,8 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
             status = _view(catalog, entry, earlier.get(since, manifest), manifest)
             if counts := violations(files, catalog, manifest, entry):
                 status["violations"] = counts
+            if entry.id in compared:
+                status["verified"] = compared[entry.id]
             views.append(status)
         elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from eddyline.answers.verified import keep_verified
 from eddyline.answers.verify import Report
 from eddyline.api import drafts
 from eddyline.api.altering import Altering
@@ -327,6 +328,7 @@ class Engine(ChangeFlows, Monitored, Served):
         Without `view`, also checks that the records of each pipeline add up.
         """
         report = self._reading.verify(view)
+        keep_verified(self.files, self.catalog, report)
         return report if view else replace(report, pipelines=self._streams.check_pipelines())
 
     def changes(self, view: str, after: int | None = None, form: str = "retract") -> DataFrame:

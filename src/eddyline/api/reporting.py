@@ -33,6 +33,7 @@ class Reporting:
         callbacks: called with the Progress of each epoch after its commit.
         error_callbacks: called with the error of each view that is set aside, and of each failure of the
             background run.
+        delivery_callbacks: called with each delivery to a sink, and each try that failed.
         traces: makes spans of epochs and deliveries; None if they aren't traced.
         tracker: makes lineage events of them; None if there are none.
     """
@@ -41,6 +42,7 @@ class Reporting:
         self.progress: Progress | None = None
         self.callbacks: list[Callable[[Progress], Any]] = []
         self.error_callbacks: list[Callable[[Exception], Any]] = []
+        self.delivery_callbacks: list[Callable[[Delivered], Any]] = []
         self.traces: Traces | None = None
         self.tracker: Tracker | None = None
         self._failed: Timer | None = None
@@ -85,7 +87,8 @@ class Reporting:
         self._failed = timer
 
     def delivered(self, delivery: Delivered) -> None:
-        """Report a delivery to a sink to traces and lineage."""
+        """Report a delivery to a sink to callbacks, traces and lineage."""
+        _call(self.delivery_callbacks, delivery)
         if self.traces is not None:
             self.traces.delivered(delivery)
         if self.tracker is not None:

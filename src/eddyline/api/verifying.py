@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from eddyline.answers.verified import keep_verified
 from eddyline.answers.verify import Report, report_document
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
@@ -75,6 +76,7 @@ class Verifying:
         try:
             self._workspace.spark.sparkContext.setJobGroup(GROUP, f"verify {request.name}")
             report = self._verify(request.name)
+            keep_verified(self._workspace.files, self._workspace.catalog, report)
         except Exception as error:  # noqa: BLE001  # a request must not end the thread
             return REFUSED, _STOPPED if self._stopped else str(error)
         return DONE, json.dumps(report_document(report), ensure_ascii=False)

@@ -23,19 +23,28 @@ from eddyline.catalog.entries import VIEW
 from eddyline.console.observer import Observer
 from eddyline.console.tally import BUCKETS_S, Tally
 from eddyline.errors import EddylineError
+from eddyline.spark.processes import tree_cpu_seconds, tree_rss
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import Manifest
+from eddyline.storage.files import folder_size
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+LOGS_S = 30.0
+"""How old, in seconds, the sizes of redo logs may be."""
 STATES = ("live", "failing", "paused")
 
 
 class StorageCollector(Collector):
     """Reads the metrics of one storage when Prometheus asks."""
 
-    def __init__(self, observer: Observer, tally: Tally) -> None:
+    def __init__(self, observer: Observer, tally: Tally, *, inside: bool) -> None:
         self._observer = observer
         self._tally = tally
+        self._inside = inside
+        self._logs: tuple[float, dict[str, int]] = (
+            0.0,
+            {},
+        )  # when they were counted; bytes by name
         self._rows: dict[str, tuple[object, int]] = {}  # by id: the runs counted, and their rows
 
     def collect(self) -> Iterator[Metric]:
@@ -57,6 +66,13 @@ class StorageCollector(Collector):
             age = max(time.time() - committed_at, 0.0)
             text = "Seconds since the last commit; it grows while there is no input, too."
             yield _gauge("eddyline_epoch_age_seconds", text, age)
+        if self._inside:
+            text = "CPU seconds of the engine's process with its JVM and workers."
+            cpu = CounterMetricFamily("eddyline_engine_cpu_seconds_total", text)
+            cpu.add_metric([], tree_cpu_seconds())
+            yield cpu
+            text = "Resident bytes of the engine's process, its JVM and workers; pages that they share count in each."
+            yield _gauge("eddyline_engine_resident_bytes", text, tree_rss()[0])
         if self._tally.histograms:
             name = "eddyline_epoch_duration_seconds"
             text = "Seconds that epochs took, by stage: ingest, plan, run, commit."
@@ -86,6 +102,10 @@ class StorageCollector(Collector):
         )
         text = "The watermark of a stream, in seconds since 1970."
         marks = _labelled("eddyline_watermark_timestamp_seconds", text, "source")
+        text = "Bytes of a source's redo log: its input that is kept."
+        logs = _labelled("eddyline_log_bytes", text, "source")
+        for name, size in self._log_bytes().items():
+            logs.add_metric([name], float(size))
         for item in sources:
             labels = [str(item["name"])]
             position.add_metric(labels, _number(item["position"]))
@@ -94,7 +114,19 @@ class StorageCollector(Collector):
             if item.get("watermark"):
                 moment = datetime.fromisoformat(str(item["watermark"]))
                 marks.add_metric(labels, moment.timestamp())
-        yield from (position, late, marks)
+        yield from (position, late, marks, logs)
+
+    def _log_bytes(self) -> dict[str, int]:
+        """Return the bytes of the redo log of each table and stream, at most `LOGS_S` old: all files are counted."""
+        if time.monotonic() - self._logs[0] > LOGS_S or not self._logs[1]:
+            catalog, files = self._observer.now()[0], self._observer.files
+            found = {
+                entry.name: folder_size(files.path(f"logs/{entry.source}"))[0]
+                for entry in catalog.entries
+                if entry.kind != VIEW and not entry.role
+            }
+            self._logs = time.monotonic(), found
+        return self._logs[1]
 
     def _views(self, views: list[dict[str, object]]) -> Iterator[Metric]:
         text = "1 for the state that a view is in: live, failing or paused."
@@ -109,11 +141,24 @@ class StorageCollector(Collector):
         for family, counts in ((read, self._tally.rows_in), (written, self._tally.rows_out)):
             for name, count in list(counts.items()):
                 family.add_metric([name], float(count))
+        text = "Seconds that a table's or view's parts of the epochs took since the console was started."
+        seconds = CounterMetricFamily("eddyline_view_seconds_total", text, labels=["view"])
+        for name, spent in list(self._tally.seconds.items()):
+            seconds.add_metric([name], spent)
+        text = "The epoch as of which a view was last compared with offline SQL."
+        verified = _labelled("eddyline_verified_epoch", text, "view")
+        text = "1 if the view was equal to offline SQL when it was last compared, else 0."
+        equal = _labelled("eddyline_verified_equal", text, "view")
+        for item in views:
+            last = item.get("verified")
+            if isinstance(last, dict):
+                verified.add_metric([str(item["name"])], float(last["epoch"]))
+                equal.add_metric([str(item["name"])], float(last["equal"]))
         text = "Epochs of a view in each lane since the console was started: in the driver, or as a Spark job."
         epochs = CounterMetricFamily("eddyline_view_epochs_total", text, labels=["view", "lane"])
         for labels, count in list(self._tally.lanes.items()):
             epochs.add_metric(labels, float(count))
-        yield from (state, read, written, epochs)
+        yield from (state, read, written, seconds, verified, equal, epochs)
 
     def _state(self) -> Iterator[Metric]:
         catalog, _ = self._observer.now()
@@ -170,6 +215,16 @@ class StorageCollector(Collector):
             lag.add_metric([str(item["sink"])], _number(item["behind"]))
             for name in STATES:
                 sinks.add_metric([str(item["sink"]), name], float(item["state"] == name))
+        text = "Rows delivered to a sink since the console was started."
+        rows = CounterMetricFamily("eddyline_sink_rows_total", text, labels=["sink"])
+        text = "Deliveries to a sink that failed since the console was started."
+        errors = CounterMetricFamily("eddyline_sink_errors_total", text, labels=["sink"])
+        for family, counts in (
+            (rows, self._tally.delivered_rows),
+            (errors, self._tally.failed_deliveries),
+        ):
+            for name, count in list(counts.items()):
+                family.add_metric([name], float(count))
         reader = GaugeMetricFamily(
             "eddyline_reader_epoch", "The epoch of a named reader.", labels=["view", "reader"]
         )
@@ -188,7 +243,7 @@ class StorageCollector(Collector):
                     records.add_metric([name, outcome], _number(item[outcome]))
             if "in_flight" in item:
                 flight.add_metric([name], _number(item["in_flight"]))
-        yield from (letters, epoch, lag, sinks, reader, records, flight)
+        yield from (letters, epoch, lag, sinks, rows, errors, reader, records, flight)
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
@@ -196,11 +251,11 @@ def metrics_text(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-def registry_of(observer: Observer, tally: Tally) -> CollectorRegistry:
+def registry_of(observer: Observer, tally: Tally, *, inside: bool) -> CollectorRegistry:
     """Return a registry of the metrics of one storage and of this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(StorageCollector(observer, tally))
+    registry.register(StorageCollector(observer, tally, inside=inside))
     return registry
 
 

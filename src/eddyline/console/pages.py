@@ -276,6 +276,8 @@ class Pages:
         """Health, the last epochs, all views."""
         status, rates = self._observer.status(), self._api.tally.rates()
         committed = status["committed_at"]
+        inside = self._api.explain is not None
+        compared = [view for view in status["views"] if "verified" in view]
         moment = datetime.fromtimestamp(committed, UTC) if committed else None
         return "overview.html", {
             "title": "Overview",
@@ -289,7 +291,10 @@ class Pages:
             "state_bytes": sum(view["state_bytes"] for view in status["views"]),
             "dead": sum(status["dead_letters"].values()),
             "behind": sum(sink["behind"] > 0 for sink in status["sinks"]),
-            "inside": self._api.explain is not None,
+            "inside": inside,
+            "usage": self._api.tally.usage() if inside else None,
+            "compared": compared,
+            "differing": [view["name"] for view in compared if not view["verified"]["equal"]],
         }
 
     def graph(self, _: Request) -> tuple[str, dict[str, Any]]:

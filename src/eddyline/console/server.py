@@ -48,7 +48,7 @@ class Console:
         port: port to bind; 0 for any free one.
         token: a reference, `${env:NAME}` or `${file:PATH}`, to the token that requests need. Addresses
             other than loopback can't do without.
-        explain: in the process of the storage's engine, which also calls `observe`: returns the plan of a
+        explain: in the process of the storage's engine, which also calls `observe` and `delivered`: returns the plan of a
             view as text, None if that isn't compiled.
         sql: runs a query that readers ask, as `Engine.sql` with `confined`. Without, only plain queries are answered,
             from the files.
@@ -86,7 +86,7 @@ class Console:
             self._tally = Tally(observer)
             limiter = CapacityLimiter(READERS_MAX)
             self._hub = Hub(observer, limiter)
-            registry = registry_of(observer, self._tally)
+            registry = registry_of(observer, self._tally, inside=explain is not None)
             # requests are written into the catalog
             writes = self._store.database.shared or os.access(files.root, os.W_OK)
             actions = Actions(
@@ -122,6 +122,10 @@ class Console:
     def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
         """Record the durations of an epoch of the engine in this process, by stage."""
         self._tally.observe(epoch, seconds)
+
+    def delivered(self, sink: str, rows: int, *, failed: bool) -> None:
+        """Record a delivery to a sink of the engine in this process, or a try that failed."""
+        self._tally.delivered(sink, rows, failed=failed)
 
     def start(self) -> Console:
         """Begin to answer requests."""

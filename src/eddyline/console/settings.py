@@ -16,7 +16,7 @@ from eddyline.console.actions import LETTER_ACTIONS, SINK_ACTIONS, VIEW_ACTIONS,
 from eddyline.console.observer import Observer
 from eddyline.errors import EXTRAS, has_module, installed_version
 from eddyline.options import ENVIRONMENT_PREFIX, Options
-from eddyline.storage.files import Files
+from eddyline.storage.files import folder_size
 
 SIZE_S = 60.0
 """How old, in seconds, the size of the storage may be: all its files are counted."""
@@ -100,7 +100,7 @@ class ConsoleSettings:
         with self._lock:
             looked, size, count = self._size
             if not looked or time.monotonic() - looked > SIZE_S:
-                size, count = stored_size(self._observer.files)
+                size, count = folder_size(self._observer.files.root)
                 self._size = (time.monotonic(), size, count)
             return size, count
 
@@ -140,16 +140,3 @@ def options_in_force(
         text = item.metadata["help"]
         found.append({"name": item.name, "value": shown, "source": source, "help": text})
     return found
-
-
-def stored_size(files: Files) -> tuple[int, int]:
-    """Return the bytes and the number of all files of a storage, without those that are removed meanwhile."""
-    size = count = 0
-    for folder, _, names in os.walk(files.root):
-        for name in names:
-            try:
-                size += os.stat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-            count += 1
-    return size, count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,11 +17,14 @@ from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
 from eddyline.runtime.lane_choice import SHORT, WIDE
+from eddyline.spark.processes import tree_cpu_seconds, tree_rss
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 KEPT = 120
 """The epochs that are shown one by one."""
 RATE_S = 60.0
+USAGE_S = 5.0
+"""The least time over which the use of the processor is measured."""
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The bounds of the histograms of durations, in seconds."""
 
@@ -50,6 +53,8 @@ class Tally:
 
     Attributes:
         rows_in, rows_out: rows read and changes written since the console was started.
+        seconds: the time that the parts of epochs of each table and view took, since the console was started.
+        delivered_rows, failed_deliveries: of each sink. Only for a console inside of the engine's process.
         lanes: epochs of each view in each lane, by name and lane, since the console was started.
         histograms: for each stage the durations of epochs: how many were in each of `BUCKETS_S` and
             beyond, and their sum. Only for a console inside of the engine's process.
@@ -63,10 +68,29 @@ class Tally:
         self._seconds: dict[int, Mapping[str, float]] = {}
         self.rows_in: Counter[str] = Counter()
         self.rows_out: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.delivered_rows: Counter[str] = Counter()
+        self.failed_deliveries: Counter[str] = Counter()
         self.lanes: Counter[tuple[str, str]] = Counter()
         self.histograms: dict[str, tuple[list[int], float]] = {}
+        self._usage: deque[tuple[float, float]] = deque(
+            maxlen=2
+        )  # moments, and CPU seconds by then
         self._started = observer.now()[1].epoch
         self.follow()
+
+    def usage(self) -> tuple[float, int] | None:
+        """Return how many cores this process uses with its JVM and workers, and their resident bytes.
+
+        The cores are those of the last seconds, at least `USAGE_S`; None before these have passed since the first call.
+        """
+        with self._lock:
+            now = time.monotonic(), tree_cpu_seconds()
+            if not self._usage or now[0] - self._usage[-1][0] >= USAGE_S:
+                self._usage.append(now)
+            then = self._usage[0]
+            spent = now[0] - then[0]
+        return ((now[1] - then[1]) / spent, tree_rss()[0]) if spent >= USAGE_S else None
 
     def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
         """Record the durations of an epoch of the engine in this process."""
@@ -79,6 +103,12 @@ class Tally:
                 self.histograms[stage] = (counts, total + spent)
             for old in [known for known in self._seconds if known < epoch - KEPT]:
                 del self._seconds[old]
+
+    def delivered(self, sink: str, rows: int, *, failed: bool) -> None:
+        """Record a delivery to a sink, or a try that failed."""
+        with self._lock:
+            self.delivered_rows[sink] += rows
+            self.failed_deliveries[sink] += failed
 
     def follow(self) -> None:
         """Read the manifests of the epochs that were committed since the last call."""
@@ -106,6 +136,8 @@ class Tally:
         if manifest.epoch > self._started:
             self.rows_in.update(rows_in)
             self.rows_out.update(rows_out)
+            for name, counts in counters.items():
+                self.seconds[name] += counts.get("us", 0) / 1e6
             self.lanes.update(
                 (name, SHORT if counts["short"] else WIDE)
                 for name, counts in counters.items()

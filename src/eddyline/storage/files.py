@@ -370,6 +370,19 @@ def _create(unfinished: str, target: str) -> None:
         os.unlink(unfinished)
 
 
+def folder_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return the bytes and the number of all files in a folder, without those that are removed meanwhile."""
+    size = count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                size += os.stat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            count += 1
+    return size, count
+
+
 def sync_path(path: str) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eddyline.pipelines.batches import PipelineSettings
-from eddyline_bench.measure import bench_session, tree_rss
+from eddyline.spark.processes import tree_rss
+from eddyline_bench.measure import bench_session
 from eddyline_bench.relay.load import (
     BenchPipeline,
     FixedSetting,
