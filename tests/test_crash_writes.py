@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,9 @@ KINDS = [
     ("fail", "any", 7),  # a passing fault: the same engine goes on
     ("kill", "worker", 6),  # one of Spark's Python workers dies: the same engine goes on
 ]
+
+STRIDE = int(os.environ.get("EDDYLINE_STRIDE", "4"))
+"""Slow tests take one of so many effects, from a random one on; with 1, which takes hours, all."""
 
 DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
 
@@ -127,20 +132,20 @@ def test_a_disk_that_fails_until_it_is_mended(load: Load, kind: str, wanted: int
 @pytest.mark.guarantee(
     "tables and streams of files, with views",
     "exactly once",
-    "a crash or a failure at every write of a cycle",
+    "a crash or a failure at every fourth write of a cycle, others in each run",
 )
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(("kind", "within", "wanted"), KINDS)
-def test_a_fault_at_every_effect_of_a_cycle(
+def test_a_fault_at_many_effects_of_a_cycle(
     load: Load, kind: str, within: str, wanted: int
 ) -> None:
     load.open()
     load.run()
-    n, missed = 0, 0
+    n, missed = random.randrange(STRIDE) + 1, 0
     while missed < 3:
-        n += 1
         missed = 0 if broken_cycle(load, n, kind, within) else missed + 1
+        n += STRIDE
     assert n > 100
 
 
@@ -172,15 +177,16 @@ def test_a_fault_while_the_storage_is_made(tmp_path: Path, spark: SparkSession) 
 
 
 @pytest.mark.slow
-def test_a_fault_at_every_effect_while_the_storage_is_made(
+def test_a_fault_at_many_effects_while_the_storage_is_made(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    for n in range(broken_start(tmp_path / "0", spark, 0)):
-        broken_start(tmp_path / str(n + 1), spark, n + 1)
+    count = broken_start(tmp_path / "0", spark, 0)
+    for n in range(random.randrange(STRIDE) + 1, count + 1, STRIDE):
+        broken_start(tmp_path / str(n), spark, n)
 
 
 @pytest.mark.parametrize(
-    "wanted", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)])]
+    "wanted", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)])]
 )
 def test_a_fault_in_a_stream_that_spark_reads(
     tmp_path: Path, spark: SparkSession, wanted: int
