@@ -6,13 +6,13 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from eddyline.catalog.catalog import Catalog
-from eddyline.catalog.entries import VIEW
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
@@ -181,68 +181,83 @@ def streaming_progress(observer: Observer, tally: Tally, last: int = 100) -> lis
     catalog, manifest = observer.now()
     status = observer.status()
     root = observer.files.root.rstrip("/")
-    state = [
-        {
-            "operatorName": view["name"],
-            "numRowsTotal": view["state_rows"],
-            "numRowsUpdated": manifest.counters.get(view["name"], {}).get("out", 0),
-            "numRowsRemoved": 0,
-            "allUpdatesTimeMs": manifest.counters.get(view["name"], {}).get("us", 0) // 1000,
-            "allRemovalsTimeMs": 0,
-            "commitTimeMs": 0,
-            "memoryUsedBytes": view["state_bytes"],
-            "numRowsDroppedByWatermark": 0,
-            "numShufflePartitions": manifest.buckets,
-            "numStateStoreInstances": manifest.buckets,
-        }
-        for view in status["views"]
-    ]
     times = [item["watermark"] for item in status["sources"] if item.get("watermark")]
     sources = [entry for entry in catalog.entries if entry.kind != VIEW and not entry.role]
-    found, before = [], None
+    of_storage = {
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"file://{root}")),
+        "runId": _uuid(manifest.writer),
+        "name": root.rpartition("/")[2],
+    }
+    found: list[dict[str, Any]] = []
+    before: EpochFacts | None = None
     for one in tally.epochs()[-last - 1 :]:
-        rows = sum(one.rows_in.values())
-        spent = sum(one.seconds.values())
-        durations = {stage: round(1000 * used) for stage, used in one.seconds.items()}
-        gap = one.committed_at - before.committed_at if before and one.committed_at else 0.0
-        earlier: Mapping[str, int] = before.positions if before else {}
         newest = one.epoch == manifest.epoch
         found.append(
             {
-                "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"file://{root}")),
-                "runId": _uuid(manifest.writer),
-                "name": root.rpartition("/")[2],
+                **of_storage,
                 "timestamp": _time(one.committed_at),
                 "batchId": one.epoch,
-                "batchDuration": round(1000 * spent) if durations else None,
-                "numInputRows": rows,
-                **({"inputRowsPerSecond": rows / gap} if gap > 0 else {}),
-                **({"processedRowsPerSecond": rows / spent} if spent > 0 else {}),
-                "durationMs": {**durations, "triggerExecution": round(1000 * spent)}
-                if durations
-                else {},
+                **_rates(one, before),
                 "eventTime": {"watermark": min(times)} if times and newest else {},
-                "stateOperators": state if newest else [],
-                "sources": [
-                    {
-                        "description": source.name,
-                        "startOffset": earlier.get(source.name),
-                        "endOffset": one.positions.get(source.name),
-                        "latestOffset": None,
-                        # views count the rows that they read of a stream of appends
-                        "numInputRows": one.rows_in.get(source.name, 0)
-                        if source.arranged
-                        else None,
-                        "inputRowsPerSecond": None,
-                        "processedRowsPerSecond": None,
-                    }
-                    for source in sources
-                ],
+                "stateOperators": _operators(status["views"], manifest) if newest else [],
+                "sources": [_source(source, one, before) for source in sources],
                 "sink": {"description": "eddyline", "numOutputRows": sum(one.rows_out.values())},
             }
         )
         before = one
     return found[-last:]
+
+
+def _rates(one: EpochFacts, before: EpochFacts | None) -> dict[str, Any]:
+    """Return the rows of an epoch, its durations and its rates."""
+    rows, spent = sum(one.rows_in.values()), sum(one.seconds.values())
+    durations = {stage: round(1000 * used) for stage, used in one.seconds.items()}
+    gap = one.committed_at - before.committed_at if before and one.committed_at else 0.0
+    whole = round(1000 * spent)
+    return {
+        "batchDuration": whole if durations else None,
+        "numInputRows": rows,
+        **({"inputRowsPerSecond": rows / gap} if gap > 0 else {}),
+        **({"processedRowsPerSecond": rows / spent} if spent > 0 else {}),
+        "durationMs": {**durations, "triggerExecution": whole} if durations else {},
+    }
+
+
+def _operators(views: Sequence[Mapping[str, Any]], manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the state of each view as that of one operator."""
+    found = []
+    for view in views:
+        counts = manifest.counters.get(view["name"], {})
+        found.append(
+            {
+                "operatorName": view["name"],
+                "numRowsTotal": view["state_rows"],
+                "numRowsUpdated": counts.get("out", 0),
+                "numRowsRemoved": 0,
+                "allUpdatesTimeMs": counts.get("us", 0) // 1000,
+                "allRemovalsTimeMs": 0,
+                "commitTimeMs": 0,
+                "memoryUsedBytes": view["state_bytes"],
+                "numRowsDroppedByWatermark": 0,
+                "numShufflePartitions": manifest.buckets,
+                "numStateStoreInstances": manifest.buckets,
+            }
+        )
+    return found
+
+
+def _source(source: Entry, one: EpochFacts, before: EpochFacts | None) -> dict[str, Any]:
+    """Return what an epoch has read of a source, by entries of its redo log."""
+    return {
+        "description": source.name,
+        "startOffset": before.positions.get(source.name) if before else None,
+        "endOffset": one.positions.get(source.name),
+        "latestOffset": None,
+        # views count the rows that they read of a stream of appends
+        "numInputRows": one.rows_in.get(source.name, 0) if source.arranged else None,
+        "inputRowsPerSecond": None,
+        "processedRowsPerSecond": None,
+    }
 
 
 def _uuid(name: str) -> str:
