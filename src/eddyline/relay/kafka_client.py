@@ -61,6 +61,9 @@ TRANSIENT = (
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,  # the client knows the leader of before a restart; it looks again
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,  # a new leader doesn't know its last offset yet
     KafkaError.UNKNOWN_TOPIC_OR_PART,  # just created, and not known to every broker
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
