@@ -172,6 +172,15 @@ def test_a_second_run_reads_only_what_has_changed(project: Path, run: Run) -> No
     fourth = table(run("run", "--full-refresh", "visits")[1])
     assert fourth["pages"][:3] == ["view", "4", "53"]
     assert run("run", "--full-refresh", "nothing")[0] == 2
+    idle = table(run("run")[1])
+    assert [idle[name][2] for name in ("pages", "both")] == ["0", "0"]
+    code, printed, errors = run("run", "--full-refresh-all", "--verify")
+    assert (code, errors) == (0, "")
+    fifth = table(printed)
+    assert [fifth[name][2] for name in ("pages", "both")] == ["53", "54"]
+    assert [fifth[name][1] for name in ("visits", "pages", "both", "odds")] == [
+        idle[name][1] for name in ("visits", "pages", "both", "odds")
+    ]
     define(project, all_py=PYTHON, more_sql="CREATE MATERIALIZED VIEW few AS SELECT 1 AS one")
     assert run("run")[0] == 0
     with el.Engine(str(project / "storage"), read_only=True) as engine:
