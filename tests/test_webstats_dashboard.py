@@ -7,12 +7,15 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
+from markupsafe import escape
 
 from console_cases import TOKEN, ask
 from eddyline.options import Options
 from eddyline_apps.traffic import SITES, Traffic
 from eddyline_apps.webstats.log_formats import COMBINED
+from eddyline_apps.webstats.places import define_place, keep_files
 from eddyline_apps.webstats.views import INPUT, SCHEMA, Settings, define_key, queries, script
+from mmdb_files import carriers, countries
 from test_web_statistics import line
 
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
@@ -49,8 +52,14 @@ def lane_at_random() -> None:
 def engine(spark, tmp_path_factory):
     import eddyline as el
 
-    with el.Engine(str(tmp_path_factory.mktemp("webstats") / "storage"), spark=spark) as engine:
+    folder = tmp_path_factory.mktemp("webstats")
+    places = [
+        countries(folder / "country.mmdb", {"81.0.0.0/9": "DE", "81.128.0.0/9": "AT"}),
+        carriers(folder / "asn.mmdb", {"81.0.0.0/8": EVIL}),
+    ]
+    with el.Engine(str(folder / "storage"), spark=spark) as engine:
         define_key(engine.spark, "0" * 32)
+        define_place(engine.spark, engine.files, keep_files(engine.files, places, lambda: 0)[0])
         table = engine.table(INPUT, SCHEMA)
         for name, query in queries(script(Settings(COMBINED))).items():
             engine.view(name, query)
@@ -85,6 +94,28 @@ def test_the_page_has_the_numbers_of_the_views(engine, url):
     assert f"<b>{row.uv:,}</b> <small>day before: {before.uv:,}</small>" in text
     assert 'href="/webstats" aria-current="page"' in text
     assert "Web statistics" in page(url, "/")  # in the navigation of all pages
+
+
+def test_countries_and_carriers_are_shown_and_exported(engine, url):
+    text = page(url, f"/webstats?site={SITE}&day={DAY}")
+    status, _, body = ask(url, f"/webstats/export?what=tops&site={SITE}&day={DAY}")
+    assert status == 200
+    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    pv = daily(engine, SITE, DAY).pv
+    for kind, title, names in (
+        ("country", "Countries", {"AT", "DE", "unknown"}),
+        ("carrier", "Carriers", {EVIL, "unknown"}),
+    ):
+        found = {
+            row["value"]: int(row["requests"])
+            for row in rows
+            if row["kind"] == kind and row["is_bot"] == "False"
+        }
+        assert found.keys() == names
+        assert sum(found.values()) == pv
+        assert f'<section aria-label="{title}">' in text
+        for name, requests in found.items():
+            assert f'<td>{escape(name)}</td><td class="n">{requests:,}</td>' in text
 
 
 def test_curves_have_the_numbers_of_the_views(engine, url):

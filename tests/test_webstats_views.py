@@ -11,6 +11,7 @@ from eddyline.errors import DataError
 from eddyline_apps import demo
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.log_formats import COMBINED
+from eddyline_apps.webstats.places import define_place, keep_files
 from eddyline_apps.webstats.views import (
     INPUT,
     KEY_FILE,
@@ -21,6 +22,7 @@ from eddyline_apps.webstats.views import (
     script,
     secret_of,
 )
+from mmdb_files import countries
 from test_web_statistics import DATA, LOGS, line, truth
 
 SECRET = "0123456789abcdef" * 2
@@ -53,6 +55,7 @@ def offline(session, tmp_path):
         )
         pq.write_table(table, path)
         define_key(session, SECRET)
+        define_place(session)
         session.read.parquet(str(path)).createOrReplaceTempView(INPUT)
         for name, text in queries(script(settings or Settings(COMBINED))).items():
             session.sql(text).createOrReplaceTempView(name)
@@ -270,9 +273,13 @@ def test_live_statistics_equal_offline_ones_and_hold_nothing_personal(tmp_path):
 
     log = [one for batch in Traffic(lines=900, days=2, seed=4).batches(300) for one in batch]
     storage = tmp_path / "storage"
+    given = countries(tmp_path / "country.mmdb", {"81.0.0.0/8": "DE", "198.51.100.0/24": "FR"})
     for part in (0, 1):
         with Engine(str(storage)) as engine:
             define_key(engine.spark, secret_of(storage))
+            periods, changed = keep_files(engine.files, [given], lambda: 0)
+            assert changed == (part == 0)
+            define_place(engine.spark, engine.files, periods)
             if part == 0:
                 engine.table(INPUT, SCHEMA)
                 for name, text in queries(script(Settings(COMBINED))).items():
@@ -294,3 +301,16 @@ def test_live_statistics_equal_offline_ones_and_hold_nothing_personal(tmp_path):
                 assert secret_of(storage) not in engine.explain(view["name"])
             (days,) = engine.sql("SELECT collect_set(day) FROM daily_statistics").first()
             assert date(2026, 3, 3) in days
+            places = dict(
+                map(
+                    tuple,
+                    engine.sql("SELECT country, count(*) FROM requests GROUP BY 1").collect(),
+                )
+            )
+            damaged = [row.line for row in engine.sql("SELECT line FROM malformed_lines").collect()]
+            for country, host in (("DE", "81."), ("FR", "198.51.100."), ("unknown", "dsl-")):
+                lines, lost = (
+                    sum(f":80 {host}" in one or f":443 {host}" in one for one in some)
+                    for some in (log, damaged)
+                )
+                assert places[country] == lines - lost > 0

@@ -175,6 +175,7 @@ CONDITIONS: dict[str, Condition] = {
     "NO_KAFKA": Condition(ENVIRONMENT, False, "Kafka's jars or Java are not installed. Fetch the jars with `make kafka`, or name their folder after --kafka-jars."),
     "NO_POSTGRESQL": Condition(ENVIRONMENT, False, "PostgreSQL is not installed on this machine. Install it, or give the URL of a database."),
     "OTHER_RUN": Condition(USER, False, "The storage belongs to a run with other arguments. Give those, or a new folder."),
+    "PLACES_NOT_READABLE": Condition(USER, False, "A file of places (.mmdb) can't be opened, is damaged, or holds neither countries nor carriers. The message names it."),
     "POSTGRESQL_FAILED": Condition(ENVIRONMENT, False, "A PostgreSQL server that the application starts has failed. Mend the cause, or give the URL of a database."),
     "RUN_TOO_SHORT": Condition(USER, False, "A benchmark ended before its fault came. Give it more records."),
     "STORAGE_NOT_EMPTY": Condition(USER, False, "The folder holds something else. The demo starts from nothing; other commands go on with a folder of their own. Give an empty or a new folder."),

@@ -18,6 +18,7 @@ from eddyline.spark.processes import tree_rss
 from eddyline.storage.files import folder_size
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.command import Run, create
+from eddyline_apps.webstats.places import define_place
 from eddyline_apps.webstats.views import HOST, define_key, queries, script, secret_of
 from eddyline_bench.measure import (
     Meter,
@@ -186,6 +187,7 @@ def run(*, rows: int = 1_000_000, repeat: int = SAMPLES, cores: int = 2) -> Load
         lines = part = 0
         with Engine(str(storage), spark, Options(retain_epochs=RETAINED)) as engine:
             define_key(engine.spark, secret_of(storage))
+            define_place(engine.spark)
             create(engine, asked, queries(script(asked.settings())))
             for text in many_sites(rows, min(PART_LINES, max(rows // repeat, 1))):
                 with log.open("a", encoding="utf-8") as file:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 import zoneinfo
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,14 @@ from eddyline.cli.text import layout
 from eddyline.errors import DataError, StateGrowthWarning, StorageError
 from eddyline.source.compression import open_file
 from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect, named
+from eddyline_apps.webstats.places import (
+    PLACE,
+    Period,
+    check_files,
+    define_place,
+    keep_files,
+    kept_periods,
+)
 from eddyline_apps.webstats.views import (
     HOST,
     Settings,
@@ -80,6 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time zone such as Europe/Berlin, of one site as SITE=ZONE (default: that of the log's clock)",
     )
     parser.add_argument(
+        "--places",
+        metavar="FILE",
+        type=Path,
+        nargs="+",
+        help="files of countries and of carriers in MaxMind's format (.mmdb), to count requests by them",
+    )
+    parser.add_argument(
         "--storage",
         metavar="DIR",
         type=Path,
@@ -112,12 +127,14 @@ def run(args: argparse.Namespace) -> int:
         storage = args.storage or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-webstats-"))
         )
+        check_files(args.places or ())
         asked = _asked(args, storage)
         text = args.views.read_text(encoding="utf-8") if args.views else None
         views = queries(script(asked.settings(), text))
         secret = secret_of(storage)
         engine = stack.enter_context(Engine(str(storage)))
         define_key(engine.spark, secret)
+        define_place(engine.spark, engine.files, _periods(engine, args.places, views))
         create(engine, asked, views)
         port = PORT if args.port is None and args.follow else args.port
         if port is not None:
@@ -125,6 +142,31 @@ def run(args: argparse.Namespace) -> int:
         with suppress(KeyboardInterrupt):
             return _work(engine, args, wait=port is not None)
     return 0
+
+
+def _periods(
+    engine: Engine, places: Sequence[Path] | None, views: Mapping[str, str]
+) -> list[Period]:
+    """Return which files of places count for which lines: those given now for all that aren't in the views yet."""
+    if places is None:
+        return kept_periods(engine.files)
+    known = engine.catalog.find("requests")
+    if PLACE not in (views.get("requests", "") if known is None else known.query):
+        raise StorageError(
+            f"the view requests of the storage, or the one after --views, doesn't call {PLACE}",
+            condition="OTHER_RUN",
+            hint="leave --places out, or give a new folder and the views that --show-views prints",
+            storage=engine.files.root,
+        )
+
+    def next_seq() -> int:
+        row = engine.sql("SELECT max(seq) + 1 FROM requests").first() if known else None
+        return int(row[0] or 0) if row else 0
+
+    periods, changed = keep_files(engine.files, places, next_seq)
+    if changed and periods[-1].from_seq:
+        print("places: the files are new; they count for the lines from now on", flush=True)
+    return periods
 
 
 def _work(engine: Engine, args: argparse.Namespace, *, wait: bool) -> int:

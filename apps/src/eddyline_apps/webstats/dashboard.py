@@ -43,6 +43,8 @@ KINDS = (
     ("search engine", "Search engines"),
     ("browser", "Browsers"),
     ("device", "Devices"),
+    ("country", "Countries"),
+    ("carrier", "Carriers"),
     ("status", "Statuses"),
     ("file", "Other paths"),
 )

@@ -5,8 +5,9 @@
 -- has the columns seq, line, ts, zone, site, host, user, cookie, method, path, status, bytes, referer,
 -- agent and seconds; ts is null in malformed lines.
 --
--- webstats_key(salt, value) is a hash with the storage's secret. Nothing else of a client's address,
--- login, cookie or user agent is kept in these views.
+-- webstats_key(salt, value) is a hash with the storage's secret. webstats_place(host, seq) gives the country and the
+-- carrier of a client by the files after --places, or null. Nothing else of a client's address, login, cookie
+-- or user agent is kept in these views.
 
 -- The requests, described. A page is a successful request without the images, styles and downloads that
 -- belong to it. `visitor` is hashed with the salt of its day, so that a visitor can't be followed over
@@ -24,7 +25,8 @@ local AS (
       timestampadd(MICROSECOND, unix_micros(ts), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS clock,
     coalesce(cookie, concat_ws(' ', host, user, agent)) AS client,
     lower(coalesce(agent, '')) AS ua,
-    regexp_extract(lower(referer), r'^https?://(?:[^/?#@]*+@)?([^/:?#@]+)', 1) AS origin
+    regexp_extract(lower(referer), r'^https?://(?:[^/?#@]*+@)?([^/:?#@]+)', 1) AS origin,
+    webstats_place(host, seq) AS place
   FROM parsed_lines
   WHERE ts IS NOT NULL
 )
@@ -76,6 +78,8 @@ SELECT
       OR contains(ua, 'cros') THEN 'computer'
     ELSE 'other'
   END AS device,
+  place.country AS country,
+  place.carrier AS carrier,
   -- programs that say so: by a word, by an address, or by a name without the `Mozilla/5.0 (...)` of browsers
   regexp_like(ua, r'bot|crawl|spider|slurp|scrap|fetch|archive|preview|monitor|uptime|pingdom|check|scan|probe|feed|rss|validat|https?://|www\.|@|\.com\b|^[^ /]+/?[\w.]*$|curl|wget|python|perl|java/|php|ruby|go-http|okhttp|axios|node|http-?client|libwww|aiohttp|headless|lighthouse|phantomjs|selenium|playwright|facebookexternalhit|whatsapp|telegram|discord|slack|embedly|pinterest|google-|apis-google|mediapartners|bing|yandex|baidu|ahrefs|semrush|qwant|search|seo|link|audit|agent|gpt|claude|perplexity|zgrab|httrack')
     AS is_bot,
@@ -267,7 +271,9 @@ FROM (
       struct('referrer' AS kind, referrer AS value),
       struct('search engine' AS kind, search_engine AS value),
       struct('browser' AS kind, browser AS value),
-      struct('device' AS kind, device AS value)))
+      struct('device' AS kind, device AS value),
+      struct('country' AS kind, country AS value),
+      struct('carrier' AS kind, carrier AS value)))
   FROM requests
 )
 WHERE value IS NOT NULL
