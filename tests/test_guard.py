@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,12 +15,15 @@ import pyarrow as pa
 import pytest
 
 from console_cases import TOKEN, ask
-from eddyline.errors import DataError, ScriptError
+from eddyline.errors import DataError, EngineError, ScriptError
 from eddyline_apps import views
 from eddyline_apps.guard import decisions
 from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.placing import SeenNetworks
+from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.service import Guard
 from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target, script
+from mmdb_files import carriers, countries
 from test_console_pages import Tags, browser, chromium, page  # noqa: F401
 
 EVIL = "<script>window.pwned=1</script>'&</td>"
@@ -182,6 +186,55 @@ def test_a_wrong_place_is_named(tmp_path, text, message):
     with pytest.raises(ScriptError, match="BAD_CONFIG") as caught:
         configured(tmp_path, "places: places.csv\n")
     assert message in str(caught.value)
+
+
+def place_files(folder):
+    """A configuration with a file of places of one's own, and files in MaxMind's format."""
+    (folder / "own.csv").write_text("198.18.7.0/24,own,Ours\n")
+    countries(folder / "country.mmdb", {"198.18.0.0/15": "IT", "2001:db8::/32": "FR"})
+    carriers(folder / "asn.mmdb", {"198.18.0.0/15": "Omega", "198.51.0.0/16": "Psi"})
+    return configured(folder, "places: [own.csv, country.mmdb, asn.mmdb]\n")
+
+
+def test_networks_get_a_place_when_they_are_seen(tmp_path):
+    config = place_files(tmp_path)
+    assert config.has_places
+    networks = SeenNetworks((one for one, *_ in config.places), config.place_files)
+    lines = [
+        line("198.18.9.1", 1),
+        line("198.18.9.77", 1),
+        line("198.18.7.3", 1),
+        "",
+        "- -",
+        "192.0.2.999 - ",
+    ]
+    rows = networks.observe(pa.array([*lines, "www.x:80 2001:DB8:5::1 - - ["]), START)
+    assert [(row[0], row[-2], row[-1]) for row in rows] == [
+        ("198.18.9.0/24", "IT", "Omega"),
+        ("2001:db8:5::/48", "FR", "unknown"),
+    ]
+    assert networks.observe(pa.array(lines), START + timedelta(seconds=50)) == []
+    assert networks.forget(START + timedelta(seconds=70), 60) == ["2001:db8:5::/48"]
+    assert len(networks.observe(pa.array(["2001:db8:5::9 - "]), START)) == 1
+    later = SeenNetworks((one for one, *_ in config.places), config.place_files)
+    seen = ["198.18.9.0/24", "198.18.7.0/24", "10.0.0.0/8", "2001:db8:0::/48", "2001:d00::/24", "x"]
+    rows = later.start(seen)
+    assert sorted(row[0] for row in rows) == ["198.18.9.0/24", "2001:db8::/48"]
+    assert later.forget(START, 60) == []
+    assert len(later.forget(START + timedelta(seconds=61), 60)) == 2
+
+
+def test_files_of_places_that_cannot_be_used_are_named(tmp_path, monkeypatch):
+    (tmp_path / "garbage.mmdb").write_bytes(b"garbage" * 100)
+    for name in ("garbage.mmdb", "missing.mmdb"):
+        with pytest.raises(DataError, match=f"PLACES_NOT_READABLE.*{name}"):
+            configured(tmp_path, f"places: [{name}]\n")
+    with pytest.raises(ScriptError, match=r"places: it isn't a line of text"):
+        configured(tmp_path, "places: [[a.csv]]\n")
+    countries(tmp_path / "country.mmdb", {"198.18.0.0/15": "IT"})
+    monkeypatch.setitem(sys.modules, "maxminddb", None)
+    with pytest.raises(EngineError, match=r"MISSING_PACKAGE.*eddyline\[apps\]"):
+        configured(tmp_path, "places: country.mmdb\n")
 
 
 @pytest.mark.parametrize(
@@ -502,17 +555,55 @@ def test_regions_and_carriers_reach_the_site_or_go_quiet(guarded, tmp_path):
 
 
 @pytest.mark.spark
+def test_files_in_maxminds_format_tell_where_the_networks_are_that_are_seen(guarded, tmp_path):
+    config = place_files(tmp_path)
+    guard = Guard(guarded.engine, config)  # the networks of lines that are there, too
+    lines = [
+        *(line("198.18.7.1", 700) for _ in range(5)),
+        *(line("2001:db8:0:1::7", 700) for _ in range(7)),
+        *("a.example:80 " + line("198.18.8.1", 700) for _ in range(3)),
+        "no log line",
+    ]
+    now = START + timedelta(seconds=701)
+    rows = [Line("b", place, text) for place, text in enumerate(lines)]
+    guard.insert(rows, {}, now)
+    guarded.at(701)
+    of = "SELECT region, carrier, sum(requests) FROM place_rates WHERE window_s = 300 AND {} GROUP BY 1, 2 ORDER BY 1, 2"
+    newest = f"window_start = timestamp_seconds({int(START.timestamp()) + 600})"
+    found = guarded.rows(of.format(newest))
+    assert [row for row in found if row[0] not in ("own", "unknown")] == [
+        ("FR", "unknown", 7),
+        ("IT", "Omega", 3),
+    ]
+    assert ("own", "Ours", 5) in found  # what the file of one's own says counts
+    assert (
+        dict(guarded.rows("SELECT network, carrier FROM network_places"))["198.51.9.0/24"] == "Psi"
+    )
+    places = dict(guarded.rows("SELECT network, carrier FROM places"))
+    assert places.keys() > {"198.18.7.0/24", "198.18.8.0/24", "2001:db8::/48", "203.0.113.0/24"}
+    assert len(places) < 100  # not those of the files, but those that are seen
+
+    countries(tmp_path / "country.mmdb", {"198.18.0.0/15": "CH"})
+    Guard(guarded.engine, config)
+    guarded.at(702)
+    assert ("CH", "Omega", 3) in guarded.rows(of.format(newest))
+
+
+@pytest.mark.spark
 def test_all_views_equal_offline_spark(guarded):
     assert guarded.engine.verify()
 
 
 @pytest.mark.spark
 def test_old_lines_take_their_rows_with_them(guarded, tmp_path):
-    guard = Guard(guarded.engine, configured(tmp_path))
-    last = START + timedelta(seconds=1100)
-    position = guarded.rows("SELECT file, max(end_at) FROM log_lines GROUP BY file")
+    guard = Guard(guarded.engine, place_files(tmp_path))
+    guard.forget(START)
+    last = START + timedelta(seconds=2500)
+    position = guarded.rows("SELECT file, max(end_at) FROM log_lines GROUP BY file ORDER BY file")
     guard.forget(last)
-    guarded.at(1100)
-    assert guarded.rows("SELECT file, end_at FROM log_lines") == position  # the last line stays
+    guarded.at(2500)
+    last_lines = guarded.rows("SELECT file, end_at FROM log_lines ORDER BY file")
+    assert last_lines == position  # which stay
     for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
         assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view
+    assert guarded.rows("SELECT network FROM places") == [("198.18.7.0/24",)]  # of the own file

@@ -15,6 +15,7 @@ from typing import Any
 
 from eddyline.errors import ScriptError, missing_package
 from eddyline_apps.guard.tables import Network
+from eddyline_apps.places import Places
 
 WINDOWS_S = (1, 10, 60, 300)
 """The windows of `guard.sql`."""
@@ -28,6 +29,9 @@ LEAST = 5
 
 PLACES = {4: (8, 24), 6: (16, 48)}
 """The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
+
+MMDB = ".mmdb"
+"""The end of the name of a file in MaxMind's format."""
 
 LEARN_S = 1200
 """How long lines are kept at least if there is something to learn: `baselines.sql` learns a slot 900 s after its beginning."""
@@ -89,6 +93,7 @@ class Config:
         capacity: requests a second that the server can answer; None: as measured.
         sql: a file of views in the place of `guard.sql`.
         places: where networks are: a network, its region and its carrier each.
+        place_files: files in MaxMind's format, for networks that `places` doesn't have.
         zone: time zone in which hours of the day are counted.
         history_s: how long what baselines are learnt from is kept.
     """
@@ -101,6 +106,7 @@ class Config:
     dry_run: bool = False
     sql: Path | None = None
     places: tuple[tuple[Network, str, str], ...] = ()
+    place_files: tuple[str, ...] = ()
     zone: str = "UTC"
     history_s: int = 28 * DAY_S
 
@@ -110,10 +116,15 @@ class Config:
         return any(rule.baseline for rule in self.rules)
 
     @property
+    def has_places(self) -> bool:
+        """Whether it is told where networks are."""
+        return bool(self.places or self.place_files)
+
+    @property
     def keep_s(self) -> int:
         """How long lines are kept: as long as a block, or what is learnt, can depend on them, and a minute."""
         longest = max(rule.window_s + rule.block_s for rule in self.rules)
-        return max(longest, LEARN_S if self.baselines or self.places else 0) + 60
+        return max(longest, LEARN_S if self.baselines or self.has_places else 0) + 60
 
 
 def load_config(path: Path) -> Config:
@@ -121,6 +132,8 @@ def load_config(path: Path) -> Config:
 
     Raises:
         ScriptError: BAD_CONFIG, naming the file, the place and what is allowed there.
+        DataError: PLACES_NOT_READABLE, naming a file of places.
+        EngineError: MISSING_PACKAGE.
     """
     try:
         yaml = importlib.import_module("yaml")  # without stubs
@@ -135,7 +148,8 @@ def load_config(path: Path) -> Config:
         "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql", "places",
         "zone", "history",
     )  # fmt: skip
-    sql, places = top.text("sql"), top.text("places")
+    sql = top.text("sql")
+    tables, files = _place_files(top)
     return Config(
         rules=_rules(top.section("rules"), any_window=sql is not None),
         allow=tuple(top.networks("allow")),
@@ -144,7 +158,8 @@ def load_config(path: Path) -> Config:
         new_blocks_per_minute=int(top.number("new_blocks_per_minute", least=1) or 30),
         dry_run=top.flag("dry_run"),
         sql=None if sql is None else path.parent / sql,
-        places=() if places is None else _places(path.parent / places),
+        places=tuple(one for table in tables for one in _places(table)),
+        place_files=files,
         zone=_zone(top),
         history_s=top.seconds("history", most=HISTORY_DAYS_MAX * DAY_S)
         if "history" in top.values
@@ -159,6 +174,15 @@ def _zone(top: _Section) -> str:
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
         raise top.wrong("zone", f"there is no time zone {zone!r}", "write it like Europe/Berlin") from None  # fmt: skip
     return zone
+
+
+def _place_files(top: _Section) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the files of places: those in CSV, and those in MaxMind's format, which are checked."""
+    paths = [top.path.parent / text for text in top.texts("places")]
+    files = tuple(str(path) for path in paths if path.suffix.lower() == MMDB)
+    if files:
+        Places(files)
+    return [path for path in paths if path.suffix.lower() != MMDB], files
 
 
 def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
@@ -314,6 +338,15 @@ class _Section:
         if isinstance(value, (list, dict)) or not str(value) or "\n" in str(value):
             raise self.wrong(name, "it isn't a line of text", "give one value")
         return str(value)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a text, or the texts of a list."""
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            text = self.text(name)
+            return [] if text is None else [text]
+        found = [_Section(self.path, self.place, {name: one}).text(name) for one in value]
+        return [text for text in found if text is not None]
 
     def flag(self, name: str) -> bool:
         value = self.values.get(name, False)

@@ -14,7 +14,8 @@ from eddyline.answers.quick import quick_answer
 from eddyline.source.growing import Known
 from eddyline_apps import views
 from eddyline_apps.guard.config import Config
-from eddyline_apps.guard.tables import LINES, allowed_row, create, place_row, script
+from eddyline_apps.guard.placing import SeenNetworks
+from eddyline_apps.guard.tables import LINES, TABLES, allowed_row, create, place_row, script
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -78,7 +79,12 @@ class Guard:
         text = script() if config.sql is None else config.sql.read_text(encoding="utf-8")
         if config.sql is None:
             text += script("baselines") if config.baselines else ""
-            text += script("places") if config.places else ""
+            text += script("places") if config.has_places else ""
+        self._networks = (
+            SeenNetworks((one for one, *_ in config.places), config.place_files)
+            if config.place_files
+            else None
+        )
         self._tables, self.views = create(engine, views(text))
         self._configure()
         engine.advance()  # what was written before a crash counts
@@ -102,7 +108,13 @@ class Guard:
         self._replace("settings", capacity)
         self._replace("zone", [(1, config.zone)])
         self._replace("allowed", [allowed_row(one) for one in config.allow])
-        self._replace("places", [place_row(*one) for one in config.places])
+        places = [place_row(*one) for one in config.places]
+        if self._networks is not None:
+            seen = "SELECT network FROM places"
+            if "network_rates" in self.views:  # views of the user's own may do without
+                seen += " UNION SELECT network FROM network_rates WHERE window_s = 300"
+            places += self._networks.start(row[0] for row in self._engine.sql(seen).collect())
+        self._replace("places", places)
 
     def _replace(self, name: str, rows: Sequence[tuple[object, ...]]) -> None:
         known = {tuple(row) for row in self._engine.sql(f"SELECT * FROM {name}").collect()}
@@ -143,10 +155,13 @@ class Guard:
         if changed:
             self._tables["log_files"].upsert(changed)
             self._files = dict(files)
+        values = pa.array([line.value for line in lines], pa.string())
+        if self._networks is not None and (places := self._networks.observe(values, now)):
+            self._tables["places"].upsert(places)
         columns = [
             [line.file for line in lines],
             [line.end_at for line in lines],
-            [line.value for line in lines],
+            values,
             [now] * len(lines),
         ]
         self._tables["log_lines"].insert(pa.table(columns, schema=LINES))
@@ -162,6 +177,11 @@ class Guard:
             f"DELETE FROM log_lines WHERE read_at < {before} AND (file, end_at) NOT IN "
             "(SELECT file, max(end_at) FROM log_lines GROUP BY file)"
         )
+        if self._networks is not None and (
+            gone := self._networks.forget(now, self._config.keep_s + SETTLE_S)
+        ):
+            columns = len(TABLES["places"][0].split(","))
+            self._tables["places"].delete([(text, *[None] * (columns - 1)) for text in gone])
 
     def learn(self, now: datetime) -> int:
         """Add what has settled to the history, of the baselines and of places; return the number of rows.
