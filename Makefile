@@ -129,10 +129,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --editable . --editable 'apps[places]'
+	$(BIN)/python -m pip install --quiet --editable . --editable 'apps[dns,places]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[bench,places]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[bench,dns,places]'
 	@touch $@ $(VENV)/.installed

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from console_cases import TOKEN, ask
+from dns_server import SILENT, name_server
 from eddyline.errors import DataError, EngineError, ScriptError
 from eddyline_apps import views
-from eddyline_apps.guard import decisions
+from eddyline_apps.guard import decisions, service
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.placing import SeenNetworks
 from eddyline_apps.guard.reading import Line
@@ -587,6 +588,51 @@ def test_files_in_maxminds_format_tell_where_the_networks_are_that_are_seen(guar
     Guard(guarded.engine, config)
     guarded.at(702)
     assert ("CH", "Omega", 3) in guarded.rows(of.format(newest))
+
+
+@pytest.mark.spark
+def test_search_engines_are_allowed_instead_of_blocked(guarded, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "LOOKUPS_MAX", 3)
+    engines = {"198.18.20.1": "crawl-1.googlebot.com", "203.0.115.7": "a.search.msn.com"}
+    lies = {"198.18.20.2": "crawl-1.googlebot.com", "198.18.20.4": SILENT}
+    hosts = {name: [address] for address, name in engines.items()}
+    with name_server({**engines, **lies}, hosts) as server:
+        more = f"verify: {{nameserver: '{server.address}', timeout: 1 s}}\n"
+        guard = Guard(guarded.engine, configured(tmp_path, more))
+        guarded.settle(guard, 790)
+        flood = [f"198.18.20.{n}" for n in (1, 2, 3, 4)]
+        network = [*(f"203.0.115.{n % 100}" for n in range(600)), "203.0.115.7"]
+        lines = [line(one, 800, "/x.png", status=403) for one in flood * 300]
+        lines += [line(one, 801, status=403) for one in network]
+        guarded.read(lines, 805)
+        waiting = {row[0] for row in guarded.rows("SELECT target FROM waiting")}
+        assert waiting == {*flood, "203.0.115.0/24"}
+        rounds = []
+        for n in range(3):
+            rounds.append(sorted(guarded.settle(guard, 806 + n / 10)[0]))
+            assert guard.unverified == guard.crowded == (n < 2)
+        assert rounds == [[], flood[1:3], flood[3:]]  # three of the network; three; one
+        asked = len(server.questions)
+        assert guarded.settle(guard, 807) == ([], [])
+        assert guarded.rows("SELECT count(*) FROM waiting") == [(0,)]
+        assert len(server.questions) == asked
+    assert flood[1:] == sorted(one for one in guard.targets if one.startswith("198.18.20."))
+    assert {one[:4] for one in guard.decided() if one.who == "reverse DNS"} == {
+        (address, "allow", "reverse DNS", f"{name}, and back") for address, name in engines.items()
+    }
+    notes = {
+        target: evidence.split("; ")[1:]
+        for target, evidence in guarded.rows(
+            "SELECT target, evidence FROM block_list WHERE target LIKE '198.18.20.%'"
+        )
+    }
+    assert notes == {
+        "198.18.20.2": ["its name is crawl-1.googlebot.com, which has other addresses"],
+        "198.18.20.3": [],
+        "198.18.20.4": ["its name isn't known: DNS didn't answer in 1 s"],
+    }
+    guard = Guard(guarded.engine, configured(tmp_path))  # what was decided counts for a day
+    assert guarded.settle(guard, 808) == ([], [])
 
 
 @pytest.mark.spark

@@ -14,6 +14,7 @@ from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import parts_by_time
+from eddyline_apps.guard.verifying import DOMAINS, Verification
 from test_guard import CONFIG, START, line, normal
 
 PAGE = (Path(__file__).parents[1] / "docs/guard.md").read_text()
@@ -36,6 +37,23 @@ def test_the_example_of_the_page_is_a_configuration(tmp_path):
         "login guessing",
     ]
     assert [one.to for one in config.notify] == ["nginx", "webhook"]
+    assert config.verify == Verification()
+
+
+def test_the_page_names_the_search_engines_and_how_to_verify_them(tmp_path):
+    (text,) = re.findall(r"^```text\n(verify: true.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    forms = re.split(r"^(?=verify:)", text, flags=re.MULTILINE)[1:]
+    domains = ("googlebot.com", "search.msn.com")
+    for form, verification in zip(
+        forms,
+        (Verification(), Verification(domains), Verification(domains, ("192.0.2.53", 53))),
+        strict=True,
+    ):
+        (tmp_path / "guard.yml").write_text(CONFIG + form)
+        assert load_config(tmp_path / "guard.yml").verify == verification
+    (section,) = re.findall(r"^## Search engines$(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+    (named,) = re.findall(r"domains of `true`(.*?)isn't among them", section, re.DOTALL)
+    assert set(re.findall(r"`([\w.-]+)`", named)) == {*DOMAINS, "googleusercontent.com"}
 
 
 def test_lines_are_cut_by_their_times():

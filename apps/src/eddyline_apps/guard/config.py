@@ -9,12 +9,13 @@ import signal
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 from eddyline.errors import ScriptError, missing_package
 from eddyline_apps.guard.tables import Network
+from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.places import Places
 
 WINDOWS_S = (1, 10, 60, 300)
@@ -40,6 +41,9 @@ NO_LIMIT = 1e15
 SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
 """The kinds of notification that write a file; the others are sinks of the engine."""
+
+TIMEOUT_S_MAX = 10
+"""The longest time that the guard waits for DNS in a round."""
 
 DAY_S = 86_400
 HISTORY_DAYS_MAX = 365
@@ -94,6 +98,7 @@ class Config:
         sql: a file of views in the place of `guard.sql`.
         places: where networks are: a network, its region and its carrier each.
         place_files: files in MaxMind's format, for networks that `places` doesn't have.
+        verify: how search engines are told by reverse DNS; None: they aren't.
         zone: time zone in which hours of the day are counted.
         history_s: how long what baselines are learnt from is kept.
     """
@@ -107,6 +112,7 @@ class Config:
     sql: Path | None = None
     places: tuple[tuple[Network, str, str], ...] = ()
     place_files: tuple[str, ...] = ()
+    verify: Verification | None = None
     zone: str = "UTC"
     history_s: int = 28 * DAY_S
 
@@ -146,7 +152,7 @@ def load_config(path: Path) -> Config:
     top = _Section(path, "", document)
     top.known(
         "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql", "places",
-        "zone", "history",
+        "verify", "zone", "history",
     )  # fmt: skip
     sql = top.text("sql")
     tables, files = _place_files(top)
@@ -160,6 +166,7 @@ def load_config(path: Path) -> Config:
         sql=None if sql is None else path.parent / sql,
         places=tuple(one for table in tables for one in _places(table)),
         place_files=files,
+        verify=_verification(top),
         zone=_zone(top),
         history_s=top.seconds("history", most=HISTORY_DAYS_MAX * DAY_S)
         if "history" in top.values
@@ -174,6 +181,45 @@ def _zone(top: _Section) -> str:
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
         raise top.wrong("zone", f"there is no time zone {zone!r}", "write it like Europe/Berlin") from None  # fmt: skip
     return zone
+
+
+def _verification(top: _Section) -> Verification | None:
+    value = top.values.get("verify", False)
+    if isinstance(value, bool):
+        return Verification() if value else None
+    if isinstance(value, list):
+        value = {"domains": value}
+    if not isinstance(value, dict):
+        raise top.wrong("verify", f"{value!r} isn't allowed", "give true, domains, or a mapping")
+    section = _Section(top.path, "verify", value)
+    section.known("domains", "nameserver", "timeout")
+    domains = DOMAINS
+    if "domains" in value:
+        domains = tuple(text.lower().strip(".") for text in section.texts("domains"))
+        if not domains:
+            raise section.wrong("domains", "there are none", "leave it out for those of well-known search engines")  # fmt: skip
+        for domain in domains:
+            if not re.fullmatch(r"([\w-]+\.)+[\w-]+", domain, re.ASCII):
+                raise section.wrong("domains", f"{domain!r} isn't a domain", "write it like googlebot.com")  # fmt: skip
+    timeout_s = section.seconds("timeout", most=TIMEOUT_S_MAX) if "timeout" in value else 2
+    return Verification(domains, _nameserver(section), timeout_s)
+
+
+def _nameserver(section: _Section) -> tuple[str, int] | None:
+    text = section.text("nameserver")
+    if text is None:
+        return None
+    found = re.fullmatch(r"\[(.+)\](?::(\d{1,5}))?|([^:]+):(\d{1,5})", text, re.ASCII)
+    host, port = (
+        (text, "53") if found is None else (found[1] or found[3], found[2] or found[4] or "53")
+    )
+    try:
+        ip_address(host)
+        if not 1 <= int(port) <= 65_535:
+            raise ValueError(port)
+    except ValueError:
+        raise section.wrong("nameserver", f"{text!r} isn't an address", "write it like 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:53") from None  # fmt: skip
+    return host, int(port)
 
 
 def _place_files(top: _Section) -> tuple[list[Path], tuple[str, ...]]:
@@ -373,8 +419,12 @@ class _Section:
         text = str(self.values.get(name))
         found = seconds_of(text, most=most)
         if found is None:
-            raise self.wrong(name, f"{text!r} isn't a time", f"write it like 10 s, 5 min, 2 h or 1 day; {most // DAY_S} days at most")  # fmt: skip
+            raise self.wrong(name, f"{text!r} isn't a time", f"write it like 10 s, 5 min, 2 h or 1 day; {_spelt(most)} at most")  # fmt: skip
         return found
+
+
+def _spelt(seconds: int) -> str:
+    return f"{seconds // DAY_S} days" if seconds >= DAY_S else f"{seconds} s"
 
 
 def seconds_of(text: str, *, most: int) -> int | None:

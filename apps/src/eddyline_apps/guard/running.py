@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from eddyline_apps.guard.notifying import notify
 from eddyline_apps.guard.reading import Line, LogReader
+from eddyline_apps.guard.verifying import DNS
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
@@ -121,10 +122,12 @@ def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
             guard.tick(now)
             engine.advance()
             watch.freed(now, guard.release(now))
-            while admitted := guard.admit(now):
+            while (admitted := guard.admit(now)) or guard.unverified:
                 watch.admitted(now, admitted)
                 found.blocked.update({one.target: one for one in admitted})
                 engine.advance()
+            if watch.take_changed("by_hand"):
+                watch.decided(now, guard.decided())
             if watch.take_notes(guard, now):
                 engine.advance()
             if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
@@ -223,8 +226,9 @@ class _Watch:
     def decided(self, now: datetime, decisions: Sequence[Decided]) -> None:
         """Print what people have decided."""
         for one in decisions:
+            how = "verified" if one.who == DNS else "by hand"
             print(
-                f"{now:%FT%TZ} by hand: {one.action} {one.target} until {one.until}, "
+                f"{now:%FT%TZ} {how}: {one.action} {one.target} until {one.until}, "
                 f"{one.who}: {one.reason}",
                 flush=True,
             )

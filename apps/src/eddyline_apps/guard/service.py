@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from eddyline.answers.quick import quick_answer
+from eddyline.errors import ScriptError
 from eddyline.source.growing import Known
 from eddyline_apps import views
 from eddyline_apps.guard.config import Config
+from eddyline_apps.guard.decisions import ALLOW
 from eddyline_apps.guard.placing import SeenNetworks
-from eddyline_apps.guard.tables import LINES, TABLES, allowed_row, create, place_row, script
+from eddyline_apps.guard.tables import (
+    LINES,
+    TABLES,
+    allowed_row,
+    create,
+    parse_target,
+    place_row,
+    script,
+)
+from eddyline_apps.guard.verifying import DNS, LOOKUPS_MAX, Verifier
 
 if TYPE_CHECKING:
     from eddyline.api.engine import Engine
     from eddyline_apps.guard.reading import Line
+
+BUSIEST = 3
+"""So many addresses of a network are verified."""
 
 SETTLE_S = 60
 """An admission that the list doesn't show after so long has no evidence any more."""
@@ -68,6 +84,7 @@ class Guard:
     Attributes:
         views: by name.
         crowded: whether someone waits for a place on the list.
+        unverified: whether someone waits for the next round of look-ups of names.
 
     Raises:
         CatalogError: the storage has other views than the configuration.
@@ -99,6 +116,17 @@ class Guard:
         self._quiet: set[tuple[str, ...]] = set()
         self._history_cut: datetime | None = None
         self.crowded = True
+        self.unverified = False
+        self._verifier: Verifier | None = None
+        self._engines: dict[str, datetime] = {}  # verified, until when
+        if config.verify is not None:
+            if "by_hand" not in self.views:
+                raise ScriptError(
+                    "verify needs the views by_hand and exempt, which the configuration's views don't have",
+                    condition="BAD_CONFIG",
+                    hint="copy them from guard.sql, or leave verify out",
+                )
+            self._verifier = Verifier(config.verify)
 
     def _configure(self) -> None:
         """Make the tables of rules, settings and allowed networks those of the configuration."""
@@ -223,11 +251,13 @@ class Guard:
     def admit(self, now: datetime) -> list[Admission]:
         """Put who is waiting on the list, the gravest first, as many as a minute allows.
 
-        Networks come before addresses. An address of a network that is on the list isn't admitted.
+        Networks come before addresses. An address of a network that is on the list isn't admitted. Search engines
+        are allowed instead, if the configuration verifies them.
         """
         while self._admissions and now - self._admissions[0] >= timedelta(minutes=1):
             self._admissions.popleft()
         budget = self._config.new_blocks_per_minute - len(self._admissions)
+        self.unverified = False
         if budget <= 0:
             return []
         waiting = self._rows("waiting", "target", "network", "rule", "severity", "evidence")
@@ -235,16 +265,70 @@ class Guard:
         chosen: dict[str, Admission] = {}
         self.crowded = False
         for target, network, rule, _, evidence in waiting:
-            known = target in self._admitted or network in self._admitted or network in chosen
+            known = (
+                target in self._admitted
+                or network in self._admitted
+                or network in chosen
+                or self._engines.get(target, now) > now
+            )
             if not known and len(chosen) < budget:
                 chosen[target] = Admission(target, rule, evidence)
             self.crowded |= not known and target not in chosen
+        if chosen and self._verifier is not None:
+            chosen = self._verified(self._verifier, chosen, now)
         if chosen:
             rows = [(one.target, one.rule, one.evidence, now) for one in chosen.values()]
             self._tables["admissions"].upsert(rows)
             self._admitted |= dict.fromkeys(chosen, now)
             self._admissions += [now] * len(chosen)
         return list(chosen.values())
+
+    def _verified(
+        self, verifier: Verifier, chosen: Mapping[str, Admission], now: datetime
+    ) -> dict[str, Admission]:
+        """Return who isn't a search engine, as far as one round of look-ups goes; allow the others for a day."""
+        addresses: dict[str, list[str]] = {}
+        new = 0
+        for target in chosen:
+            some = self._addresses(target)
+            new += sum(not verifier.known(one, now) for one in some)
+            if new > LOOKUPS_MAX and addresses:
+                self.crowded = self.unverified = True
+                break
+            addresses[target] = some
+        answers = verifier.verify([one for some in addresses.values() for one in some], now)
+        kept, until = dict[str, Admission](), now + timedelta(days=1)
+        for target, some in addresses.items():
+            engines = {one: answers[one].name for one in some if answers[one].name}
+            if engines:
+                self._allow(engines, now, until)
+                self._engines[target] = until
+                continue
+            notes = "".join(f"; {answers[one].note}" for one in some if answers[one].note)
+            kept[target] = replace(chosen[target], evidence=chosen[target].evidence + notes)
+        return kept
+
+    def _allow(self, names: Mapping[str, str], now: datetime, until: datetime) -> None:
+        """Write who is allowed into the table of decisions, which the rules obey."""
+        rows = []
+        for address, name in names.items():
+            _, first, last = allowed_row(ip_network(address))
+            reason = f"{name}, and back"
+            rows.append((uuid.uuid4().hex, now, DNS, ALLOW, address, first, last, until, reason))
+        self._tables["decisions"].insert(rows)
+
+    def _addresses(self, target: str) -> list[str]:
+        """Return the addresses by which a target is verified: of a network its busiest."""
+        network = parse_target(target)
+        if network is None or network.num_addresses == 1:
+            return [] if network is None else [target]
+        if "address_rates" not in self.views:
+            return []
+        rows = self._engine.sql(  # the target is a network: it holds no quotes
+            f"SELECT address FROM address_rates WHERE network = '{target}' AND window_s = 300 "
+            f"GROUP BY address ORDER BY sum(requests) DESC, address LIMIT {BUSIEST}"
+        ).collect()
+        return [row.address for row in rows]
 
     def release(self, now: datetime) -> list[str]:
         """Remove the admissions of those who are no longer on the list; return them."""
