@@ -603,7 +603,7 @@ def test_search_engines_are_allowed_instead_of_blocked(guarded, tmp_path, monkey
         flood = [f"198.18.20.{n}" for n in (1, 2, 3, 4)]
         network = [*(f"203.0.115.{n % 100}" for n in range(600)), "203.0.115.7"]
         lines = [line(one, 800, "/x.png", status=403) for one in flood * 300]
-        lines += [line(one, 801, status=403) for one in network]
+        lines += [*(line(one, 801, status=403) for one in network), "no log line"]
         guarded.read(lines, 805)
         waiting = {row[0] for row in guarded.rows("SELECT target FROM waiting")}
         assert waiting == {*flood, "203.0.115.0/24"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eddyline.errors import ScriptError, missing_package
-from eddyline_apps.guard.tables import Network
+from eddyline_apps.guard.tables import RATED, Network
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.places import Places
 
@@ -28,7 +28,7 @@ BASELINE_QUANTILES = (*QUANTILES, 1)
 LEAST = 5
 """No limit may be below this: `guard.sql` doesn't look at windows of fewer requests."""
 
-PLACES = {4: (8, 24), 6: (16, 48)}
+PLACES = {4: (8, RATED[4]), 6: (16, RATED[6])}
 """The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
 
 MMDB = ".mmdb"

@@ -2,8 +2,8 @@
 --
 -- Tables that the command writes:
 --   place_history(slot_start, region, carrier, requests)  requests in 5 minutes; old rows are deleted
---   places(network, bits, bucket, first_key, last_key, region, carrier)  the file; keys as in offenders, bucket: the
---            first octet of IPv4, the first group of IPv6
+--   places(network, bits, bucket, first_key, last_key, region, carrier)  the files; keys as in offenders, bucket: of
+--            a /24, or /48 of IPv6, its first key; of others the first octet, or the first group of IPv6
 
 -- Where each network is: by the longest prefix that holds it.
 CREATE VIEW network_places AS
@@ -11,15 +11,18 @@ SELECT network, coalesce(max(place).region, 'unknown') AS region, coalesce(max(p
 FROM (
   SELECT n.network, struct(p.bits, p.region, p.carrier) AS place
   FROM (
-    SELECT
-      network,
-      CASE WHEN network LIKE '%.%' THEN split_part(network, '.', 1) ELSE lpad(split_part(network, ':', 1), 4, '0') END AS bucket,
-      CASE
-        WHEN network LIKE '%.%' THEN concat(repeat('0', 20), 'ffff', array_join(
-          transform(split(split_part(network, '/', 1), r'\.'), part -> lpad(lower(hex(CAST(part AS INT))), 2, '0')), ''))
-        ELSE concat(array_join(transform(split(split_part(network, '::', 1), ':'), part -> lpad(part, 4, '0')), ''), repeat('0', 20))
-      END AS first_key
-    FROM (SELECT DISTINCT network FROM network_rates WHERE window_s = 300)
+    SELECT network, first_key, explode(array(bucket, first_key)) AS bucket
+    FROM (
+      SELECT
+        network,
+        CASE WHEN network LIKE '%.%' THEN split_part(network, '.', 1) ELSE lpad(split_part(network, ':', 1), 4, '0') END AS bucket,
+        CASE
+          WHEN network LIKE '%.%' THEN concat(repeat('0', 20), 'ffff', array_join(
+            transform(split(split_part(network, '/', 1), r'\.'), part -> lpad(lower(hex(CAST(part AS INT))), 2, '0')), ''))
+          ELSE concat(array_join(transform(split(split_part(network, '::', 1), ':'), part -> lpad(part, 4, '0')), ''), repeat('0', 20))
+        END AS first_key
+      FROM (SELECT DISTINCT network FROM network_rates WHERE window_s = 300)
+    )
   ) n
   LEFT JOIN places p ON p.bucket = n.bucket AND p.first_key <= n.first_key AND n.first_key <= p.last_key
 )

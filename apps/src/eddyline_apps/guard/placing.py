@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline_apps.guard.config import PLACES
-from eddyline_apps.guard.tables import Network, parse_target, place_row
+from eddyline_apps.guard.tables import RATED, Network, parse_target, place_row
 from eddyline_apps.places import UNKNOWN, Places
 
 WORDS_MAX = 200_000
@@ -49,7 +48,7 @@ class SeenNetworks:
     def start(self, texts: Iterable[str]) -> list[tuple[object, ...]]:
         """Return the rows of networks that were seen in an earlier run, by these files."""
         known = {one for one in map(parse_target, texts) if one is not None}
-        longest = (one for one in known if one.prefixlen == PLACES[one.version][1])
+        longest = (one for one in known if one.prefixlen == RATED[one.version])
         kept = [one for one in longest if not self._is_own(one)]
         self._seen |= dict.fromkeys(kept)
         return [self._row(one) for one in kept]
@@ -89,8 +88,7 @@ class SeenNetworks:
 
     def _parsed(self, word: str) -> Network | None:
         try:
-            length = PLACES[ip_address(word).version][1]
-            network = ip_network(f"{word}/{length}", strict=False)
+            network = ip_network(f"{word}/{RATED[ip_address(word).version]}", strict=False)
         except ValueError:
             return None
         return None if self._is_own(network) else network

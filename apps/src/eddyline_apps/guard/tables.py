@@ -66,6 +66,8 @@ LINES = pa.schema(
 """The columns of `log_lines` in Arrow."""
 
 Network = IPv4Network | IPv6Network
+RATED = {4: 24, 6: 48}
+"""The prefixes of the networks whose rates the views have."""
 
 
 def script(name: str = "guard") -> str:
@@ -98,11 +100,13 @@ def place_row(network: Network, region: str, carrier: str) -> tuple[object, ...]
     """Return the row of `places` for a network.
 
     Example:
-        >>> place_row(ip_network("192.0.2.0/24"), "EU", "Example")[:3]
-        ('192.0.2.0/24', 24, '192')
+        >>> place_row(ip_network("192.0.0.0/16"), "EU", "Example")[:3]
+        ('192.0.0.0/16', 16, '192')
     """
     text, first, last = allowed_row(network)
     bucket = text.partition(".")[0] if network.version == 4 else first[:4]
+    if network.prefixlen == RATED[network.version]:
+        bucket = first  # found by equality: there may be many
     return (text, network.prefixlen, bucket, first, last, region, carrier)
 
 
