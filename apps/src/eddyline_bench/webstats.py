@@ -6,6 +6,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,10 @@ from eddyline.options import Options
 from eddyline.spark.processes import tree_rss
 from eddyline.storage.files import folder_size
 from eddyline_apps.traffic import Traffic
-from eddyline_apps.webstats.command import Run, create
+from eddyline_apps.webstats.command import create
+from eddyline_apps.webstats.inputs import Run, open_streams
 from eddyline_apps.webstats.places import define_place
-from eddyline_apps.webstats.views import HOST, define_key, queries, script, secret_of
+from eddyline_apps.webstats.views import define_key, queries, script, secret_of
 from eddyline_bench.measure import (
     Meter,
     ProcessMemory,
@@ -180,15 +182,19 @@ def run(*, rows: int = 1_000_000, repeat: int = SAMPLES, cores: int = 2) -> Load
         tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder,
     ):
         log, storage = Path(folder, "access.log"), Path(folder, "storage")
-        asked = Run((str(log),), "combined", HOST, ())
+        asked = Run((str(log),), "combined")
         log.touch()
         samples = list[Sample]()
         seconds = cpu = 0.0
         lines = part = 0
-        with Engine(str(storage), spark, Options(retain_epochs=RETAINED)) as engine:
+        with (
+            ExitStack() as queues,
+            Engine(str(storage), spark, Options(retain_epochs=RETAINED)) as engine,
+        ):
             define_key(engine.spark, secret_of(storage))
             define_place(engine.spark)
-            create(engine, asked, queries(script(asked.settings())))
+            open_streams(engine, asked, storage, queues)
+            create(engine, queries(script(asked.settings())))
             for text in many_sites(rows, min(PART_LINES, max(rows // repeat, 1))):
                 with log.open("a", encoding="utf-8") as file:
                     file.writelines(f"{one}\n" for one in text)

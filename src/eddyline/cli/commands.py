@@ -46,7 +46,7 @@ MODULES = (
 
 APPS = {
     "demo": "live web statistics over an access log, checked offline",
-    "webstats": "live statistics of web sites from their access logs, with a dashboard",
+    "webstats": "live statistics of web sites from access logs or a page script, with a dashboard",
     "etl": "log lines through a flaky service into PostgreSQL, with live views",
     "cdc": "tables of PostgreSQL, live views on them, and three targets, with all killed meanwhile",
     "guard": "a block list for web servers, from live request rates of their access logs",

@@ -25,6 +25,8 @@ class AppServer:
         host: address to bind. Only addresses other than loopback can be reached from other
             machines; the connection is not encrypted.
         port: port to bind; 0 for any free one.
+        proxy_headers: a proxy on this machine may name the client by `X-Forwarded-For`; if not, the client is
+            the other end of the connection.
 
     Attributes:
         url: the address under which it can be reached from this machine.
@@ -33,7 +35,15 @@ class AppServer:
         EngineError: NO_ADDRESS: the address can't be bound.
     """
 
-    def __init__(self, app: Any, name: str, *, host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(
+        self,
+        app: Any,
+        name: str,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        proxy_headers: bool = True,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -54,6 +64,7 @@ class AppServer:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=proxy_headers,
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=5,
                 ws="none",

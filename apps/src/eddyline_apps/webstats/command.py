@@ -1,13 +1,12 @@
-"""`eddyline webstats`: live statistics of web sites from their access logs, with a dashboard.
+"""`eddyline webstats`: live statistics of web sites from their access logs or a page script, with a dashboard.
 
 The logs are followed by `USING tail`: each line counts once, however files are rotated, and also over
-restarts and crashes of this command.
+restarts and crashes of this command. So does each beacon that has been acknowledged.
 """
 
 from __future__ import annotations
 
 import glob
-import json
 import signal
 import sys
 import tempfile
@@ -15,17 +14,20 @@ import warnings
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from eddyline.arguments import check_number
+from eddyline.arguments import check_number, wrong_argument
 from eddyline.cli.text import layout
 from eddyline.errors import DataError, StateGrowthWarning, StorageError
+from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import Producer
 from eddyline.source.compression import open_file
-from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect, named
+from eddyline_apps.webstats.inputs import BEACONS, Run, Sites, open_streams, store_run, stored_run
+from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect
 from eddyline_apps.webstats.places import (
     PLACE,
     Period,
@@ -34,15 +36,7 @@ from eddyline_apps.webstats.places import (
     keep_files,
     kept_periods,
 )
-from eddyline_apps.webstats.views import (
-    HOST,
-    Settings,
-    define_key,
-    queries,
-    script,
-    secret_of,
-    template,
-)
+from eddyline_apps.webstats.views import define_key, queries, script, secret_of, template
 
 if TYPE_CHECKING:
     import argparse
@@ -50,10 +44,11 @@ if TYPE_CHECKING:
     from eddyline.api.engine import Engine
     from eddyline.runtime.progress import Progress
 
-RUN_FILE = "webstats.json"
-STREAM = "log_{}"
-COLUMNS = "value STRING, line BIGINT, file STRING"
+LOOPBACK = "127.0.0.1"
 PORT = 8421
+BEACON_PORT = 8422
+PROXIES_MAX = 10
+PORT_MAX = 65_535
 INTERVAL_S = 0.5
 DAYS_SHOWN_MAX = 12
 
@@ -77,8 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--site-from",
         metavar="host|file|PATTERN",
-        default=HOST,
-        help="where the site of a line is: its virtual host, its file, or {site} in a pattern of the path",
+        help="where the site of a line is: its virtual host, its file, or {site} in a pattern of the path (default: host)",
     )
     parser.add_argument(
         "--zone",
@@ -93,6 +87,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         help="files of countries and of carriers in MaxMind's format (.mmdb), to count requests by them",
+    )
+    parser.add_argument(
+        "--site",
+        metavar="HOST",
+        nargs="+",
+        help="take beacons of the page script from pages of these sites, such as www.example.org or *.example.org",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="[HOST:]PORT",
+        default=f"{LOOPBACK}:{BEACON_PORT}",
+        help=f"where the page script and its beacons are served (default: {LOOPBACK}:{BEACON_PORT})",
+    )
+    parser.add_argument(
+        "--proxies",
+        type=int,
+        metavar="N",
+        help="proxies in front of that, each of which appends to X-Forwarded-For (default: 0, the header is ignored)",
     )
     parser.add_argument(
         "--storage",
@@ -122,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from eddyline.api.engine import Engine  # imported late: it takes a second
 
+    listen = address_of(args.listen)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         storage = args.storage or Path(
@@ -132,11 +145,16 @@ def run(args: argparse.Namespace) -> int:
         text = args.views.read_text(encoding="utf-8") if args.views else None
         views = queries(script(asked.settings(), text))
         secret = secret_of(storage)
+        queues = stack.enter_context(ExitStack())  # closed after the engine, which reads them
         engine = stack.enter_context(Engine(str(storage)))
         define_key(engine.spark, secret)
         define_place(engine.spark, engine.files, _periods(engine, args.places, views))
-        create(engine, asked, views)
+        open_streams(engine, asked, storage, queues)
+        create(engine, views)
         port = PORT if args.port is None and args.follow else args.port
+        if port is not None and asked.sites:
+            address = take_beacons(asked, storage, secret, stack, listen)
+            print(f"page script: {address}", flush=True)
         if port is not None:
             print(f"dashboard: {serve(engine, stack, port)}", flush=True)
         with suppress(KeyboardInterrupt):
@@ -189,80 +207,40 @@ def _work(engine: Engine, args: argparse.Namespace, *, wait: bool) -> int:
     return code
 
 
-# --- what a storage was made for ---
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the logs of a storage are, and how they are read. It stays the same as long as the storage does.
-
-    Attributes:
-        logs: absolute paths or globs.
-        log_format: what `named` takes.
-        site_from: see `Settings`.
-        zones: pairs of a site and its zone, see `Settings`.
-    """
-
-    logs: tuple[str, ...]
-    log_format: str
-    site_from: str
-    zones: tuple[tuple[str, str], ...]
-
-    def settings(self) -> Settings:
-        """Return how lines are parsed."""
-        count = len(self.logs)
-        parts = " UNION ALL ".join(
-            f"SELECT value AS line, line * {count} + {place} AS seq, file FROM {STREAM.format(place + 1)}"
-            for place in range(count)
-        )
-        return Settings(named(self.log_format), self.site_from, dict(self.zones), f"({parts})")
+# --- what is asked for ---
 
 
 def _asked(args: argparse.Namespace, storage: Path) -> Run:
-    """Return the run of a storage, which must be what the arguments ask for; write it if there is none."""
-    path = storage / RUN_FILE
-    known = None
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known = Run(
-            tuple(found["logs"]),
-            found["log_format"],
-            found["site_from"],
-            tuple(map(tuple, found["zones"])),
-        )
-    elif storage.is_dir() and any(storage.iterdir()):
-        raise StorageError(
-            "the folder holds something else",
-            condition="STORAGE_NOT_EMPTY",
-            hint="give an empty or a new folder, or one of this command",
-            storage=storage,
-        )
-    if not args.log:
-        if known:
-            return known
+    """Return the run of a storage, which must be what the arguments ask for; write it if it is new.
+
+    What isn't given stays as it is.
+    """
+    known = stored_run(storage)
+    given: dict[str, Any] = {}
+    if args.log:
+        given["logs"] = tuple(dict.fromkeys(str(Path(log).absolute()) for log in args.log))
+    if args.log_format:
+        given["log_format"] = args.log_format
+    if args.site_from:
+        given["site_from"] = args.site_from
+    if args.zone:
+        given["zones"] = tuple(sorted(map(_zone, args.zone)))
+    if args.site:
+        given["sites"] = tuple(dict.fromkeys(site.lower() for site in args.site))
+        Sites(given["sites"])  # refuses what is none
+    if args.proxies is not None:
+        check_number("proxies", args.proxies, 0, PROXIES_MAX)
+        given["proxies"] = args.proxies
+    run = replace(known or Run(), **given)
+    if not run.logs and not run.sites:
         raise DataError(
-            "no log is given", condition="LOG_NOT_READABLE", hint="give files or globs after --log"
+            "there is no input",
+            condition="LOG_NOT_READABLE",
+            hint="give files or globs after --log, or after --site the sites that have the page script",
         )
-    logs = tuple(dict.fromkeys(str(Path(log).absolute()) for log in args.log))
-    log_format = args.log_format or (known.log_format if known else _detected(logs))
-    run = Run(logs, log_format, args.site_from, tuple(sorted(map(_zone, args.zone))))
-    if known is None:
-        run.settings()  # refuses what can't be used, before anything is written
-        storage.mkdir(parents=True, exist_ok=True)
-        document = {
-            "logs": run.logs,
-            "log_format": run.log_format,
-            "site_from": run.site_from,
-            "zones": run.zones,
-        }
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    elif known != run:
-        raise StorageError(
-            f"the storage was made for other arguments, which {path} lists",
-            condition="OTHER_RUN",
-            hint="give those, or none but --storage; or a new folder",
-            storage=storage,
-        )
+    if run.logs and not run.log_format:
+        run = replace(run, log_format=_detected(run.logs))
+    store_run(storage, run, known)
     return run
 
 
@@ -300,18 +278,45 @@ def _first_lines(log: str) -> list[str]:
     return lines
 
 
-def create(engine: Engine, asked: Run, views: dict[str, str]) -> None:
-    """Create the streams and the views that the storage doesn't have yet."""
+def create(engine: Engine, views: dict[str, str]) -> None:
+    """Create the views that the storage doesn't have yet."""
     have = {view["name"] for view in engine.status()["views"]}
-    sources = {source["name"] for source in engine.status()["sources"]}
-    for place, log in enumerate(asked.logs, start=1):
-        if STREAM.format(place) not in sources:
-            engine.create_stream(STREAM.format(place), COLUMNS, "tail", {"path": log})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StateGrowthWarning)  # docs/webstats.md tells what grows
         for name, query in views.items():
             if name not in have:
                 engine.view(name, query)
+
+
+def take_beacons(
+    run: Run, storage: Path, secret: str, stack: ExitStack, address: tuple[str, int]
+) -> str:
+    """Take the beacons of a run's sites until the stack is closed; return the address of the script."""
+    # importing it needs packages that may be missing
+    from eddyline_apps.webstats.beacons import SCRIPT_PATH, Beacons, BeaconServer
+
+    host, port = address
+    producer = Producer(LogBackend(storage / BEACONS))
+    beacons = Beacons(producer, secret, Sites(run.sites), proxies=run.proxies)
+    server = BeaconServer(beacons, host=host, port=port)
+    stack.enter_context(server)
+    return server.url + SCRIPT_PATH
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Return host and port of `[HOST:]PORT`.
+
+    Example:
+        >>> address_of("8422"), address_of("[::]:80")
+        (('127.0.0.1', 8422), ('::', 80))
+
+    Raises:
+        EngineError: BAD_OPTION: it has no port.
+    """
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise wrong_argument("listen", listen, "give a port, or an address and a port: 0.0.0.0:80")
+    return host.strip("[]") or LOOPBACK, int(port)
 
 
 def serve(engine: Engine, stack: ExitStack, port: int) -> str:
@@ -321,7 +326,7 @@ def serve(engine: Engine, stack: ExitStack, port: int) -> str:
     from eddyline.options import Options
     from eddyline_apps.webstats.dashboard import DASHBOARD, PATH
 
-    check_number("port", port, 0, 65_535)
+    check_number("port", port, 0, PORT_MAX)
     sql = partial(engine.sql, confined=True)
     options = Options.from_environment()
     console = Console(engine.files, options, port=port, sql=sql, additions=(DASHBOARD,))

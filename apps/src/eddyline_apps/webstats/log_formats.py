@@ -269,6 +269,26 @@ TRAEFIK = LogFormat(
         "seconds": "CAST(try_cast(f.Duration AS DOUBLE) / 1000000000 AS STRING)",
     },
 )
+_BEACON = (
+    "time STRING, site STRING, host STRING, agent STRING, path STRING, referrer STRING, ms STRING"
+)
+BEACON = LogFormat(
+    "beacon",
+    f"from_json(line, '{_BEACON}')",
+    {
+        "ts": epoch("f.time", 1),
+        "zone": "'+00:00'",
+        "site": "f.site",
+        "host": "f.host",
+        "method": "'GET'",
+        "path": "f.path",
+        "status": "'200'",
+        "referer": "f.referrer",
+        "agent": "f.agent",
+        "seconds": "CAST(try_cast(f.ms AS DOUBLE) / 1000 AS STRING)",
+    },
+)
+"""What the endpoint of the page script stores: a page view as JSON, its time in microseconds since 1970."""
 
 
 # --- lines of the fields that a header names ---

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.api.script import CreateView, parse_script
 from eddyline.errors import DataError
-from eddyline_apps.webstats.log_formats import LogFormat
+from eddyline_apps.webstats.log_formats import BEACON, LogFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,13 +36,16 @@ class Settings:
             `.log`, `access` and what rotation appends; else a path with `{site}` in the place of the site.
         zones: time zones of sites, such as `Europe/Berlin`; that of the key `""` is for all others.
             Without one a day is that of the log's clock.
-        relation: what holds the lines, with the columns of `SCHEMA`: a name, or a SELECT in parentheses.
+        relation: what holds the lines, with the columns of `SCHEMA`: a name, or a SELECT in parentheses;
+            empty: there are none.
+        beacons: the same for the beacons of the page script, whose format and site are their own.
     """
 
     log_format: LogFormat
     site_from: str = HOST
     zones: Mapping[str, str] = field(default_factory=dict)
     relation: str = INPUT
+    beacons: str = ""
 
 
 def template() -> str:
@@ -65,7 +68,6 @@ def queries(text: str) -> dict[str, str]:
 
 
 def _parsed(settings: Settings) -> str:
-    parsed = settings.log_format.query(settings.relation, keep=("seq", "file"))
     zone = "zone"
     if settings.zones:
         own = [name for name in settings.zones if name]
@@ -74,10 +76,16 @@ def _parsed(settings: Settings) -> str:
             f" WHEN {_literal(name)} THEN {_literal(settings.zones[name])}" for name in own
         )
         zone = f"CASE site{cases} ELSE {other} END" if own else other
-    return (
-        f"SELECT * EXCEPT (zone), {zone} AS zone\n"
-        f"FROM (SELECT * EXCEPT (site), {_site(settings.site_from)} AS site FROM (\n{parsed}\n))"
-    )
+    parts = []
+    for relation, log_format, site in (
+        (settings.relation, settings.log_format, _site(settings.site_from)),
+        (settings.beacons, BEACON, "site"),
+    ):
+        if relation:
+            parsed = log_format.query(relation, keep=("seq", "file"))
+            parts.append(f"SELECT * EXCEPT (site), {site} AS site FROM (\n{parsed}\n)")
+    lines = "\nUNION ALL\n".join(parts)
+    return f"SELECT * EXCEPT (zone), {zone} AS zone\nFROM ({lines})"
 
 
 def _site(site_from: str) -> str:
