@@ -182,7 +182,7 @@ def run(*, rows: int = 1_000_000, repeat: int = SAMPLES, cores: int = 2) -> Load
         tempfile.TemporaryDirectory(prefix="eddyline-bench-") as folder,
     ):
         log, storage = Path(folder, "access.log"), Path(folder, "storage")
-        asked = Run((str(log),), "combined")
+        asked = Run((str(log),), log_format="combined")
         log.touch()
         samples = list[Sample]()
         seconds = cpu = 0.0

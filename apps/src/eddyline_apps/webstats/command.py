@@ -27,7 +27,7 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
 from eddyline.source.compression import open_file
 from eddyline_apps.webstats.inputs import BEACONS, Run, Sites, open_streams, store_run, stored_run
-from eddyline_apps.webstats.log_formats import SAMPLE_LINES, detect
+from eddyline_apps.webstats.log_formats import COMBINED, SAMPLE_LINES, detect
 from eddyline_apps.webstats.places import (
     PLACE,
     Period,
@@ -62,12 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="access logs: files, plain or compressed, or globs that cover the names of rotated ones",
     )
     parser.add_argument(
+        "--queue",
+        metavar="DIR",
+        nargs="+",
+        help="data queues whose records are lines of logs, such as `eddyline ingest` fills",
+    )
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="brokers of the topics")
+    parser.add_argument(
+        "--topic", metavar="NAME", nargs="+", help="topics whose values are lines of logs"
+    )
+    parser.add_argument(
         "--follow", action="store_true", help="go on with what is written, until Ctrl-C"
     )
     parser.add_argument(
         "--log-format",
         metavar="FORMAT",
-        help="a name, or the format string of nginx or Apache (default: told from the first lines)",
+        help="a name, or the format string of nginx or Apache (default: told from the first lines of files, else combined)",
     )
     parser.add_argument(
         "--site-from",
@@ -219,6 +229,12 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
     given: dict[str, Any] = {}
     if args.log:
         given["logs"] = tuple(dict.fromkeys(str(Path(log).absolute()) for log in args.log))
+    if args.queue:
+        given["queues"] = tuple(dict.fromkeys(str(Path(one).absolute()) for one in args.queue))
+    if args.kafka:
+        given["brokers"] = args.kafka
+    if args.topic:
+        given["topics"] = tuple(dict.fromkeys(args.topic))
     if args.log_format:
         given["log_format"] = args.log_format
     if args.site_from:
@@ -232,14 +248,20 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
         check_number("proxies", args.proxies, 0, PROXIES_MAX)
         given["proxies"] = args.proxies
     run = replace(known or Run(), **given)
-    if not run.logs and not run.sites:
+    if bool(run.brokers) != bool(run.topics):
+        raise DataError(
+            "a topic is on brokers, and brokers have topics",
+            condition="BAD_OPTION",
+            hint="give --kafka HOST:PORT and --topic NAME together",
+        )
+    if not run.lines and not run.sites:
         raise DataError(
             "there is no input",
             condition="LOG_NOT_READABLE",
-            hint="give files or globs after --log, or after --site the sites that have the page script",
+            hint="give files or globs after --log; or --queue, --kafka with --topic, or --site",
         )
-    if run.logs and not run.log_format:
-        run = replace(run, log_format=_detected(run.logs))
+    if run.lines and not run.log_format:
+        run = replace(run, log_format=_detected(run.logs) if run.logs else COMBINED.name)
     store_run(storage, run, known)
     return run
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,15 @@ if TYPE_CHECKING:
 
 RUN_FILE = "webstats.json"
 STREAM = "log_{}"
+TAIL, QUEUE, KAFKA = "tail", "queue", "kafka"
 COLUMNS = "value STRING, line BIGINT, file STRING"
 BEACONS = "beacons"
 """The stream of the page script's beacons, and the folder of their queue in the storage."""
 
+RECORD = r"rtrim('\r\n', make_valid_utf8(CAST(value AS STRING)))"
+"""The line in a record of Kafka. What isn't UTF-8 is replaced, as in lines of files."""
+PARTITIONS = 10_000
+"""More than a topic has."""
 NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -40,7 +45,10 @@ class Run:
 
     Attributes:
         logs: absolute paths or globs.
-        log_format: what `named` takes; empty without logs and queues.
+        queues: absolute paths of queues of lines.
+        brokers: addresses of brokers of Kafka, such as `host:9092`.
+        topics: topics of lines on these brokers.
+        log_format: what `named` takes; empty without any of these.
         site_from: see `Settings`.
         zones: pairs of a site and its zone, see `Settings`.
         sites: whose pages have the page script; none: there is no input of that kind.
@@ -48,6 +56,9 @@ class Run:
     """
 
     logs: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    brokers: str = ""
+    topics: tuple[str, ...] = ()
     log_format: str = ""
     site_from: str = HOST
     zones: tuple[tuple[str, str], ...] = ()
@@ -55,20 +66,31 @@ class Run:
     proxies: int = 0
 
     @property
-    def fixed(self) -> tuple[object, ...]:
-        """What can't be changed any more."""
-        return (self.logs, self.log_format, self.site_from, self.zones, bool(self.sites))
+    def fixed(self) -> Run:
+        """The run without what may be changed; whether there are sites may not."""
+        return replace(self, sites=self.sites and ("*",), proxies=0)
+
+    @property
+    def lines(self) -> list[tuple[str, str, str]]:
+        """The inputs of lines: stream, kind and place of each."""
+        kinds = ((TAIL, self.logs), (QUEUE, self.queues), (KAFKA, self.topics))
+        found = [(kind, place) for kind, places in kinds for place in places]
+        return [(STREAM.format(number), *one) for number, one in enumerate(found, start=1)]
 
     def settings(self) -> Settings:
         """Return how lines are parsed."""
-        count = len(self.logs)
-        relation = _union(
-            f"SELECT value AS line, line * {count} + {place} AS seq, file FROM {STREAM.format(place + 1)}"
-            for place in range(count)
-        )
+        lines = self.lines
+        parts = []
+        for place, (stream, kind, _) in enumerate(lines):
+            if kind == KAFKA:
+                line, number, file = RECORD, f"(offset * {PARTITIONS} + partition)", "topic"
+            else:
+                line, number, file = "value", "line", "file"
+            part = f"SELECT {line} AS line, {number} * {len(lines)} + {place} AS seq, {file} AS file FROM {stream}"
+            parts.append(f"{part} WHERE value IS NOT NULL" if kind == KAFKA else part)
         beacons = f"(SELECT value AS line, line AS seq, file FROM {BEACONS})" if self.sites else ""
         log_format = named(self.log_format) if self.log_format else COMBINED
-        return Settings(log_format, self.site_from, dict(self.zones), relation, beacons)
+        return Settings(log_format, self.site_from, dict(self.zones), _union(parts), beacons)
 
 
 def _union(parts: Iterable[str]) -> str:
@@ -178,9 +200,14 @@ def open_streams(engine: Engine, run: Run, storage: Path, queues: ExitStack) -> 
         queues: closes the queues; must be closed after the engine.
     """
     have = {source["name"] for source in engine.status()["sources"]}
-    for place, log in enumerate(run.logs, start=1):
-        if STREAM.format(place) not in have:
-            engine.create_stream(STREAM.format(place), COLUMNS, "tail", {"path": log})
+    for stream, kind, place in run.lines:
+        if kind == QUEUE:
+            connect(engine, stream, Path(place), queues)
+        elif stream not in have and kind == TAIL:
+            engine.create_stream(stream, COLUMNS, kind, {"path": place})
+        elif stream not in have:
+            options = {"kafka.bootstrap.servers": run.brokers, "subscribe": place}
+            engine.create_stream(stream, None, kind, options)
     if run.sites:
         connect(engine, BEACONS, storage / BEACONS, queues)
 
