@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from eddyline.api.script import CreateView, parse_script
 from eddyline.errors import DataError
 from eddyline_apps.webstats.log_formats import BEACON, LogFormat
+from eddyline_apps.webstats.programs import is_program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ SCHEMA = "line STRING, seq BIGINT, file STRING"
 KEY_FILE = "webstats-secret"
 HOST, FILE = "host", "file"
 SITE = "{site}"
+PROGRAM = "{is_program}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class Settings:
 
 
 def template() -> str:
-    """Return the text of `views.sql`, in which `{parsed_lines}` stands for the SELECT that parses lines."""
+    """Return the text of `views.sql`, with two placeholders.
+
+    `{parsed_lines}` stands for the SELECT that parses lines, `{is_program}` for the condition of `is_program`.
+    """
     return resources.files(__package__).joinpath("views.sql").read_text(encoding="utf-8")
 
 
@@ -59,7 +64,8 @@ def script(settings: Settings, text: str | None = None) -> str:
     Args:
         text: what to use in place of `template()`.
     """
-    return (text or template()).replace("{parsed_lines}", _parsed(settings))
+    known = (text or template()).replace(PROGRAM, is_program("ua", "coalesce(agent, '')"))
+    return known.replace("{parsed_lines}", _parsed(settings))
 
 
 def queries(text: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
 --
 -- Input: in `WITH parsed_lines` stands the SELECT that parses the lines of the log (webstats/log_formats.py). It
 -- has the columns seq, line, ts, zone, site, host, user, cookie, method, path, status, bytes, referer,
--- agent and seconds; ts is null in malformed lines.
+-- agent and seconds; ts is null in malformed lines. In `is_program` stands the condition that the user agent `agent`, in
+-- lower case `ua`, is one of a program (webstats/programs.py).
 --
 -- webstats_key(salt, value) is a hash with the storage's secret. webstats_place(host, seq) gives the country and the
 -- carrier of a client by the files after --places, or null. Nothing else of a client's address, login, cookie
@@ -80,8 +81,8 @@ SELECT
   END AS device,
   place.country AS country,
   place.carrier AS carrier,
-  -- programs that say so: by a word, by an address, or by a name without the `Mozilla/5.0 (...)` of browsers
-  regexp_like(ua, r'bot|crawl|spider|slurp|scrap|fetch|archive|preview|monitor|uptime|pingdom|check|scan|probe|feed|rss|validat|https?://|www\.|@|\.com\b|^[^ /]+/?[\w.]*$|curl|wget|python|perl|java/|php|ruby|go-http|okhttp|axios|node|http-?client|libwww|aiohttp|headless|lighthouse|phantomjs|selenium|playwright|facebookexternalhit|whatsapp|telegram|discord|slack|embedly|pinterest|google-|apis-google|mediapartners|bing|yandex|baidu|ahrefs|semrush|qwant|search|seo|link|audit|agent|gpt|claude|perplexity|zgrab|httrack')
+  -- programs: by a word, by an address, by a name without the `Mozilla/5.0 (...)` of browsers, or by a name of the list
+  {is_program}
     AS is_bot,
   webstats_key(CAST(CAST(clock AS DATE) AS STRING), client) AS visitor,
   CASE WHEN hour(clock) < 6
