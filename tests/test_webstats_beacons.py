@@ -2,12 +2,14 @@
 
 import http.client
 import json
+import re
 import signal
 import socket
 import threading
 import time
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
@@ -17,7 +19,9 @@ from eddyline.errors import DataError, EddylineError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.testing import FaultyFiles
-from eddyline_apps.processes import free_port
+from eddyline_apps.processes import free_port, listens
+from processes import Child
+from test_guard_nginx import NGINX
 from test_webstats_command import Follower, webstats
 from waiting import PATIENCE_S, until
 
@@ -42,6 +46,23 @@ AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 NOW_NS = 1_790_000_000_123_456_789
 VIEW = {"path": "/a?b=c", "referrer": "https://other.example/secret?q=1", "ms": 321}
 UNREAD_MAX = 5
+PAGE = (Path(__file__).parents[1] / "docs/webstats.md").read_text()
+NGINX_SETUP = """
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {part}
+}}
+"""
 
 
 @pytest.fixture
@@ -91,6 +112,7 @@ def test_the_script_is_small_and_any_page_may_load_it(serve):
     status, headers, body = ask(serve(), SCRIPT_PATH)
     assert (status, body) == (200, page_script())
     assert len(body) <= SCRIPT_BYTES_MAX == 1024
+    assert f"of {len(body):,} bytes" in PAGE
     assert headers["content-type"].startswith("text/javascript")
     assert headers["cross-origin-resource-policy"] == "cross-origin"
     assert headers["access-control-allow-origin"] == "*"
@@ -245,6 +267,36 @@ def test_a_header_names_the_client_only_when_a_proxy_has_written_it(
 ):
     assert send(serve(proxies=proxies), X_Forwarded_For=header)[0] == 204
     assert stored(queue)[0]["host"] == hashed(SECRET, "address", address)
+
+
+@pytest.mark.skipif(NGINX is None, reason="needs nginx: `make nginx` fetches it")
+def test_the_proxy_of_the_page_names_clients_and_limits_them(serve, queue, tmp_path):
+    url, port = serve(proxies=1), free_port()
+    (part,) = re.findall(r"^limit_req_zone.*?^}$", PAGE, re.DOTALL | re.MULTILINE)
+    part = part.replace("http://127.0.0.1:8422", url)
+    part = part.replace("server_name stats.example.org;", f"listen 127.0.0.1:{port};")
+    (tmp_path / "nginx.conf").write_text(NGINX_SETUP.format(folder=tmp_path, part=part))
+    command = [NGINX, "-e", f"{tmp_path}/error.log", "-c", f"{tmp_path}/nginx.conf"]
+    proxy, nginx = f"http://127.0.0.1:{port}", Child(command, tmp_path / "errors")
+    try:
+        until(lambda: listens(port), nginx.last_words)
+        assert ask(proxy, SCRIPT_PATH)[2] == page_script()
+        assert send(proxy, X_Forwarded_For="6.6.6.6")[0] == 204
+        assert send(proxy, b" " * (BODY_BYTES_MAX + 1))[0] == 413
+        assert ask(proxy, "/")[0] == 404
+        answers = []
+        many = [threading.Thread(target=lambda: answers.append(send(proxy))) for _ in range(100)]
+        for one in many:
+            one.start()
+        for one in many:
+            one.join()
+        by_proxy = [status for status, _, body in answers if b"nginx" in body]
+        assert by_proxy
+        assert set(by_proxy) == {503}
+    finally:
+        nginx.kill()
+    first, *_ = stored(queue)
+    assert first["host"] == hashed(SECRET, "address", "127.0.0.1")  # of the proxy's client
 
 
 @pytest.mark.parametrize("name", ["https://www.example.org", "*", "a/b", "*.*.org", ""])

@@ -4,11 +4,11 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from eddyline.errors import DataError
+from eddyline.errors import DataError, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
 from eddyline_apps.webstats import command
@@ -81,6 +81,23 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert stored_run(tmp_path / "storage") == Run(
         ("/a",), log_format="combined", zones=(("", "UTC"),)
     )
+
+
+def test_only_sites_and_proxies_of_a_storage_change(tmp_path):
+    storage, run = tmp_path / "storage", Run(("/a",), log_format="combined", sites=("a.example",))
+    store_run(storage, run, None)
+    changed = replace(run, sites=("b.example", "*.example"), proxies=1)
+    store_run(storage, changed, run)
+    assert stored_run(storage) == changed
+    for other in (
+        replace(changed, sites=()),
+        replace(changed, logs=("/b",)),
+        replace(changed, queues=("/q",)),
+        replace(changed, zones=(("", "UTC"),)),
+    ):
+        with pytest.raises(StorageError, match="OTHER_RUN"):
+            store_run(storage, other, changed)
+    assert stored_run(storage) == changed
 
 
 # --- for real ---
