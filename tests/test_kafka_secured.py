@@ -16,6 +16,7 @@ import eddyline as el
 from broker import SecuredBroker
 from eddyline.errors import EddylineError
 from kafka_topics import Topic
+from test_webstats_command import webstats
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
@@ -81,3 +82,28 @@ def test_a_password_over_tls(
     for file in storage.rglob("*"):
         if file.is_file():
             assert broker.PASSWORD.encode() not in file.read_bytes()
+
+
+def test_web_statistics_read_lines_over_tls(
+    broker: SecuredBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines, storage = Topic(broker), tmp_path / "storage"
+    lines.send('127.0.0.1 - - [01/Aug/2026:06:00:00 +0000] "GET /a HTTP/1.1" 200 12')
+    monkeypatch.setenv("BROKER", broker.PASSWORD)
+    settings = [
+        "security.protocol=SASL_SSL",
+        f"ssl.ca.location={broker.authority}",
+        "sasl.mechanism=PLAIN",
+        "sasl.username=reader",
+        "sasl.password=${env:BROKER}",
+    ]
+    options = [word for one in settings for word in ("--kafka-option", one)]
+    topic = ("--kafka", broker.secured, "--topic", lines.name, *options)
+    assert webstats(*topic, "--storage", storage) == 0
+    assert "epoch" in capsys.readouterr().out
+    with el.Engine(storage) as engine:
+        assert engine.sql("SELECT path FROM requests").first().path == "/a"
+    assert broker.PASSWORD not in (storage / "webstats.json").read_text()

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from eddyline.errors import DataError, StorageError
+from eddyline.errors import EddylineError, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
 from eddyline_apps.webstats import command
@@ -18,6 +18,7 @@ from eddyline_apps.webstats.views import define_key, queries, script, secret_of
 from test_web_statistics import line
 from test_webstats_command import webstats
 
+KAFKA = ("--kafka", "127.0.0.1:1", "--topic", "lines")
 VIEWS = ("requests", "malformed_lines")
 
 
@@ -57,12 +58,15 @@ def malformed(engine):
     [
         (["--kafka", "127.0.0.1:1"], "BAD_OPTION"),
         (["--topic", "lines"], "BAD_OPTION"),
+        (["--queue", "q", "--kafka-option", "a=b"], "BAD_OPTION"),
+        ([*KAFKA, "--kafka-option", "sasl.username"], "BAD_OPTION"),
+        ([*KAFKA, "--kafka-option", "SASL.password=clear"], "BAD_OPTION"),
         (["--queue", "q", "--log-format", "nonsense"], "LOG_FORMAT_UNKNOWN"),
     ],
 )
 def test_arguments_that_name_no_input_are_refused(arguments, condition, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(EddylineError) as caught:
         webstats(*arguments, "--storage", "storage")
     assert caught.value.condition == condition
     assert list(tmp_path.iterdir()) == []
@@ -70,7 +74,7 @@ def test_arguments_that_name_no_input_are_refused(arguments, condition, tmp_path
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
     run = Run(
-        ("/a", "/b"), ("/q",), "host:9092", ("t",), "combined", "file",
+        ("/a", "/b"), ("/q",), "host:9092", ("t",), (("security.protocol", "SSL"),), "combined", "file",
         (("", "UTC"), ("a", "Asia/Kathmandu")), ("a.example",), 2,
     )  # fmt: skip
     store_run(tmp_path / "storage", run, None)

@@ -25,6 +25,7 @@ from eddyline.cli.text import layout
 from eddyline.errors import DataError, StateGrowthWarning, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
+from eddyline.sink.secrets import check_secrets
 from eddyline.source.compression import open_file
 from eddyline_apps.webstats.inputs import BEACONS, Run, Sites, open_streams, store_run, stored_run
 from eddyline_apps.webstats.log_formats import COMBINED, SAMPLE_LINES, detect
@@ -70,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kafka", metavar="HOST:PORT", help="brokers of the topics")
     parser.add_argument(
         "--topic", metavar="NAME", nargs="+", help="topics whose values are lines of logs"
+    )
+    parser.add_argument(
+        "--kafka-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a setting of its client, such as security.protocol=SASL_SSL; secrets as ${env:NAME} or ${file:PATH}",
     )
     parser.add_argument(
         "--follow", action="store_true", help="go on with what is written, until Ctrl-C"
@@ -235,6 +243,8 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
         given["brokers"] = args.kafka
     if args.topic:
         given["topics"] = tuple(dict.fromkeys(args.topic))
+    if args.kafka_option:
+        given["client"] = _client(args.kafka_option)
     if args.log_format:
         given["log_format"] = args.log_format
     if args.site_from:
@@ -248,7 +258,7 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
         check_number("proxies", args.proxies, 0, PROXIES_MAX)
         given["proxies"] = args.proxies
     run = replace(known or Run(), **given)
-    if bool(run.brokers) != bool(run.topics):
+    if bool(run.brokers) != bool(run.topics) or (run.client and not run.brokers):
         raise DataError(
             "a topic is on brokers, and brokers have topics",
             condition="BAD_OPTION",
@@ -277,6 +287,19 @@ def _zone(text: str) -> tuple[str, str]:
             hint="give a name such as Europe/Berlin, or SITE=Europe/Berlin",
         ) from error
     return (site.lower() if equals else "", zone)
+
+
+def _client(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    from eddyline.intake.kafka import SECRETS  # imported late, as the engine is
+
+    client = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise wrong_argument("kafka-option", text, "give NAME=VALUE")
+        client[name.lower()] = value
+    check_secrets({f"kafka.{name}": value for name, value in client.items()}, SECRETS)
+    return tuple(sorted(client.items()))
 
 
 def _detected(logs: Sequence[str]) -> str:

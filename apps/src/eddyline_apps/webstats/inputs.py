@@ -48,6 +48,7 @@ class Run:
         queues: absolute paths of queues of lines.
         brokers: addresses of brokers of Kafka, such as `host:9092`.
         topics: topics of lines on these brokers.
+        client: other settings of the client of Kafka, such as `security.protocol`; secrets are references.
         log_format: what `named` takes; empty without any of these.
         site_from: see `Settings`.
         zones: pairs of a site and its zone, see `Settings`.
@@ -59,6 +60,7 @@ class Run:
     queues: tuple[str, ...] = ()
     brokers: str = ""
     topics: tuple[str, ...] = ()
+    client: tuple[tuple[str, str], ...] = ()
     log_format: str = ""
     site_from: str = HOST
     zones: tuple[tuple[str, str], ...] = ()
@@ -69,6 +71,12 @@ class Run:
     def fixed(self) -> Run:
         """The run without what may be changed; whether there are sites may not."""
         return replace(self, sites=self.sites and ("*",), proxies=0)
+
+    @property
+    def kafka_options(self) -> dict[str, str]:
+        """The options of streams of its topics, without the topic."""
+        client = {f"kafka.{name}": value for name, value in self.client}
+        return {**client, "kafka.bootstrap.servers": self.brokers}
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:
@@ -148,7 +156,8 @@ def stored_run(storage: Path) -> Run | None:
     path = storage / RUN_FILE
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
-        found["zones"] = [tuple(one) for one in found["zones"]]
+        for pairs in found.keys() & {"zones", "client"}:
+            found[pairs] = [tuple(one) for one in found[pairs]]
         return Run(**{name: _frozen(value) for name, value in found.items()})
     if storage.is_dir() and any(storage.iterdir()):
         raise StorageError(
@@ -206,8 +215,7 @@ def open_streams(engine: Engine, run: Run, storage: Path, queues: ExitStack) -> 
         elif stream not in have and kind == TAIL:
             engine.create_stream(stream, COLUMNS, kind, {"path": place})
         elif stream not in have:
-            options = {"kafka.bootstrap.servers": run.brokers, "subscribe": place}
-            engine.create_stream(stream, None, kind, options)
+            engine.create_stream(stream, None, kind, {**run.kafka_options, "subscribe": place})
     if run.sites:
         connect(engine, BEACONS, storage / BEACONS, queues)
 
