@@ -92,6 +92,8 @@ def define_place(
 
     Without periods it gives null. Its files must be where they are as long as the session computes.
     """
+    # a function in SQL can't replace one in Python
+    spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {PLACE}")
     if storage is None or not periods:
         spark.sql(
             f"CREATE OR REPLACE TEMPORARY FUNCTION {PLACE}(host STRING, seq BIGINT) "
