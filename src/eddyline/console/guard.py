@@ -168,12 +168,12 @@ class Guard:
         return answer
 
 
-async def limited_body(request: Request) -> bytes | None:
-    """Return the body of a request; None if it has more than `BODY_BYTES_MAX`."""
+async def limited_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes | None:
+    """Return the body of a request; None if it has more than `bytes_max`."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > BODY_BYTES_MAX:
+        if len(body) > bytes_max:
             return None
     return bytes(body)
 

@@ -38,6 +38,7 @@ try:
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
+    from eddyline.console.guard import limited_body
     from eddyline.relay.asgi_server import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the page script", str(error.name), "console") from error
@@ -135,7 +136,7 @@ class Beacons:
         self._requests += 1
         try:
             async with asyncio.timeout(BODY_SECONDS_MAX):
-                body = await _body(request)
+                body = await limited_body(request, BODY_BYTES_MAX)
             if body is None:
                 return PlainTextResponse(f"send {BODY_BYTES_MAX} bytes at most", 413, HEADERS)
             record = self._record(request, site, body)
@@ -250,16 +251,6 @@ def hashed(secret: str, salt: str, value: str) -> str:
         'def052d7207e0d67'
     """
     return hashlib.sha256(f"{secret}\n{salt}\n{value}".encode()).hexdigest()[:16]
-
-
-async def _body(request: Request) -> bytes | None:
-    """Return the body of a request; None if it is too large."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            return None
-    return bytes(body)
 
 
 def _origin(referrer: object) -> str | None:
