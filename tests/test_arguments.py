@@ -300,7 +300,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 # what may be given although it looks wrong: method, parameter, values
 ALLOWED: dict[tuple[str, str], list[Any]] = {
-    ("sql", "confined"): (True,),
+    ("sql", "confined"): [True],
     ("table", "primary_key"): [[], (), ""],
     ("stream", "op"): [None],
     ("stream", "primary_key"): [[], (), ""],
