@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from eddyline.errors import StorageError, missing_package
@@ -59,6 +59,7 @@ TRANSIENT = (
     KafkaError._WAIT_COORD,  # noqa: SLF001
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    KafkaError._NOENT,  # noqa: SLF001  # no partition has a leader yet
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,  # the client knows the leader of before a restart; it looks again
@@ -130,6 +131,9 @@ def offsets_at(
             if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_EVERY_S)
+            with suppress(KafkaException):  # else the client keeps an old leader for minutes
+                for topic in {at.topic for at in asked}:
+                    admin.list_topics(topic, wait_s)
 
 
 def timed_out() -> KafkaException:
