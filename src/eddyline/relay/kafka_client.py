@@ -89,16 +89,27 @@ def kafka_errors(app: str) -> Iterator[None]:
         ) from error
 
 
-def retried(request: Callable[[Any, float], Any], argument: Any) -> Any:
-    """Return `request(argument, timeout)`; retry transient failures until `TIMEOUT_S` is over."""
-    deadline = time.monotonic() + TIMEOUT_S
+def retried(
+    request: Callable[[Any, float], Any],
+    argument: Any,
+    wait_s: float = TIMEOUT_S,
+    prepare: Callable[[], object] = lambda: None,
+) -> Any:
+    """Return `request(argument, wait_s)`; retry transient failures until `wait_s` is over.
+
+    Args:
+        prepare: called before each retry; that fails by itself where this does.
+    """
+    deadline = time.monotonic() + wait_s
     while True:
         try:
-            return request(argument, TIMEOUT_S)
+            return request(argument, wait_s)
         except KafkaException as error:
             if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_EVERY_S)
+            with suppress(KafkaException):
+                prepare()
 
 
 def offsets_at(
@@ -118,22 +129,17 @@ def offsets_at(
     """
     level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
     asked = {TopicPartition(*one): spec for one in partitions}
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            answers = admin.list_offsets(
-                asked, isolation_level=level, request_timeout=wait_s
-            ).items()
-            return {
-                (at.topic, at.partition): future.result(wait_s).offset for at, future in answers
-            }
-        except KafkaException as error:
-            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
-                raise
-            time.sleep(RETRY_EVERY_S)
-            with suppress(KafkaException):  # else the client keeps an old leader for minutes
-                for topic in {at.topic for at in asked}:
-                    admin.list_topics(topic, wait_s)
+
+    def ask(asked: dict[TopicPartition, Any], wait_s: float) -> dict[tuple[str, int], int]:
+        answers = admin.list_offsets(asked, isolation_level=level, request_timeout=wait_s).items()
+        return {(at.topic, at.partition): future.result(wait_s).offset for at, future in answers}
+
+    def look() -> None:  # who leads; else the client keeps an old leader for minutes
+        for topic in {at.topic for at in asked}:
+            admin.list_topics(topic, wait_s)
+
+    found: dict[tuple[str, int], int] = retried(ask, asked, wait_s, look)
+    return found
 
 
 def timed_out() -> KafkaException:
