@@ -50,6 +50,7 @@ class Question:
             with query_errors(self._text):
                 frame = self._sql(self._text).limit(rows_max)
                 self._context = frame.sparkSession.sparkContext
+                # a group rather than a tag: without an interrupt, long loops of a task don't end
                 self._context.setJobGroup(self._group, self._text[:200], interruptOnCancel=True)
                 try:
                     self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from eddyline.catalog.entries import VIEW
 from eddyline.console.observer import Observer
 from eddyline.console.tally import BUCKETS_S, Tally
 from eddyline.errors import EddylineError
-from eddyline.spark.processes import tree_cpu_seconds, tree_rss
+from eddyline.spark.processes import tree_usage
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import folder_size
@@ -41,10 +42,8 @@ class StorageCollector(Collector):
         self._observer = observer
         self._tally = tally
         self._inside = inside
-        self._logs: tuple[float, dict[str, int]] = (
-            0.0,
-            {},
-        )  # when they were counted; bytes by name
+        # when they were counted, and their bytes by name
+        self._logs: tuple[float, dict[str, int]] = (-math.inf, {})
         self._rows: dict[str, tuple[object, int]] = {}  # by id: the runs counted, and their rows
 
     def collect(self) -> Iterator[Metric]:
@@ -68,11 +67,12 @@ class StorageCollector(Collector):
             yield _gauge("eddyline_epoch_age_seconds", text, age)
         if self._inside:
             text = "CPU seconds of the engine's process with its JVM and workers."
+            seconds, resident, _ = tree_usage()
             cpu = CounterMetricFamily("eddyline_engine_cpu_seconds_total", text)
-            cpu.add_metric([], tree_cpu_seconds())
+            cpu.add_metric([], seconds)
             yield cpu
             text = "Resident bytes of the engine's process, its JVM and workers; pages that they share count in each."
-            yield _gauge("eddyline_engine_resident_bytes", text, tree_rss()[0])
+            yield _gauge("eddyline_engine_resident_bytes", text, resident)
         if self._tally.histograms:
             name = "eddyline_epoch_duration_seconds"
             text = "Seconds that epochs took, by stage: ingest, plan, run, commit."
@@ -118,7 +118,7 @@ class StorageCollector(Collector):
 
     def _log_bytes(self) -> dict[str, int]:
         """Return the bytes of the redo log of each table and stream, at most `LOGS_S` old: all files are counted."""
-        if time.monotonic() - self._logs[0] > LOGS_S or not self._logs[1]:
+        if time.monotonic() - self._logs[0] > LOGS_S:
             catalog, files = self._observer.now()[0], self._observer.files
             found = {
                 entry.name: folder_size(files.path(f"logs/{entry.source}"))[0]

@@ -17,7 +17,7 @@ from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
 from eddyline.runtime.lane_choice import SHORT, WIDE
-from eddyline.spark.processes import tree_cpu_seconds, tree_rss
+from eddyline.spark.processes import tree_usage
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 KEPT = 120
@@ -73,9 +73,8 @@ class Tally:
         self.failed_deliveries: Counter[str] = Counter()
         self.lanes: Counter[tuple[str, str]] = Counter()
         self.histograms: dict[str, tuple[list[int], float]] = {}
-        self._usage: deque[tuple[float, float]] = deque(
-            maxlen=2
-        )  # moments, and CPU seconds by then
+        # moments, and the CPU seconds by then
+        self._usage: deque[tuple[float, float]] = deque(maxlen=2)
         self._started = observer.now()[1].epoch
         self.follow()
 
@@ -84,13 +83,12 @@ class Tally:
 
         The cores are those of the last seconds, at least `USAGE_S`; None before these have passed since the first call.
         """
+        now, (cpu, resident, _) = time.monotonic(), tree_usage()
         with self._lock:
-            now = time.monotonic(), tree_cpu_seconds()
-            if not self._usage or now[0] - self._usage[-1][0] >= USAGE_S:
-                self._usage.append(now)
-            then = self._usage[0]
-            spent = now[0] - then[0]
-        return ((now[1] - then[1]) / spent, tree_rss()[0]) if spent >= USAGE_S else None
+            if not self._usage or now - self._usage[-1][0] >= USAGE_S:
+                self._usage.append((now, cpu))
+            then, used = self._usage[0]
+        return ((cpu - used) / (now - then), resident) if now - then >= USAGE_S else None
 
     def observe(self, epoch: int, seconds: Mapping[str, float]) -> None:
         """Record the durations of an epoch of the engine in this process."""

@@ -12,21 +12,26 @@ def tree_cpu_seconds() -> float:
 
     Ended descendants are included. Without /proc, only this process and its ended children count.
     """
-    if not Path("/proc/self/stat").exists():
-        times = os.times()
-        return times.user + times.system + times.children_user + times.children_system
-    # fields 11 to 14: user and system time, of the process and of its ended children
-    ticks = (sum(int(field) for field in fields[11:15]) for fields in process_tree().values())
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    return tree_usage()[0]
 
 
 def tree_rss() -> tuple[int, int]:
     """Return resident bytes of this process with its descendants, and of this one; 0 without /proc."""
-    if not Path("/proc/self/stat").exists():
-        return 0, 0
+    return tree_usage()[1:]
+
+
+def tree_usage() -> tuple[float, int, int]:
+    """Return what `tree_cpu_seconds` and `tree_rss` return, from one look at the processes."""
+    tree = process_tree()
+    if not tree:
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return own, 0, 0
+    # fields 11 to 14: user and system time, of the process and of its ended children
+    ticks = sum(int(field) for fields in tree.values() for field in fields[11:15])
     page = os.sysconf("SC_PAGE_SIZE")
-    sizes = {process: int(fields[21]) * page for process, fields in process_tree().items()}
-    return sum(sizes.values()), sizes[os.getpid()]
+    sizes = {process: int(fields[21]) * page for process, fields in tree.items()}
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(sizes.values()), sizes[os.getpid()]
 
 
 def process_tree() -> dict[int, list[str]]:
