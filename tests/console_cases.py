@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -16,6 +17,7 @@ import eddyline as el
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.storage.files import Files
+from processes import Child
 
 EVIL = "<script>window.pwned = 1</script>\"'&</td>"
 EVIL_NAME = "evil <b>\"'& view"
@@ -41,6 +43,18 @@ def document(url: str, path: str, **headers: str) -> Any:
     status, _, body = ask(url, path, **headers)
     assert status == 200, body
     return json.loads(body)
+
+
+@contextmanager
+def console_process(storage: str, errors: Path, **settings: str) -> Iterator[tuple[Child, str]]:
+    """`eddyline console` in a process of its own, and its address."""
+    command = [sys.executable, "-m", "eddyline", "console", "--storage", storage, "--port", "0"]
+    child = Child(command, errors, **settings)
+    try:
+        assert child.process.stdout is not None
+        yield child, child.process.stdout.readline().strip()
+    finally:
+        child.kill()
 
 
 def hostile_shop(storage: str) -> el.Engine:

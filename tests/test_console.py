@@ -23,20 +23,20 @@ import yaml
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import eddyline as el
-from console_cases import EVIL, TOKEN, Answer, ask, document
+from console_cases import EVIL, TOKEN, Answer, ask, console_process, document
 from eddyline import cli
 from eddyline.answers.verified import keep_verified
 from eddyline.errors import EngineError, StorageError
 from eddyline.options import Options
 from eddyline.state.manifest import last_committed
 from eddyline.storage.files import Files
-from processes import Child
 from waiting import PATIENCE_S, until
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
 pytest.importorskip("uvicorn")
 
+from eddyline.console import tally
 from eddyline.console.server import Console
 
 pytestmark = pytest.mark.spark
@@ -338,7 +338,7 @@ def test_verifications_are_kept_and_shown(engine, url):
     assert known(by_country, 1)
 
 
-def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url):
+def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url, monkeypatch):
     before = measured(url)
     assert before["eddyline_engine_cpu_seconds_total"] > before["process_cpu_seconds_total"]
     assert before["eddyline_engine_resident_bytes"] > before["process_resident_memory_bytes"]
@@ -350,8 +350,14 @@ def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url):
         'eddyline_view_seconds_total{view="by_country"}', 0
     )
     assert now['eddyline_log_bytes{source="orders"}'] > 100
+    monkeypatch.setattr(tally, "USAGE_S", 0.0)
+    until(lambda: re.search(r"\d\.\d\d cores, ", ask(url, "/", Accept="text/html")[2].decode()))
     with Console(engine.files, Options()) as beside:
-        assert "eddyline_engine_resident_bytes" not in measured(beside.url)
+        beside.delivered("copy", 0, failed=True)
+        numbers = measured(beside.url)
+        assert numbers['eddyline_sink_errors_total{sink="copy"}'] == 1
+        assert "eddyline_engine_resident_bytes" not in numbers
+        assert b" cores, " not in ask(beside.url, "/", Accept="text/html")[2]
     orders.delete([(77, "nl", Decimal(1))])
     engine.advance()
 
@@ -544,20 +550,9 @@ def test_an_address_that_is_taken_is_refused(engine, url):
 
 
 def test_the_command_serves_beside_a_running_engine_without_a_jvm(engine, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "eddyline",
-        "console",
-        "--storage",
-        engine.files.root,
-        "--port",
-        "0",
-    ]
     settings = {"JAVA_HOME": "/nowhere", "PATH": os.path.dirname(sys.executable)}
-    child = Child(command, tmp_path / "errors", **settings)
-    try:
-        url = child.process.stdout.readline().strip()
+    errors = tmp_path / "errors"
+    with console_process(engine.files.root, errors, **settings) as (child, url):
         assert document(url, "/api/views/by_country") == document(
             engine.serve(), "/api/views/by_country"
         )
@@ -565,9 +560,7 @@ def test_the_command_serves_beside_a_running_engine_without_a_jvm(engine, tmp_pa
         assert last["durationMs"] == {}  # only the engine's own process knows them
         os.kill(child.process.pid, signal.SIGTERM)
         assert child.process.wait(PATIENCE_S) == 0
-    finally:
-        child.kill()
-    assert (tmp_path / "errors").read_text() == ""
+    assert errors.read_text() == ""
 
 
 def test_run_prints_the_address_of_its_console(spark, tmp_path, capsys):

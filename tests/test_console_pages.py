@@ -441,6 +441,12 @@ def test_answers_of_spark_are_shown_plotted_and_cancelled(browser, engine, url):
         assert legend == ["country", "n", "last"]
         assert "GROUP+BY" in shown.url.replace("%20", "+")
         picture(shown, "ask")
+        shown.locator("#sql").fill(
+            "SELECT DATE '2026-01-01' + CAST(id AS INT) AS day, id % 7 AS n FROM range(20)"
+        )
+        shown.keyboard.press("Control+Enter")
+        shown.get_by_text("20 rows").wait_for()
+        assert shown.locator("#plot canvas").is_visible()
         for kind in ("CSV", "Parquet"):
             with shown.expect_download() as found:
                 shown.get_by_role("link", name=kind).click()

@@ -7,7 +7,6 @@ import http.client
 import io
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import eddyline as el
-from console_cases import EVIL, Answer, ask
-from processes import Child
+from console_cases import EVIL, Answer, ask, console_process
 from waiting import PATIENCE_S
 
 pytest.importorskip("prometheus_client")
@@ -191,20 +189,7 @@ def test_a_link_of_another_site_starts_no_spark(url):
 
 
 def test_a_console_of_its_own_opens_spark_when_it_is_needed(engine, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "eddyline",
-        "console",
-        "--storage",
-        engine.files.root,
-        "--port",
-        "0",
-    ]
-    child = Child(command, tmp_path / "errors")
-    try:
-        assert child.process.stdout is not None
-        url = child.process.stdout.readline().strip()
+    with console_process(engine.files.root, tmp_path / "errors") as (child, url):
         assert answered(url, "SELECT n FROM by_country WHERE country = 'de'")["spark"] is False
         found = answered(url, "SELECT sum(n) FROM by_country")
         assert (found["rows"], found["spark"]) == ([["1500"]], True)
@@ -216,5 +201,3 @@ def test_a_console_of_its_own_opens_spark_when_it_is_needed(engine, tmp_path):
         engine.advance()
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(PATIENCE_S) == 0
-    finally:
-        child.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,29 +16,17 @@ from pathlib import Path
 import pytest
 
 from eddyline_apps.processes import free_port, listens
+from nginx_server import NGINX, nginx_config
 from processes import Child
 
-UNPACKED = Path(__file__).parents[1] / ".nginx/usr/sbin/nginx"
-NGINX = shutil.which("nginx") or (str(UNPACKED) if UNPACKED.exists() else None)
 BLOCK_S = 8
 REACTION_S = 60
 """What a machine may take that is busy with other tests; the measured times are printed."""
 
 SETUP = """
-worker_processes 1;
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 512; }}
-http {{
     log_format guard '$remote_addr - $remote_user [$time_local] "$request" $status '
                      '$body_bytes_sent "$http_referer" "$http_user_agent" $request_time';
     access_log {folder}/access.log guard;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
     set_real_ip_from 127.0.0.1;
     real_ip_header X-Forwarded-For;
     server {{
@@ -53,7 +40,6 @@ http {{
         access_log off;
         return 401;
     }}
-}}
 """
 
 CONFIG = """
@@ -152,7 +138,8 @@ def port(tmp_path):
         pytest.skip("nginx is not installed: `make nginx` fetches it from apt")
     port, inner = free_port(), free_port()
     (tmp_path / "blocked.conf").touch()
-    (tmp_path / "nginx.conf").write_text(SETUP.format(folder=tmp_path, port=port, inner=inner))
+    http = SETUP.format(folder=tmp_path, port=port, inner=inner)
+    (tmp_path / "nginx.conf").write_text(nginx_config(tmp_path, http))
     command = [NGINX, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

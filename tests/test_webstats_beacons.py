@@ -20,8 +20,8 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.testing import FaultyFiles
 from eddyline_apps.processes import free_port, listens
+from nginx_server import NGINX, nginx_config
 from processes import Child
-from test_guard_nginx import NGINX
 from test_webstats_command import Follower, webstats
 from waiting import PATIENCE_S, until
 
@@ -47,22 +47,6 @@ NOW_NS = 1_790_000_000_123_456_789
 VIEW = {"path": "/a?b=c", "referrer": "https://other.example/secret?q=1", "ms": 321}
 UNREAD_MAX = 5
 PAGE = (Path(__file__).parents[1] / "docs/webstats.md").read_text()
-NGINX_SETUP = """
-worker_processes 1;
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    {part}
-}}
-"""
 
 
 @pytest.fixture
@@ -275,7 +259,7 @@ def test_the_proxy_of_the_page_names_clients_and_limits_them(serve, queue, tmp_p
     (part,) = re.findall(r"^limit_req_zone.*?^}$", PAGE, re.DOTALL | re.MULTILINE)
     part = part.replace("http://127.0.0.1:8422", url)
     part = part.replace("server_name stats.example.org;", f"listen 127.0.0.1:{port};")
-    (tmp_path / "nginx.conf").write_text(NGINX_SETUP.format(folder=tmp_path, part=part))
+    (tmp_path / "nginx.conf").write_text(nginx_config(tmp_path, f"access_log off;\n{part}"))
     command = [NGINX, "-e", f"{tmp_path}/error.log", "-c", f"{tmp_path}/nginx.conf"]
     proxy, nginx = f"http://127.0.0.1:{port}", Child(command, tmp_path / "errors")
     try:
