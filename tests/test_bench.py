@@ -228,7 +228,8 @@ def test_delivery():
 def test_sinks_and_targets_by_hand_hold_the_same_rows():
     result = sinks.run(rows=500, repeat=1)
     assert result.equal
-    assert {*result.eddyline, *result.missing} == {"delta", "parquet", "postgres", "kafka"}
+    kinds = {"delta", "parquet", "jsonl", "csv", "webhook", "function", "postgres", "kafka"}
+    assert {*result.eddyline, *result.missing} == kinds
     assert "ratio" in result.text()
 
 
@@ -245,7 +246,9 @@ def test_sources_and_streaming_by_hand_give_the_same_totals():
 def test_a_project_gives_the_same_rows_with_both_commands():
     result = projects.run(rows=500, repeat=1)
     assert result.equal
-    assert result.read["spark-pipelines"][1] > result.read["eddyline"][1] >= 1000
+    visits = result.runs["visits"]
+    assert visits["spark-pipelines"].read[1] > visits["eddyline"].read[1] >= 1000
+    assert result.runs["sample"]["eddyline"].read[1] > 0
     assert "later run" in result.text()
 
 

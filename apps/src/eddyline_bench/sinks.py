@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from eddyline.api.engine import Engine
-from eddyline_apps.kafka import Broker
 from eddyline_apps.postgres import Server, programs
+from eddyline_bench import sink_targets as targets
 from eddyline_bench.keyed_total import batch_seconds
 from eddyline_bench.measure import (
     Meter,
@@ -34,27 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SCHEMA = "k BIGINT, v BIGINT, s STRING"
-COLUMNS = ["k", "v", "s"]
 WARM_UP_ROWS = 1000
-KAFKA_JARS = Path(".kafka")
-PARTITIONS = 1
-
-Write = Callable[[pa.Table], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A kind of target, once for each side.
-
-    Attributes:
-        options: of the sink.
-        write: merges a batch into the target of the other side, as a user would write it.
-        held: returns the rows that the targets of both sides hold, the sink's first.
-    """
-
-    options: Mapping[str, str]
-    write: Write
-    held: Callable[[], tuple[pl.DataFrame, pl.DataFrame]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +90,21 @@ def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2) -> SinksResult:
     ):
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL may run as another user
-        makers: dict[str, Callable[[], Target]] = {
-            "delta": lambda: delta(folder),
-            "parquet": lambda: parquet(folder),
-            "postgres": lambda: postgres(stack.enter_context(Server(folder / "postgres"))),
-            "kafka": lambda: kafka(stack.enter_context(started_broker(folder / "broker"))),
+        makers: dict[str, Callable[[], targets.Target]] = {
+            "delta": lambda: targets.delta(folder),
+            **{kind: partial(targets.files, folder, kind) for kind in targets.FILES},
+            "webhook": lambda: targets.webhook(
+                stack.enter_context(targets.Receiver(folder / "received"))
+            ),
+            "function": lambda: targets.function(folder),
+            "postgres": lambda: targets.postgres(stack.enter_context(Server(folder / "postgres"))),
+            "kafka": lambda: targets.kafka(
+                stack.enter_context(targets.started_broker(folder / "broker"))
+            ),
         }
         if programs() is None:
             missing["postgres"] = "PostgreSQL is not installed here"
-        if not list(KAFKA_JARS.glob("kafka_2.13-*.jar")):
+        if not list(targets.KAFKA_JARS.glob("kafka_2.13-*.jar")):
             missing["kafka"] = "its jars are not in .kafka, where `make kafka` puts them"
         for kind, make in makers.items():
             if kind not in missing:
@@ -134,7 +118,7 @@ def run(*, rows: int = 100_000, repeat: int = 3, cores: int = 2) -> SinksResult:
 
 
 def _measured(
-    spark: SparkSession, folder: Path, kind: str, target: Target, rows: int, repeat: int
+    spark: SparkSession, folder: Path, kind: str, target: targets.Target, rows: int, repeat: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each timed batch, of the sink and of the side by hand."""
     source = folder / "input"
@@ -144,8 +128,11 @@ def _measured(
         engine.execute(
             f"CREATE STREAM s ({SCHEMA}, PRIMARY KEY (k)) USING parquet OPTIONS (path '{source}')"
         )
-        engine.view("latest", f"SELECT {', '.join(COLUMNS)} FROM s")
-        engine.sink("k", "latest", kind, **target.options)
+        view = engine.view("latest", f"SELECT {', '.join(targets.COLUMNS)} FROM s")
+        if target.function is None:
+            engine.sink("k", "latest", kind, **target.options)
+        else:
+            view.foreach_epoch(target.function, "k")
         query = _by_hand(spark, source, folder / "checkpoint", target.write)
         try:
             for number in range(repeat + 1):
@@ -161,7 +148,9 @@ def _measured(
     return ours[1:], theirs[1:]
 
 
-def _by_hand(spark: SparkSession, source: Path, checkpoint: Path, write: Write) -> StreamingQuery:
+def _by_hand(
+    spark: SparkSession, source: Path, checkpoint: Path, write: targets.Write
+) -> StreamingQuery:
     """Start the query of the other side; it runs until stopped."""
 
     def write_frame(batch: DataFrame, _number: int) -> None:
@@ -185,138 +174,3 @@ def write_batch(path: Path, rows: int, first: int, seed: int) -> None:
     frame = pl.DataFrame({"k": keys, "v": draw.integers(0, 1 << 40, rows)})
     with appearing(path) as hidden:
         frame.with_columns(s="row " + pl.col("v").cast(pl.String)).write_parquet(hidden)
-
-
-# --- the kinds of targets ---
-
-
-def delta(folder: Path) -> Target:
-    """Return Delta tables; the other side merges with deltalake."""
-    from deltalake import DeltaTable, write_deltalake
-
-    sink, other = f"{folder}/delta/sink", f"{folder}/delta/other"
-
-    def write(rows: pa.Table) -> None:
-        if not DeltaTable.is_deltatable(other):
-            write_deltalake(other, rows)
-            return
-        (
-            DeltaTable(other)
-            .merge(rows, "t.k = s.k", source_alias="s", target_alias="t")
-            .when_matched_update_all()
-            .when_not_matched_insert_all()
-            .execute()
-        )
-
-    def held(path: str) -> pl.DataFrame:
-        return pl.DataFrame(DeltaTable(path).to_pyarrow_table(columns=COLUMNS))
-
-    return Target({"path": sink}, write, lambda: (held(sink), held(other)))
-
-
-def parquet(folder: Path) -> Target:
-    """Return folders of files; the other side writes each batch as a file."""
-    sink, other = folder / "parquet/sink", folder / "parquet/other"
-    other.mkdir(parents=True)
-
-    def write(rows: pa.Table) -> None:
-        pl.DataFrame(rows).write_parquet(other / f"{len(list(other.iterdir())):05d}.parquet")
-
-    def held() -> tuple[pl.DataFrame, pl.DataFrame]:
-        changes = pl.concat(
-            [pl.read_parquet(path, columns=[*COLUMNS, "_change_type"]) for path in _files(sink)]
-        )
-        is_gone = pl.col("_change_type").is_in(["delete", "update_preimage"])
-        counts = changes.group_by(COLUMNS).agg(n=pl.when(is_gone).then(-1).otherwise(1).sum())
-        batches = pl.concat(map(pl.read_parquet, _files(other)))
-        latest = batches.unique("k", keep="last", maintain_order=True)
-        return counts.filter(pl.col("n") > 0).select(COLUMNS), latest.select(COLUMNS)
-
-    return Target({"path": str(sink)}, write, held)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.parquet"))
-
-
-def postgres(server: Server) -> Target:
-    """Return tables of PostgreSQL; the other side copies into a temporary table, and merges it."""
-    import psycopg
-
-    os.environ["EDDYLINE_BENCH_PASSWORD"] = server.password
-    connection = psycopg.connect(server.url, autocommit=True)
-    connection.execute("CREATE TABLE other (k BIGINT PRIMARY KEY, v BIGINT, s TEXT)")
-
-    def write(rows: pa.Table) -> None:
-        with connection.transaction(), connection.cursor() as cursor:
-            cursor.execute("CREATE TEMP TABLE batch (LIKE other) ON COMMIT DROP")
-            with cursor.copy("COPY batch FROM STDIN") as copy:
-                for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                    copy.write_row(row)
-            cursor.execute(
-                "INSERT INTO other SELECT * FROM batch "
-                "ON CONFLICT (k) DO UPDATE SET v = excluded.v, s = excluded.s"
-            )
-
-    def held(table: str) -> pl.DataFrame:
-        rows = connection.execute(f"SELECT k, v, s FROM {table}").fetchall()
-        return pl.DataFrame(rows, COLUMNS, orient="row")
-
-    options = {
-        "url": server.url_without_password,
-        "password": "${env:EDDYLINE_BENCH_PASSWORD}",
-        "table": "sink",
-    }
-    return Target(options, write, lambda: (held("sink"), held("other")))
-
-
-def started_broker(folder: Path) -> Broker:
-    """Return a broker with its data in a new folder, to be used in a `with` block."""
-    folder.mkdir()
-    return Broker(folder, KAFKA_JARS)
-
-
-def kafka(broker: Broker) -> Target:
-    """Return topics with the last value of each key; the other side produces each row."""
-    from confluent_kafka import Consumer, Producer
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
-    admin = AdminClient({"bootstrap.servers": broker.address})
-    for future in admin.create_topics([NewTopic("other", PARTITIONS, 1)]).values():
-        future.result()
-    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 20, "log_level": 0})
-
-    def write(rows: pa.Table) -> None:
-        for row in rows.to_pylist():
-            key = json.dumps({"k": row["k"]})
-            while True:
-                try:
-                    producer.produce("other", json.dumps(row), key)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-        producer.flush()
-
-    def held(topic: str) -> pl.DataFrame:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": broker.address,
-                "group.id": f"bench-{topic}",
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-            }
-        )
-        consumer.subscribe([topic])
-        values: dict[bytes, Any] = {}
-        quiet = 0
-        while quiet < 5 or not values:
-            messages = consumer.consume(10_000, 1.0)
-            quiet = 0 if messages else quiet + 1
-            values.update({message.key() or b"": message.value() for message in messages})
-        consumer.close()
-        rows = [json.loads(value) for value in values.values()]
-        return pl.DataFrame(rows).select(COLUMNS)
-
-    options = {"bootstrap_servers": broker.address, "topic": "sink", "envelope": "upsert"}
-    return Target(options, write, lambda: (held("sink"), held("other")))

@@ -32,7 +32,8 @@ from eddyline_bench.measure import (
     same_rows,
     verdict,
 )
-from eddyline_bench.sinks import KAFKA_JARS, SCHEMA, started_broker, write_batch
+from eddyline_bench.sink_targets import KAFKA_JARS, started_broker
+from eddyline_bench.sinks import SCHEMA, write_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
