@@ -35,11 +35,12 @@ class Builder:
         self, expression: Expression, name: str, attribute: Expression | None = None
     ) -> Expression:
         """Return `expression AS name`, with the id of `attribute` or a new one."""
+        if attribute is None:
+            made: Expression = trees.alias(expression, name)
+            return made
         scala = self._scala
-        new_id = scala.static(f"{EXPRESSIONS}.NamedExpression.newExprId")
-        given = new_id() if attribute is None else attribute.exprId()
         return self.expression(
-            "Alias", expression, name, given, scala.empty, scala.nothing, scala.empty
+            "Alias", expression, name, attribute.exprId(), scala.empty, scala.nothing, scala.empty
         )
 
     def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:

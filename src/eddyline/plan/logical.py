@@ -328,5 +328,5 @@ def is_deterministic(expression: Expression) -> bool:
 def type_of(expression: Expression) -> DataType:
     """Return an expression's type as PySpark's."""
     return trees.cached(
-        expression, "type", lambda: _parse_datatype_json_string(expression.dataType().json())
+        expression, "type", lambda: _parse_datatype_json_string(trees.type_json(expression))
     )

@@ -5,6 +5,7 @@ import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.plans.QueryPlan;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
@@ -20,6 +21,7 @@ import scala.collection.Seq;
  */
 public final class Trees {
     private final Gateway gateway;
+    private final scala.collection.immutable.Seq empty = PythonUtils.toSeq(new java.util.ArrayList());
 
     public Trees(Gateway gateway) {
         this.gateway = gateway;
@@ -90,6 +92,25 @@ public final class Trees {
             found.add(gateway.getObject(each[i]));
         }
         return PythonUtils.toSeq(found);
+    }
+
+    /** Forgets objects, by their ids in Py4J: Python has dropped them. */
+    public void release(String ids) {
+        String[] each = ids.split(" ");
+        for (int i = 0; i < each.length; i++) {
+            gateway.deleteObject(each[i]);
+        }
+    }
+
+    /** The type of an expression, as JSON. */
+    public String typeOf(Expression one) {
+        return one.dataType().json();
+    }
+
+    /** `one AS name`, with a new id. */
+    public Alias alias(Expression one, String name) {
+        return new Alias(
+            one, name, NamedExpression$.MODULE$.newExprId(), empty, scala.Option.empty(), empty);
     }
 
     /** A plan with another leaf in the place of its only one. */

@@ -64,6 +64,17 @@ def class_of(one: Any) -> str:
     return name.removesuffix("$")
 
 
+def type_json(expression: Any) -> str:
+    """Return the type of an expression, as JSON."""
+    found: str = _trees().typeOf(expression)
+    return found
+
+
+def alias(expression: Any, name: str) -> Any:
+    """Return `expression AS name`, with a new id."""
+    return _trees().alias(expression, name)
+
+
 def seq(values: Sequence[Any]) -> Any:
     """Return a Scala Seq of objects of the JVM."""
     return _trees().seq(" ".join(one._target_id for one in values))  # noqa: SLF001  # not public in Py4J

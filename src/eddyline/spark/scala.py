@@ -15,6 +15,8 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from eddyline.spark.releases import release_together
+
 TO_SEQ = "org.apache.spark.api.python.PythonUtils.toSeq"
 """The static method that turns a Java list into a Scala Seq."""
 
@@ -47,7 +49,7 @@ class Scala:
     def __init__(self, context: SparkContext) -> None:
         self._jvm: Any = context._jvm  # noqa: SLF001  # not public in PySpark
         gateway: Any = context._gateway  # noqa: SLF001
-        self._server = gateway.java_gateway_server
+        self._server, self._client = gateway.java_gateway_server, gateway._gateway_client  # noqa: SLF001
         self._named: dict[str, Any] = {}
         self.nothing = self.some(None)
         self.empty = self.static(TO_SEQ)([])
@@ -89,7 +91,9 @@ class Scala:
     @cached_property
     def trees(self) -> Any:
         """An object of `Trees.java`."""
-        return self.compiled_object("Trees", self._server.getGateway())
+        trees = self.compiled_object("Trees", self._server.getGateway())
+        release_together(self._client, trees)
+        return trees
 
     def compiled_object(self, name: str, *arguments: Any) -> Any:
         """Return a new object of a Java class of this package; Spark's own runtime compiler (Janino) compiles it."""

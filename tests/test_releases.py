@@ -1,0 +1,74 @@
+"""Objects of the JVM that Python drops are forgotten there, too, by few calls."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from eddyline.spark import plan_trees as trees
+from eddyline.spark.releases import PAUSE_S
+from eddyline.spark.scala import scala_of
+
+pytestmark = pytest.mark.spark
+
+MANY = 500
+
+
+@pytest.fixture
+def held(spark: SparkSession) -> Callable[[], int]:
+    """The number of objects that the JVM holds for Python."""
+    _ = scala_of(spark).trees  # from now on
+    gateway: Any = spark.sparkContext._gateway
+    bindings = gateway.java_gateway_server.getGateway().getBindings()
+    return lambda: int(bindings.size())
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(PAUSE_S)
+
+
+def test_dropped_objects_are_forgotten_and_kept_ones_are_not(
+    spark: SparkSession, held: Callable[[], int]
+) -> None:
+    gc.collect()
+    scala = scala_of(spark)
+    before = held()
+    kept = [scala.new("java.util.ArrayList") for _ in range(3)]
+    dropped = [scala.new("java.util.ArrayList") for _ in range(MANY)]
+    assert held() >= before + MANY
+    del dropped
+    gc.collect()
+    until(lambda: held() < before + MANY // 10)
+    assert [one.size() for one in kept] == [0, 0, 0]
+
+
+def test_many_objects_are_forgotten_by_few_calls(
+    spark: SparkSession, held: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = spark.sparkContext._gateway._gateway_client
+    calls = []
+    send = client.send_command
+
+    def counted(command: str, *more: Any, **others: Any) -> Any:
+        calls.append(command)
+        return send(command, *more, **others)
+
+    plan = spark.range(1).selectExpr(*(f"id + {n} AS c{n}" for n in range(MANY)))
+    analyzed: Any = plan._jdf.queryExecution().analyzed()
+    described = trees.children(analyzed) + trees.elements(analyzed.expressions())
+    assert len(described) > MANY
+    full = held()
+    monkeypatch.setattr(client, "send_command", counted)
+    del described, analyzed
+    gc.collect()
+    until(lambda: held() < full - MANY)
+    asked = [command for command in calls if "size" not in command]
+    assert len(asked) < MANY / 10
