@@ -1,5 +1,10 @@
 import argparse
+import dataclasses
+import json
+import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import polars as pl
@@ -32,10 +37,12 @@ from eddyline_bench import (
     webstats,
     workers,
 )
+from eddyline_bench.figures import figures
 from eddyline_bench.mars.faults import ClusterRun, Faults, InjectedFault, run_faults
 from eddyline_bench.mars.runs import Amdahl, Latency, Point, curve, latency, write_batches
 from eddyline_bench.measure import (
     Meter,
+    PeakMemory,
     aligned,
     bench_session,
     in_own_process,
@@ -89,6 +96,56 @@ def test_the_command_knows_every_benchmark():
     bench.add_arguments(parser)
     args = parser.parse_args(["history", "--rows", "10"])
     assert (args.name, args.rows, args.repeat) == ("history", 10, None)
+
+
+def test_every_result_can_be_given_to_programs():
+    for name, run in bench.BENCHMARKS.items():
+        kind = vars(sys.modules[run.__module__])[run.__annotations__["return"]]
+        plain(kind, name)
+
+
+def plain(kind, path):
+    """Fail unless all values of a type are those that `figures` takes."""
+    if kind in (int, float, str, bool, type(None)) or get_origin(kind) is np.ndarray:
+        return
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            plain(hints[field.name], f"{path}.{field.name}")
+    else:
+        known = (list, tuple, dict, Mapping, Sequence)
+        assert get_origin(kind) in known, f"{path} is of {kind}"
+        keys = get_origin(kind) in (dict, Mapping)
+        for one in get_args(kind)[keys:]:
+            if one is not Ellipsis:
+                plain(one, path)
+
+
+def test_figures_are_plain():
+    memory = PeakMemory()
+    memory.jvm = 5
+    found = figures(
+        {FixedSetting(4, True): np.array([1.5, np.nan]), "m": (memory, np.int64(7), None)}
+    )
+    assert found == {
+        "fixed 4, taken": [1.5, None], "m": [{"python": 0, "jvm": 5, "worker": 0}, 7, None],
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="a result holds"):
+        figures([object()])
+
+
+def test_a_result_as_json(monkeypatch, capsys):
+    monkeypatch.setitem(bench.BENCHMARKS, "mars", lambda: mars_result(counted=999))
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.run(parser.parse_args(["mars", "--format", "json"])) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name] for name in ("event", "name", "equal")] == ["benchmark", "mars", False]
+    assert found["cores"] == Machine.now().cores
+    assert found["figures"]["curves"]["2"][0] == {"size": 1000, "seconds": 0.1 + 1000 / 200_000}
+    assert found["figures"]["latency"]["seconds"] == [0.1, 0.2, 0.3, 1.0]
+    assert bench.run(parser.parse_args(["mars"])) == 1
+    assert capsys.readouterr().out.rstrip() == mars_result(counted=999).text().rstrip()
 
 
 @pytest.mark.spark

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import postgres
 from broker import JARS, Broker
 from eddyline.cli import main
+from eddyline.cli.output import Output
 from eddyline_apps import cdc, shop
 from eddyline_apps.processes import listens
 from waiting import PATIENCE_S, until
@@ -42,6 +45,20 @@ def test_a_target_that_differs_is_reported(found, doubled, equal, capsys):
     printed = capsys.readouterr().out
     assert "Kafka 2 times" in printed
     assert printed.count("yes") == 2 - sum(held[view] != expected[view] for view in held)
+
+
+def test_programs_get_the_comparison_as_events(capsys):
+    held = {"a": frozenset({(1, 2), (3, 4)}), "b": frozenset({(5,)})}
+    expected = {"a": frozenset({(1, 2), (6, 7), (8, 9)}), "b": frozenset({(5,)})}
+    killed = {"the engine": 2, "Kafka": 0}
+    out = Output("json")
+    assert not cdc.report(expected, held, Found(1), Committed(), killed, out)
+    assert list(map(json.loads, capsys.readouterr().out.splitlines())) == [
+        {"event": "trade", "transactions": 7, "killed": {"engine": 2, "Kafka": 0}},
+        {"event": "target", "view": "a", "target": "A", "rows": 3, "missing": 2, "foreign": 1, "equal": False},
+        {"event": "target", "view": "b", "target": "B", "rows": 1, "missing": 0, "foreign": 0, "equal": True},
+        {"event": "result", "equal": False, "doubled": 1},
+    ]  # fmt: skip
 
 
 def test_a_folder_in_use_and_missing_jars_are_refused(tmp_path, capsys):

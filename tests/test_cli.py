@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from eddyline import Progress
-from eddyline.cli import commands, completion, main, text
+from eddyline.cli import commands, completion, main, output, text
 from eddyline.errors import EddylineError, StateGrowthWarning
 
 
@@ -217,8 +217,9 @@ def test_layout_without_rows() -> None:
     assert text.layout(("a", "bc"), []) == "a  bc\n-  --"
 
 
-def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(text).failed == 0
+@pytest.mark.parametrize("module", [output, text])
+def test_examples_in_docstrings(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
 
 
 def test_the_package_of_the_command_line_is_light() -> None:
@@ -303,6 +304,24 @@ def test_answers_come_without_noise(tmp_path: Path) -> None:
     assert done.stderr.startswith("warning: view w: the state of ")
     done = eddyline("sql", "SELECT sum(n) AS total FROM v", "--storage", storage)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The commands, and the actions of those that have some."""
+    found = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    if not found:
+        yield parser
+    for one in found:
+        for added in one.choices.values():
+            yield from leaves(added)
+
+
+def test_each_command_prints_json_for_programs() -> None:
+    for parser in leaves(commands.build_parser(with_apps=True)):
+        forms = [one.choices for one in parser._actions if one.dest == "format"]
+        if parser.prog != "eddyline completion":
+            assert forms, parser.prog
+            assert {"table", "json"} <= set(forms[0] or ()), parser.prog
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import pytest
 
 import postgres
 from eddyline.cli import main
+from eddyline.cli.output import Output
 from eddyline.errors import EngineError, StorageError
+from eddyline.relay.account import Account
 from eddyline.relay.bolts import Bolt, BoltChain
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
@@ -194,6 +196,34 @@ def test_a_server_that_was_away_is_waited_for(server, table):
     server.start()
     assert load(rows(2)).failed == {}, "its old connection is broken"
     assert stored(server, table) == [(1, "r"), (2, "r")]
+
+
+# --- reporting ---
+
+
+def test_programs_get_the_result_as_events(capsys):
+    service = Service()
+    service.calls.update({(1, ANSWERED): 1200, (1, BUSY): 2, (2, ANSWERED): 1, (2, POISONED): 1})
+    place = ("coast", "Beacon")
+    account = Account(received=1300, done=1299, dead=1, retry=0, in_flight=0)
+    letters = [("load", "CheckViolation: x", 1)]
+    sides = {place: (1299, 5_000)}, {place: (1298, 4_000)}
+    assert not etl.report(etl.RunResult(1300, account, *sides, letters), service, Output("json"))
+    hits, told, dead, *calls, result = map(json.loads, capsys.readouterr().out.splitlines())
+    assert hits == {
+        "event": "hits", "region": "coast", "carrier": "Beacon", "hits": 1299, "bytes": 5_000,
+        "hits_in_postgres": 1298, "bytes_in_postgres": 4_000,
+    }  # fmt: skip
+    assert told == {
+        "event": "account", "received": 1300, "done": 1299, "dead": 1, "retry": 0, "in_flight": 0,
+    }  # fmt: skip
+    assert (dead["event"], dead["reason"], dead["records"]) == ("dead_letters", letters[0][1], 1)
+    assert [list(one.values()) for one in calls] == [
+        ["calls", 1, 1202, 1200, 2, 0, 0], ["calls", 2, 2, 1, 0, 0, 1],
+    ]  # fmt: skip
+    assert list(calls[0])[3:] == ["answered", "busy", "stalled", "poisoned"]
+    different = ["the live view differs from PostgreSQL"]
+    assert result == {"event": "result", "equal": False, "differences": different}
 
 
 # --- refusals ---

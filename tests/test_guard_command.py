@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from eddyline.cli.output import Output
 from eddyline.errors import DataError, EngineError, StorageError
 from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.reading import Line
-from eddyline_apps.guard.running import parts_by_time
+from eddyline_apps.guard.running import _Watch, parts_by_time
+from eddyline_apps.guard.service import Admission, Decided, Quiet
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from test_guard import CONFIG, START, line, normal
 
@@ -71,6 +74,45 @@ def test_a_missing_log_is_named(tmp_path):
         guard.run(arguments("--log", tmp_path / "none", "--config", tmp_path / "guard.yml"))
 
 
+def test_programs_get_what_happens_as_events(capsys):
+    class Reached:
+        def reached(self):
+            return [Quiet("coast", "Beacon", "3", "41.5")], [Quiet("delta", "-", "70", "None")]
+
+        def learn(self, now):
+            return 0
+
+    for form in ("table", "json"):
+        watch = _Watch(Output(form), dry_run=form == "json")
+        watch.admitted(START, [Admission("192.0.2.9", "flood", "200 requests in 10 s")])
+        decided = ("192.0.2.7", "block", "ann", "scans", "2026-01-02 03:04:05")
+        watch.decided(START, [Decided(*decided)])
+        watch.freed(START, ["192.0.2.9"])
+        watch.take_notes(Reached(), START)
+    shown = capsys.readouterr().out.splitlines()
+    time = f"{START:%FT%TZ}"
+    assert shown[:5] == [
+        f"{time} blocked 192.0.2.9 flood: 200 requests in 10 s",
+        f"{time} by hand: block 192.0.2.7 until 2026-01-02 03:04:05, ann: scans",
+        f"{time} freed 192.0.2.9",
+        f"{time} quiet: coast, Beacon: 3 requests in 5 minutes, 41.5 are usual",
+        f"{time} back: delta, -: 70 requests in 5 minutes, None are usual",
+    ]
+    blocked, decision, freed, quiet, back = map(json.loads, shown[5:])
+    assert blocked == {
+        "event": "blocked", "time": time, "target": "192.0.2.9", "rule": "flood",
+        "evidence": "200 requests in 10 s", "dry_run": True,
+    }  # fmt: skip
+    assert (decision["event"], decision["action"], decision["verified"]) == (
+        "decided",
+        "block",
+        False,
+    )
+    assert freed == {"event": "freed", "time": time, "target": "192.0.2.9"}
+    assert [quiet[name] for name in ("event", "requests", "usual")] == ["quiet", 3, 41.5]
+    assert [back[name] for name in ("event", "requests", "usual")] == ["back", 70, None]
+
+
 @pytest.mark.spark
 def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
     notified = tmp_path / "blocked.conf"
@@ -95,8 +137,12 @@ def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
 
     reason = ("--reason", "on the phone", "--storage", storage)
     assert guard.run(arguments("block", "2001:db8::/48", "--for", "2h", *reason)) == 0
-    assert guard.run(arguments("unblock", "192.0.2.200", *reason)) == 0
     assert "no guard runs on this storage" in capsys.readouterr().out
+    assert guard.run(arguments("unblock", "192.0.2.200", *reason, "--format", "json")) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "event": "decision", "action": "allow", "target": "192.0.2.200", "seconds": 3600,
+        "guard_runs": False,
+    }  # fmt: skip
 
     log.write_text("".join(f"{text}\n" for text in lines))
     assert guard.run(arguments(*words)) == 0  # only what is new is read
@@ -110,6 +156,13 @@ def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
     assert re.search(r"^192\.0\.2\.77 +flood ", shown, re.MULTILINE)
     by_hand = r"^2001:db8::/48 +by hand +.* \(command line\): on the phone "
     assert re.search(by_hand, shown, re.MULTILINE)
+    assert guard.run(arguments("list", "--storage", storage, "--format", "json")) == 0
+    listed = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert {one["event"] for one in listed} == {"listed"}
+    assert {one["target"]: one["reason"] for one in listed} == {
+        "192.0.2.77": "flood", "2001:db8::/48": "by hand",
+    }  # fmt: skip
+    assert all(datetime.fromisoformat(one["since"]).tzinfo for one in listed)
 
 
 @pytest.mark.parametrize(

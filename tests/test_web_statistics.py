@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eddyline.cli import main
+from eddyline.cli.output import Output
 from eddyline_apps import demo, script, views
 from eddyline_apps.traffic import SITES, Traffic, damage
 from waiting import PATIENCE_S
@@ -313,6 +315,20 @@ def test_visits_and_visitors(offline):
     assert rows(found) == [(1, 4, 2, 3, 2, 1800, 1, 2), (2, 5, 3, 3, 1, 20, 0, 1)]
 
 
+def test_a_view_that_differs_is_reported(capsys):
+    compared = [demo.Comparison("a", 1200, ""), demo.Comparison("b", 3, "1 rows only live")]
+    assert not demo.report(compared)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2:4] == ["a     1,200  equal", "b         3  1 rows only live"]
+    assert shown[-1] == "1 of 2 views DIFFER from offline: b"
+    assert not demo.report(compared, Output("json"))
+    assert list(map(json.loads, capsys.readouterr().out.splitlines())) == [
+        {"event": "comparison", "equal": True, "view": "a", "rows": 1200, "difference": ""},
+        {"event": "comparison", "equal": False, "view": "b", "rows": 3, "difference": "1 rows only live"},
+        {"event": "result", "equal": False, "views": 2, "different": ["b"]},
+    ]  # fmt: skip
+
+
 # --- live ---
 
 
@@ -335,10 +351,21 @@ def test_demo_agrees_with_offline(tmp_path, capsys):
     pytest.importorskip("eddyline.api.engine")
     storage = str(tmp_path / "engine")
     arguments = ["demo", "--lines", "3000", "--batch", "1000", "--seed", "5", "--storage", storage]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("epoch") == 3
-    assert f"All {len(views(script('web_statistics')))} views are equal" in shown
+    assert main([*arguments, "--format", "json"]) == 0
+    events = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    kinds = Counter(one["event"] for one in events)
+    names = list(views(script("web_statistics")))
+    assert [one["lines"] for one in events if one["event"] == "batch"] == [1000, 2000, 3000]
+    assert [one["view"] for one in events if one["event"] == "comparison"] == names
+    assert kinds["address"] == kinds["input"] == kinds["malformed"] == 1
+    assert kinds["day"] > 1
+    newest = [one["newest_day"] for one in events if one["event"] == "batch"][-1]
+    days = [one for one in events if one["event"] == "day"]
+    assert newest["day"] == days[-1]["day"]
+    assert newest["pv"] == sum(one["pv"] for one in days if one["day"] == newest["day"])
+    numbers = (value for name, value in days[0].items() if name not in ("event", "site", "day"))
+    assert all(isinstance(number, int | float) for number in numbers)
+    assert events[-1] == {"event": "result", "equal": True, "views": len(names), "different": []}
     assert main(arguments) == 2  # the storage is not empty now
     assert "STORAGE_NOT_EMPTY" in capsys.readouterr().err
 
@@ -357,6 +384,8 @@ def test_the_demo_in_a_terminal_serves_a_console_until_it_is_interrupted(tmp_pat
     try:
         while b"until Ctrl-C" not in shown:
             shown += os.read(ours, 1 << 16)  # OSError if it ends before
+        assert re.search(rb" 300 lines +[\d,]+/s  epoch +\d+ in .* \| \d{4}-\d\d-\d\d  pv ", shown)
+        assert f"All {len(views(script('web_statistics')))} views are equal".encode() in shown
         found = re.search(rb"The console stays at (http://127\.0\.0\.1:\d+)", shown)
         assert found is not None
         with urlopen(f"{found[1].decode()}/api/status") as answer:

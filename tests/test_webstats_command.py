@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import json
 import os
 import re
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from eddyline.cli.output import Output
 from eddyline.errors import EddylineError
+from eddyline.runtime.progress import Progress
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats import command
 from test_web_statistics import DATA, LOGS, truth
@@ -42,7 +45,24 @@ def webstats(*arguments):
 
 def test_the_views_are_shown(capsys):
     assert webstats("--show-views") == 0
-    assert "CREATE VIEW daily_statistics AS" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "CREATE VIEW daily_statistics AS" in shown
+    assert webstats("--show-views", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "views", "sql": shown}
+
+
+def test_epochs_that_have_read_lines_are_reported(capsys):
+    read = Progress(
+        7, {"log": 9, "requests": 1200}, {"requests": 1190}, {"run": 0.5, "commit": 0.25}
+    )
+    for form in ("table", "json"):
+        for progress in (read, Progress(8, {"clock": 1}, {}, {"run": 0.1})):
+            command.report_progress(Output(form), progress)
+    text, event = capsys.readouterr().out.splitlines()
+    assert text == "epoch 7: 1,200 lines in 0.75 s"
+    found = json.loads(event)
+    assert [found[name] for name in ("event", "epoch", "lines")] == ["epoch", 7, 1200]
+    assert found["seconds"] == {"run": 0.5, "commit": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -90,10 +110,12 @@ def test_a_real_log_gives_its_known_figures_and_the_storage_is_opened_again(tmp_
         assert f"{known[name]:,}" in shown
     assert "89 malformed lines" in shown
     assert re.search(r"daily_statistics +1 +1 +yes", shown)
-    assert webstats("--storage", storage) == 0  # nothing is read twice
-    again = capsys.readouterr().out
-    assert f"{known['requests']:,}" in again
-    assert " lines in " not in again
+    assert webstats("--storage", storage, "--format", "json") == 0  # nothing is read twice
+    again = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert [one["event"] for one in again] == ["day", "malformed"]
+    assert [again[0][name] for name in ("pv", "visits")] == [known["requests"], known["visits"]]
+    assert isinstance(again[0]["average_duration_s"], float)
+    assert again[1]["malformed"] == 89
     with pytest.raises(EddylineError, match="OTHER_RUN"):
         webstats("--log", log, "--storage", storage, "--zone", "UTC")
 

@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eddyline.cli.text import layout
+from eddyline.cli.output import TEXT, Output, add_format
 from eddyline.errors import StorageError
 from eddyline_apps import script, views
 from eddyline_apps.demo import count
@@ -44,6 +44,15 @@ REPORT_EVERY_S = 1.0
 WAITING_EVERY_S = 5.0
 PATIENCE_S = 240.0
 STOP_S = 120.0
+
+TARGETS = {
+    "view": "view",
+    "target": "target",
+    "rows": "rows in PostgreSQL's answer",
+    "missing": "missing",
+    "foreign": "not in it",
+    "equal": "equal",
+}
 
 Rows = frozenset[tuple[Any, ...]]
 
@@ -78,11 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep all data and logs in this new folder; without: removed at the end",
     )
     parser.add_argument("--seed", type=int, default=1, help="of changes and kills (default: 1)")
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the example and return the exit code: 0 only if each target equals PostgreSQL's answer."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = Output(args.format)
     with ExitStack() as stack:
         folder = args.keep or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-cdc-"))
@@ -103,17 +114,24 @@ def run(args: argparse.Namespace) -> int:
         broker = stack.enter_context(Broker(folder / "kafka", args.kafka_jars))
         create_tables(database.url, args.seed)
         engine = stack.enter_context(Runner(folder, database, broker))
-        print(f"PostgreSQL on port {database.port}, Kafka on port {broker.port}", flush=True)
+        ports = {"postgres_port": database.port, "kafka_port": broker.port}
+        out.say(
+            f"PostgreSQL on port {database.port}, Kafka on port {broker.port}", "address", **ports
+        )
         targets = Targets(folder, database.url, broker.address)
         stack.callback(targets.close)
-        targets.wait(truth(database.url), engine)
+        targets.wait(truth(database.url), engine, out)
         trade = stack.enter_context(Trade(database.url, args.transactions, RATE, args.seed))
-        killed = trade_and_kill(trade, args, engine=engine, database=database, broker=broker)
+        killed = trade_and_kill(
+            trade, args, engine=engine, database=database, broker=broker, out=out
+        )
         expected = truth(database.url)
-        found = targets.wait(expected, engine)
+        found = targets.wait(expected, engine, out)
         engine.stop()
-        equal = report(expected, found, targets, trade, killed)
-        return 0 if equal and engine.verify() else 1
+        if not report(expected, found, targets, trade, killed, out):
+            return 1
+        out.say("\nEach view against offline Spark over the rows that were taken:\n")
+        return 0 if engine.verify(args.format) else 1
 
 
 # --- the engine ---
@@ -167,10 +185,9 @@ class Runner:
             self._process.wait(STOP_S)
             self.kill()
 
-    def verify(self) -> bool:
-        """Return whether each live view equals offline Spark over the rows that the engine has taken."""
-        print("\nEach view against offline Spark over the rows that were taken:\n", flush=True)
-        command = [*self._command(), "verify", "--storage", str(self._storage)]
+    def verify(self, form: str) -> bool:
+        """Print whether each live view equals offline Spark over the rows that the engine has taken, and return it."""
+        command = [*self._command(), "verify", "--storage", str(self._storage), "--format", form]
         settings = {**os.environ, **self._settings}
         return subprocess.run(command, env=settings, check=False).returncode == 0
 
@@ -184,7 +201,13 @@ class Runner:
 
 
 def trade_and_kill(
-    trade: Trade, args: argparse.Namespace, *, engine: Runner, database: Server, broker: Broker
+    trade: Trade,
+    args: argparse.Namespace,
+    *,
+    engine: Runner,
+    database: Server,
+    broker: Broker,
+    out: Output = TEXT,
 ) -> dict[str, int]:
     """Wait until all transactions are committed, and kill each process at random moments meanwhile.
 
@@ -211,12 +234,14 @@ def trade_and_kill(
             kill, start = victims[name]
             kill()
             killed[name] += 1
-            print(f"{trade.committed:>9,} transactions  kill -9 of {name}", flush=True)
+            text = f"{trade.committed:>9,} transactions  kill -9 of {name}"
+            out.say(text, "kill", transactions=trade.committed, killed=_process(name))
             start()
         elif time.monotonic() - reported >= REPORT_EVERY_S:
             reported = time.monotonic()
             left = (args.transactions - trade.committed) / RATE
-            print(f"{trade.committed:>9,} transactions  {left:>5,.0f} s left", flush=True)
+            text = f"{trade.committed:>9,} transactions  {left:>5,.0f} s left"
+            out.say(text, "progress", transactions=trade.committed, seconds_left=left)
         elif not engine.alive():
             raise _failed(engine)
         time.sleep(0.02)
@@ -263,7 +288,9 @@ class Targets:
         """Return what each target holds."""
         return {view: target.rows() for view, target in self.all.items()}
 
-    def wait(self, expected: Mapping[str, Rows], engine: Runner) -> dict[str, Rows]:
+    def wait(
+        self, expected: Mapping[str, Rows], engine: Runner, out: Output = TEXT
+    ) -> dict[str, Rows]:
         """Return what the targets hold when it is as expected, or after `PATIENCE_S`.
 
         Raises:
@@ -278,7 +305,8 @@ class Targets:
                 reported = time.monotonic()
                 differ = {view: len(expected[view] ^ found[view]) for view in expected}
                 words = ", ".join(f"{view} {number:,}" for view, number in differ.items())
-                print(f"waiting; rows that differ in the targets: {words}", flush=True)
+                text = f"waiting; rows that differ in the targets: {words}"
+                out.say(text, "waiting", different_rows=differ)
             time.sleep(REPORT_EVERY_S / 2)
         return found
 
@@ -396,20 +424,29 @@ def report(
     targets: Targets,
     trade: Trade,
     killed: Mapping[str, int],
+    out: Output = TEXT,
 ) -> bool:
     """Print the comparison; return whether all targets are equal."""
     rows = []
     for view, target in targets.all.items():
         missing, foreign = expected[view] - found[view], found[view] - expected[view]
-        equal = "yes" if not missing and not foreign else "NO"
+        equal = not missing and not foreign
         counts = (len(expected[view]), len(missing), len(foreign))
-        rows.append((view, target.kind, *(f"{number:,}" for number in counts), equal))
+        rows.append(dict(zip(TARGETS, (view, target.kind, *counts, equal), strict=True)))
     kills = ", ".join(f"{name} {times} times" for name, times in killed.items() if times)
-    print(f"\n{trade.committed:,} transactions; killed: {kills or 'nothing'}. In the targets:\n")
-    heads = ("view", "target", "rows in PostgreSQL's answer", "missing", "not in it", "equal")
-    print(layout(heads, rows, right=(2, 3, 4)))
-    print(f"\n{targets.doubled:,} messages came twice in Kafka.", flush=True)
-    return all(row[-1] == "yes" for row in rows) and not targets.doubled
+    heading = f"{trade.committed:,} transactions; killed: {kills or 'nothing'}. In the targets:"
+    times_killed = {_process(name): times for name, times in killed.items()}
+    out.say(f"\n{heading}\n", "trade", transactions=trade.committed, killed=times_killed)
+    out.table("target", TARGETS, rows, {"equal": lambda equal: "yes" if equal else "NO"})
+    equal = all(row["equal"] for row in rows) and not targets.doubled
+    text = f"\n{targets.doubled:,} messages came twice in Kafka."
+    out.say(text, "result", equal=equal, doubled=targets.doubled)
+    return equal
+
+
+def _process(name: str) -> str:
+    """Return the name of a process for programs: without an article."""
+    return name.removeprefix("the ")
 
 
 def _failed(engine: Runner) -> StorageError:

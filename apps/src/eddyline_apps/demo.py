@@ -16,20 +16,20 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eddyline.cli.interrupts import await_interrupt
-from eddyline.cli.text import layout
+from eddyline.cli.output import TEXT, Output, add_format
 from eddyline.errors import DataError, StorageError
 from eddyline_apps import script, views
 from eddyline_apps.traffic import Traffic
@@ -48,12 +48,26 @@ SCHEMA = "line STRING, seq BIGINT"
 TSV_HEADER = "host\tlogname\ttime\tmethod\turl\tresponse\tbytes"
 DAYS_SHOWN_MAX = 12
 MALFORMED_SHOWN_MAX = 5
+DAYS = {
+    "site": "site",
+    "day": "day",
+    "pv": "pv",
+    "uv": "uv",
+    "visits": "visits",
+    "new_visitors": "new",
+    "returning_visitors": "returning",
+    "visit_frequency": "visits/uv",
+    "average_duration_s": "seconds",
+    "average_depth": "depth",
+    "pages_per_visitor": "pv/uv",
+}
+COMPARISONS = {"view": "view", "rows": "rows", "difference": "live = offline"}
 WIDTH_MAX = 110
 
 NEWEST_DAY = """
 SELECT
-  day, sum(pv), sum(uv), sum(visits), sum(new_visitors), sum(returning_visitors),
-  (SELECT malformed FROM malformed_count)
+  day, sum(pv) AS pv, sum(uv) AS uv, sum(visits) AS visits, sum(new_visitors) AS new_visitors,
+  sum(returning_visitors) AS returning_visitors, (SELECT malformed FROM malformed_count) AS malformed
 FROM daily_statistics
 GROUP BY day
 ORDER BY day DESC
@@ -89,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the engine here; without: removed at the end",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the made-up traffic (default: 1)")
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         Engine,  # imported late: it takes a second, and --help should not wait for it
     )
 
+    out = Output(args.format)
     if args.log is None:
         lines = made_up_lines(args.lines or 50_000, args.seed)
     else:
@@ -113,15 +129,15 @@ def run(args: argparse.Namespace) -> int:
             )
         engine = stack.enter_context(Engine(str(storage)))
         address = engine.serve()
-        print(f"Live in a browser: {address}", flush=True)
+        out.say(f"Live in a browser: {address}", "address", console=address)
         table, live = create(engine)
         copy = scratch / "lines.parquet"
-        total = feed(engine, table, lines, args.batch, copy)
-        _print_figures(engine)
-        _print_malformed(engine, total)
-        equal = _print_comparison(engine, live, copy, total)
+        total = feed(engine, table, lines, args.batch, copy, out)
+        _report_figures(engine, out)
+        _report_malformed(engine, total, out)
+        equal = _report_comparison(engine, live, copy, total, out)
         if sys.stdout.isatty() and not os.environ.get("CI"):
-            print(f"\nThe console stays at {address} until Ctrl-C.", flush=True)
+            out.say(f"\nThe console stays at {address} until Ctrl-C.")
             with suppress(KeyboardInterrupt):
                 await_interrupt()
         return 0 if equal else 1
@@ -201,7 +217,9 @@ def create(engine: Engine) -> tuple[Table, dict[str, View]]:
     }
 
 
-def feed(engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: Path) -> int:
+def feed(
+    engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: Path, out: Output = TEXT
+) -> int:
     """Insert the lines in batches, run an epoch after each, and print the progress.
 
     The lines are also written to the Parquet file `copy`, for the offline comparison.
@@ -222,14 +240,17 @@ def feed(engine: Engine, table: Table, lines: Iterable[str], batch: int, copy: P
             epoch = engine.advance()
             end = time.perf_counter()
             total += len(part)
-            print(
-                f"{total:>9,} lines  {len(part) / (end - begin):>7,.0f}/s  "
-                f"epoch {epoch:>4} in {end - inserted:5.2f} s  {_newest_day(engine)}",
-                flush=True,
-            )
+            rate, seconds, newest = len(part) / (end - begin), end - inserted, _newest_day(engine)
+            out.say(
+                f"{total:>9,} lines  {rate:>7,.0f}/s  "
+                f"epoch {epoch:>4} in {seconds:5.2f} s  {_day_text(newest)}",
+                "batch", lines=total, lines_per_second=rate, epoch=epoch, seconds=seconds,
+                newest_day=newest,
+            )  # fmt: skip
     if total:
         seconds = time.perf_counter() - started
-        print(f"{total:,} lines in {seconds:.1f} s, reading and printing included")
+        text = f"{total:,} lines in {seconds:.1f} s, reading and printing included"
+        out.say(text, "input", lines=total, seconds=seconds)
     return total
 
 
@@ -239,52 +260,49 @@ def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _newest_day(engine: Engine) -> str:
+def _newest_day(engine: Engine) -> dict[str, Any] | None:
     row = engine.sql(NEWEST_DAY).first()
-    if row is None:
+    return None if row is None else row.asDict()
+
+
+def _day_text(day: Mapping[str, Any] | None) -> str:
+    if day is None:
         return "no request yet"
-    day, *numbers = row
-    names = ("pv", "uv", "visits", "new", "returning", "malformed")
-    shown = (f"{name} {number:,}" for name, number in zip(names, numbers, strict=True))
-    return f"| {day}  {'  '.join(shown)}"
+    names = {"new_visitors": "new", "returning_visitors": "returning"}
+    shown = (f"{names.get(name, name)} {day[name]:,}" for name in day if name != "day")
+    return f"| {day['day']}  {'  '.join(shown)}"
 
 
 # --- the final report and the offline comparison ---
 
 
-def _print_figures(engine: Engine) -> None:
-    columns = ("site", "day", "pv", "uv", "visits", "new_visitors", "returning_visitors")
-    ratios = ("visit_frequency", "average_duration_s", "average_depth", "pages_per_visitor")
-    rows = engine.sql(
-        f"SELECT {', '.join((*columns, *ratios))} FROM daily_statistics ORDER BY day, site"
-    ).collect()
-    shown = [
-        (*map(str, row[:2]), *(f"{n:,}" for n in row[2:7]), *(f"{n:,.2f}" for n in row[7:]))
-        for row in rows[-DAYS_SHOWN_MAX:]
-    ]
-    heads = ("site", "day", "pv", "uv", "visits", "new", "returning")
-    print(f"\nStatistics of {len(rows)} days of sites, the last {len(shown)}:\n")
-    print(
-        layout((*heads, "visits/uv", "seconds", "depth", "pv/uv"), shown, right=range(2, 11)),
-        end="\n\n",
-    )
+def _report_figures(engine: Engine, out: Output) -> None:
+    query = f"SELECT {', '.join(DAYS)} FROM daily_statistics ORDER BY day, site"
+    rows = [row.asDict() for row in engine.sql(query).collect()]
+    shown = rows[-DAYS_SHOWN_MAX:]
+    out.say(f"\nStatistics of {len(rows)} days of sites, the last {len(shown)}:\n")
+    out.table("day", DAYS, shown)
+    out.say("")
 
 
-def _print_malformed(engine: Engine, total: int) -> None:
+def _report_malformed(engine: Engine, total: int, out: Output) -> None:
     (count,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
-    print(f"{count:,} malformed of {total:,} lines, kept in malformed_lines", end="")
+    text = f"{count:,} malformed of {total:,} lines, kept in malformed_lines"
+    out.say(f"{text}:" if count else f"{text}.", "malformed", malformed=count, lines=total)
     some = engine.sql(
         f"SELECT seq, line FROM malformed_lines ORDER BY seq LIMIT {MALFORMED_SHOWN_MAX}"
     )
-    print(":" if count else ".")
     for seq, line in some.collect():
-        print(f"  line {seq + 1:,}: {_shortened(repr(line))}")
+        text = f"  line {seq + 1:,}: {_shortened(repr(line))}"
+        out.say(text, "malformed_line", number=seq + 1, line=line)
 
 
-def _print_comparison(engine: Engine, live: Mapping[str, View], copy: Path, total: int) -> bool:
+def _report_comparison(
+    engine: Engine, live: Mapping[str, View], copy: Path, total: int, out: Output
+) -> bool:
     """Compare each view with its offline result and print both; return whether all are equal."""
     queries = views(script(APPLICATION))
-    print(f"\nThe same SQL offline, plain Spark over the same {total:,} lines:\n")
+    out.say(f"\nThe same SQL offline, plain Spark over the same {total:,} lines:\n")
     session = offline(engine.spark, copy, queries)
     compared = [
         compare(name, live[name].snapshot(), session.table(name), ordered=is_ordered(query))
@@ -292,15 +310,18 @@ def _print_comparison(engine: Engine, live: Mapping[str, View], copy: Path, tota
     ]
     for name in queries:
         session.catalog.uncacheTable(name)
-    shown = [(item.name, f"{item.rows:,}", item.difference or "equal") for item in compared]
-    print(layout(("view", "rows", "live = offline"), shown, right=(1,)))
-    unequal = [item.name for item in compared if item.difference]
+    return report(compared, out)
+
+
+def report(compared: Sequence[Comparison], out: Output = TEXT) -> bool:
+    """Print comparisons of views; return whether all are equal."""
+    rows = [{"equal": not one.difference, **asdict(one)} for one in compared]
+    out.table("comparison", COMPARISONS, rows, {"difference": lambda text: text or "equal"})
+    unequal = [one.view for one in compared if one.difference]
+    text = f"All {len(compared)} views are equal to offline Spark."
     if unequal:
-        print(
-            f"\n{len(unequal)} of {len(compared)} views DIFFER from offline: {', '.join(unequal)}"
-        )
-    else:
-        print(f"\nAll {len(compared)} views are equal to offline Spark.")
+        text = f"{len(unequal)} of {len(compared)} views DIFFER from offline: {', '.join(unequal)}"
+    out.say(f"\n{text}", "result", equal=not unequal, views=len(compared), different=unequal)
     return not unequal
 
 
@@ -323,7 +344,7 @@ def offline(spark: SparkSession, lines: Path, queries: Mapping[str, str]) -> Spa
 class Comparison:
     """The result of comparing a view with its offline result; `difference` is empty if they are equal."""
 
-    name: str
+    view: str
     rows: int
     difference: str
 

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eddyline.cli.text import layout
+from eddyline.cli.output import TEXT, Output, add_format
 from eddyline.errors import StorageError
 from eddyline.relay.account import Account
 from eddyline.relay.embedded import LogBackend
@@ -54,6 +54,28 @@ TUPLE_ROWS = 100
 ENRICH_TTL_S = 1.0
 PUT_ROWS = 10_000
 REPORT_EVERY_S = 1.0
+
+HITS = {
+    "region": "region",
+    "carrier": "carrier",
+    "hits": "hits",
+    "bytes": "bytes",
+    "hits_in_postgres": "hits in PostgreSQL",
+    "bytes_in_postgres": "bytes in PostgreSQL",
+}
+ACCOUNT = {
+    "received": "received",
+    "done": "done",
+    "dead": "dead",
+    "retry": "retry",
+    "in_flight": "in flight",
+}
+LETTERS = {"bolt": "bolt", "reason": "reason", "records": "records"}
+CALLS = {
+    "attempt": "attempt",
+    "calls": "calls",
+    **{outcome.partition(" ")[0]: outcome for outcome in OUTCOMES},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="of the made-up lines and the failures (default: 1)"
     )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = Output(args.format)
     lines = made_up_lines(args.records or RECORDS, args.seed)
     if args.log is not None:
         lines = islice(read_log(args.log), args.records)
@@ -116,11 +140,14 @@ def run(args: argparse.Namespace) -> int:
         stack.callback(queue.close)
         total = fill(queue, lines)
         engine = stack.enter_context(Engine(str(storage / "engine")))
-        print(f"{total:,} records in the queue, enriched by {service.url}", flush=True)
-        print(f"PostgreSQL on {host_and_port(url)}, schema {schema}", flush=True)
+        text = f"{total:,} records in the queue, enriched by {service.url}"
+        out.say(text, "input", records=total, service=service.url)
+        place = host_and_port(url)
+        out.say(f"PostgreSQL on {place}, schema {schema}", "address", postgres=place, schema=schema)
         pipeline = create(engine, queue, service.url, url, schema)
-        drain(engine, pipeline, service, total)
-        return 0 if report(collect_result(engine, pipeline, total, url, schema), service) else 1
+        drain(engine, pipeline, service, total, out)
+        found = collect_result(engine, pipeline, total, url, schema)
+        return 0 if report(found, service, out) else 1
 
 
 # --- input ---
@@ -195,7 +222,9 @@ def create(
 # --- running and reporting ---
 
 
-def drain(engine: Engine, pipeline: Pipeline, service: Service, total: int) -> None:
+def drain(
+    engine: Engine, pipeline: Pipeline, service: Service, total: int, out: Output = TEXT
+) -> None:
     """Run until every record is done or dead, and print the progress."""
     before = started = None
     engine.start(REPORT_EVERY_S / 2)
@@ -205,14 +234,17 @@ def drain(engine: Engine, pipeline: Pipeline, service: Service, total: int) -> N
         if before is None or started is None:
             before, started = settled, now
         rate = (settled - before) / max(now - started, REPORT_EVERY_S)
-        left = f"{(total - settled) / rate:,.0f} s" if rate else "?"
+        left = (total - settled) / rate if rate else None
+        shown = "?" if left is None else f"{left:,.0f} s"
         (live,) = engine.sql("SELECT coalesce(sum(hits), 0) FROM hits").first() or (0,)
-        print(
-            f"{settled:>9,} of {total:,} records  {rate:>7,.0f}/s  {left:>5} left  | "
+        calls = service.calls.total()
+        out.say(
+            f"{settled:>9,} of {total:,} records  {rate:>7,.0f}/s  {shown:>5} left  | "
             f"live view {live:,}  dead {account.dead:,}  waiting for a retry {account.retry:,}  "
-            f"calls {service.calls.total():,}",
-            flush=True,
-        )
+            f"calls {calls:,}",
+            "progress", settled=settled, records=total, records_per_second=rate, seconds_left=left,
+            live=live, dead=account.dead, retry=account.retry, calls=calls,
+        )  # fmt: skip
         if settled == total:
             break
         engine.await_termination(REPORT_EVERY_S)
@@ -270,47 +302,40 @@ def collect_result(
     )
 
 
-def report(result: RunResult, service: Service) -> bool:
+def report(result: RunResult, service: Service, out: Output = TEXT) -> bool:
     """Print the result of a run; return whether all checks hold."""
-    rows = [
-        (
-            *place,
-            *map(_grouped, (*result.live.get(place, (0, 0)), *result.stored.get(place, (0, 0)))),
-        )
-        for place in sorted(result.live.keys() | result.stored.keys())
-    ]
-    print("\nHits by region and carrier, in the live view and in PostgreSQL:\n")
-    heads = ("region", "carrier", "hits", "bytes", "hits in PostgreSQL", "bytes in PostgreSQL")
-    print(layout(heads, rows, right=range(2, 6)))
+    out.say("\nHits by region and carrier, in the live view and in PostgreSQL:\n")
+    out.table(
+        "hits", HITS, [_hits(result, place) for place in sorted({*result.live, *result.stored})]
+    )
 
-    account = result.account
-    parts = (account.received, account.done, account.dead, account.retry, account.in_flight)
-    print("\nWhere the records are: received = done + dead + retry + in flight\n")
-    names = ("received", "done", "dead", "retry", "in flight")
-    print(layout(names, [tuple(map(_grouped, parts))], right=range(5)))
+    out.say("\nWhere the records are: received = done + dead + retry + in flight\n")
+    out.table("account", ACCOUNT, [{name: getattr(result.account, name) for name in ACCOUNT}])
 
-    print("\nDead letters by bolt and reason:\n")
-    letters = [(bolt, error, _grouped(records)) for bolt, error, records in result.failures]
-    print(layout(("bolt", "reason", "records"), letters, right=(2,)))
+    out.say("\nDead letters by bolt and reason:\n")
+    out.table(
+        "dead_letters", LETTERS, [dict(zip(LETTERS, row, strict=True)) for row in result.failures]
+    )
 
-    print("\nCalls of the service in this run, by attempt:\n")
+    out.say("\nCalls of the service in this run, by attempt:\n")
     attempts = sorted({attempt for attempt, _ in service.calls})
-    calls = [[service.calls[attempt, outcome] for outcome in OUTCOMES] for attempt in attempts]
-    shown = [
-        (str(attempt), *map(_grouped, (sum(row), *row)))
-        for attempt, row in zip(attempts, calls, strict=True)
-    ]
-    print(layout(("attempt", "calls", *OUTCOMES), shown, right=range(2 + len(OUTCOMES))))
+    out.table("calls", CALLS, [_calls(service, attempt) for attempt in attempts])
 
-    for message in result.differences:
-        print(f"\nDIFFERENT: {message}.")
-    if not result.differences:
-        print("\nThe live view equals PostgreSQL, and every record is accounted for.")
-    return not result.differences
+    differences = result.differences
+    texts = [f"DIFFERENT: {message}." for message in differences]
+    text = "The live view equals PostgreSQL, and every record is accounted for."
+    out.say("\n" + ("\n\n".join(texts) or text), "result", equal=not texts, differences=differences)
+    return not differences
 
 
-def _grouped(number: int) -> str:
-    return f"{number:,}"
+def _hits(result: RunResult, place: tuple[str, str]) -> dict[str, Any]:
+    live, stored = (side.get(place, (0, 0)) for side in (result.live, result.stored))
+    return dict(zip(HITS, (*place, *live, *stored), strict=True))
+
+
+def _calls(service: Service, attempt: int) -> dict[str, int]:
+    calls = [service.calls[attempt, outcome] for outcome in OUTCOMES]
+    return dict(zip(CALLS, (attempt, sum(calls), *calls), strict=True))
 
 
 def share(text: str) -> float:

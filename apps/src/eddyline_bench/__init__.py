@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from eddyline.cli.output import Output, add_format
 from eddyline.errors import EngineError
 from eddyline_bench import (
     backfill,
@@ -32,7 +33,8 @@ from eddyline_bench import (
     webstats,
     workers,
 )
-from eddyline_bench.page import require_matplotlib
+from eddyline_bench.figures import figures
+from eddyline_bench.page import require_matplotlib, usable_cores
 
 
 class Result(Protocol):
@@ -111,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
     )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,10 +142,13 @@ def run(args: argparse.Namespace) -> int:
                 hint="eddyline bench grouped-count --flink",
             )
         given["flink"] = True
-    code = 0
+    out, code = Output(args.format), 0
     for name in [args.name] if args.name else list(BENCHMARKS):
         result = BENCHMARKS[name](**given)
-        print(result.text(), flush=True)
+        out.say(
+            result.text(), "benchmark", name=name, equal=result.equal, cores=len(usable_cores()),
+            figures=figures(result),
+        )  # fmt: skip
         if args.write is not None and isinstance(result, Page):
             result.write(args.write)
         code = code or int(not result.equal)

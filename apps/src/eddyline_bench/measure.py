@@ -106,6 +106,7 @@ def appearing(path: Path) -> Iterator[Path]:
     hidden.rename(path)
 
 
+@dataclass
 class PeakMemory:
     """The most memory that processes have had for themselves, in a `with` block; read ten times a second.
 
@@ -117,8 +118,11 @@ class PeakMemory:
         worker: bytes of the largest of the other descendants, which are Python workers.
     """
 
-    def __init__(self) -> None:
-        self.python = self.jvm = self.worker = 0
+    python: int = 0
+    jvm: int = 0
+    worker: int = 0
+
+    def __post_init__(self) -> None:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

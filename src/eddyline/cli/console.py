@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.interrupts import await_interrupt
 from eddyline.cli.opening import existing, open_engine
+from eddyline.cli.output import Output, add_format
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +35,7 @@ def add_to(commands: Commands) -> None:
         "--read-only", action="store_true", help="allow no actions, even with a token"
     )
     add_storage(parser)
+    add_format(parser)
 
 
 class _Reader:
@@ -79,6 +81,6 @@ def _console(args: argparse.Namespace) -> int:
         ) as console,
         suppress(KeyboardInterrupt),
     ):
-        print(console.url, flush=True)
+        Output(args.format).say(console.url, "address", console=console.url)
         await_interrupt()
     return 0

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.interrupts import await_interrupt
+from eddyline.cli.output import Output, add_format
 from eddyline.errors import EngineError
 
 TOKEN = "EDDYLINE_INGEST_TOKEN"
@@ -21,6 +22,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("queue", metavar="DIR", help="folder of the queue; made if it is missing")
     parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
     parser.add_argument("--port", type=int, default=8421, help="0: any that is free")
+    add_format(parser)
 
 
 def _ingest(args: argparse.Namespace) -> int:
@@ -41,6 +43,7 @@ def _ingest(args: argparse.Namespace) -> int:
         IngestServer(endpoint, host=args.host, port=args.port) as server,
         suppress(KeyboardInterrupt),
     ):
-        print(f"POST {server.url}/records, a record a line", flush=True)
+        url = f"{server.url}/records"
+        Output(args.format).say(f"POST {url}, a record a line", "address", ingest=url)
         await_interrupt()
     return 0

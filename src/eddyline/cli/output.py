@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,65 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         "--format", choices=(TABLE, JSON), default=TABLE,
         help="a table for people (default), or one JSON object a line",
     )  # fmt: skip
+
+
+class Output:
+    """What a command prints while it runs: text for people, or events for programs.
+
+    An event is a JSON object on a line of its own; its field `event` names its kind.
+
+    Args:
+        form: `TABLE` or `JSON`.
+
+    Example:
+        >>> for form in (TABLE, JSON):
+        ...     out = Output(form)
+        ...     out.say("What was read:")
+        ...     out.say("1,200 lines", "read", lines=1200)
+        ...     out.table("file", {"name": "file", "equal": "equal"}, [{"name": "a", "equal": True}])
+        What was read:
+        1,200 lines
+        file  equal
+        ----  -----
+        a       yes
+        {"event": "read", "lines": 1200}
+        {"event": "file", "name": "a", "equal": true}
+    """
+
+    def __init__(self, form: str) -> None:
+        self._json = form == JSON
+
+    def say(self, text: str | None, event: str | None = None, /, **fields: object) -> None:
+        """Print a text, or an event; None prints nothing, such as for a heading, which programs don't need."""
+        if self._json:
+            if event is not None:
+                show_document({"event": event, **fields})
+        elif text is not None:
+            print(text, flush=True)
+
+    def table(
+        self,
+        event: str,
+        heads: Mapping[str, str],
+        rows: Sequence[Mapping[str, Any]],
+        words: Mapping[str, Callable[[Any], str]] | None = None,
+    ) -> None:
+        """Print rows: as an aligned table, or each as an event with all its fields.
+
+        Args:
+            heads: the fields that the table has, and their heads.
+            words: how the table says the values of some fields.
+        """
+        if self._json:
+            show_rows(JSON, (), [{"event": event, **row} for row in rows])
+            return
+        said = (words or {}).items()
+        shown = [{**row, **{name: say(row[name]) for name, say in said}} for row in rows]
+        show_rows(TABLE, heads, shown)
+
+
+TEXT = Output(TABLE)
+"""Prints text."""
 
 
 def show_rows(
@@ -63,7 +122,7 @@ def show_rows(
 def show_progress(form: str, progress: Progress) -> None:
     """Print the progress of an epoch."""
     if form == JSON:
-        show_document(progress)
+        show_document({"event": "epoch", **asdict(progress)})
     else:
         print(progress_line(progress), flush=True)
 
@@ -71,7 +130,7 @@ def show_progress(form: str, progress: Progress) -> None:
 def show_report(form: str, report: Report) -> None:
     """Print the result of a verification."""
     if form == JSON:
-        show_document({"equal": report.equal, **asdict(report)})
+        show_document({"event": "verification", "equal": report.equal, **asdict(report)})
     else:
         print(report)
 
@@ -93,8 +152,10 @@ def _cell(name: str, value: Any) -> str:
             return f"{value:,}"
         case float() if name == "seconds":
             return f"{value:.2f}"
-        case float():  # a change
+        case float() if name == "state_growth":
             return f"{value:+,.1f}"
+        case float():
+            return f"{value:,.2f}"
         case datetime():
             return f"{value:%Y-%m-%d %H:%M:%S}"
         case bytes():

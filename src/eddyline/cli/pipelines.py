@@ -12,7 +12,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 
 from eddyline.cli.arguments import Commands
-from eddyline.cli.output import TABLE, add_format, show_progress, show_report, show_rows
+from eddyline.cli.output import TABLE, Output, add_format, show_progress, show_report, show_rows
 from eddyline.errors import EngineError
 
 HEADS = {
@@ -50,6 +50,7 @@ def add_to(commands: Commands) -> None:
             "--spec", metavar="F",
             help="the spec file; without: spark-pipeline.yml here or in the nearest folder above",
         )  # fmt: skip
+    for parser in (init, dry, run):
         add_format(parser)
     run.add_argument("--continuous", action="store_true", help="go on until Ctrl-C or SIGTERM")
     run.add_argument(
@@ -80,7 +81,8 @@ def _init(args: argparse.Namespace) -> int:
             condition="PROJECT_INVALID",
             hint="give another name, or remove that folder",
         ) from error
-    print(f"project {args.name} is made; to run it:\n  cd {args.name}\n  eddyline pipelines run")
+    text = f"project {args.name} is made; to run it:\n  cd {args.name}\n  eddyline pipelines run"
+    Output(args.format).say(text, "made", project=args.name)
     return 0
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from eddyline.answers.answer import spark_answer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
-from eddyline.cli.output import JSON, add_format, show_document, show_progress
+from eddyline.cli.output import Output, add_format, show_progress
 from eddyline.cli.text import FORMATTERS
 
 
@@ -44,16 +44,17 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     script = read_script(args.script)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = Output(args.format)
     with _logging(args.verbose), open_engine(args.storage) as engine:
         engine.on_progress(lambda progress: show_progress(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         if args.console is not None:
-            _show_address(args.format, "console", engine.serve(args.console))
+            _say_address(out, "console", engine.serve(args.console))
         answer = engine.execute(script)
         if args.thrift is not None:
-            _show_address(args.format, "thrift", engine.serve_thrift(args.thrift))
+            _say_address(out, "thrift", engine.serve_thrift(args.thrift))
         if args.connect is not None:
-            _show_address(args.format, "connect", engine.serve_connect(args.connect))
+            _say_address(out, "connect", engine.serve_connect(args.connect))
         if answer is not None:
             print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
         if args.once:
@@ -65,11 +66,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_address(form: str, what: str, url: str) -> None:
-    if form == JSON:
-        show_document({what: url})
-    else:
-        print(f"{what}: {url}", flush=True)
+def _say_address(out: Output, what: str, url: str) -> None:
+    out.say(f"{what}: {url}", "address", **{what: url})
 
 
 @contextmanager

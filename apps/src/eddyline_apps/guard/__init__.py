@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import tempfile
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from eddyline.answers.quick import quick_answer
 from eddyline.answers.tasks import stored_catalog
 from eddyline.cli.opening import open_catalog
+from eddyline.cli.output import Output, add_format
 from eddyline.cli.text import layout
 from eddyline.errors import DataError, EngineError
 from eddyline.storage.lock import in_use
@@ -25,6 +26,8 @@ from eddyline_apps.guard.evaluation import evaluate, read_labels, report
 
 if TYPE_CHECKING:
     import argparse
+
+    from eddyline.answers.answer import QueryAnswer
 
 __all__ = ["add_arguments", "run"]
 
@@ -91,10 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what requests to --port have to send, ${env:NAME} or ${file:PATH}; with it people may block "
         "and unblock there",
     )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the guard and return the exit code."""
+    out = Output(args.format)
     by_hand = args.action in (BLOCK, "unblock")
     if by_hand == (args.address is None) or by_hand == (args.reason is None):
         raise EngineError(
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             hint="eddyline guard block ADDRESS --for 1h --reason TEXT --storage DIR",
         )
     if by_hand or args.action == "list":
-        return _by_hand(args)
+        return _by_hand(args, out)
     if args.log is None or args.config is None:
         raise EngineError(
             "the guard needs --log and --config",
@@ -148,17 +153,20 @@ def run(args: argparse.Namespace) -> int:
         if args.port is not None:
             from eddyline_apps.guard.page import serve  # needs packages that may be missing
 
-            print(f"page: {serve(engine, stack, args.port, args.token)}", flush=True)
+            address = serve(engine, stack, args.port, args.token)
+            out.say(f"page: {address}", "address", page=address)
         if args.follow:
-            follow(engine, guard, config, args.log)
+            follow(engine, guard, config, args.log, out)
         else:
-            found = replay(engine, guard, config, args.log)
+            found = replay(engine, guard, config, args.log, out)
             if labels is not None:
-                print(report(evaluate(labels, found.seen, found.blocked)))
+                result = evaluate(labels, found.seen, found.blocked)
+                shares = {"precision": result.precision, "recall": result.recall}
+                out.say(report(result), "evaluation", **shares, **asdict(result))
     return 0
 
 
-def _by_hand(args: argparse.Namespace) -> int:
+def _by_hand(args: argparse.Namespace, out: Output) -> int:
     """Block, unblock or list, beside the guard that runs on the storage; without Spark."""
     if args.storage is None:
         raise EngineError(
@@ -172,16 +180,26 @@ def _by_hand(args: argparse.Namespace) -> int:
             catalog.get("block_list")  # NOT_FOUND
             answer = quick_answer(files, catalog, "SELECT * FROM block_list ORDER BY since")
             if answer is None or not answer.total:
-                print("nobody is blocked")
+                out.say("nobody is blocked")
             else:
-                rows = [tuple(text or "" for text in row) for row in answer.texts()]
-                print(layout(answer.columns, rows))
+                _list(answer, out)
             return 0
         action = BLOCK if args.action == BLOCK else ALLOW
         decision = parse_decision(
             action, args.address, args.time, f"{getpass.getuser()} (command line)", args.reason
         )
-        decide(files, catalog, decision, datetime.now(UTC))
-        if not in_use(files):
-            print("no guard runs on this storage: the next one takes the decision")
+        target = decide(files, catalog, decision, datetime.now(UTC))
+        runs = in_use(files)
+        text = None if runs else "no guard runs on this storage: the next one takes the decision"
+        out.say(
+            text, "decision",
+            action=action, target=target, seconds=decision.seconds, guard_runs=runs,
+        )  # fmt: skip
     return 0
+
+
+def _list(answer: QueryAnswer, out: Output) -> None:
+    rows = [tuple(text or "" for text in row) for row in answer.texts()]
+    out.say(layout(answer.columns, rows))
+    for row in answer.table().to_pylist():
+        out.say(None, "listed", **row)

@@ -83,10 +83,10 @@ def parse_decision(action: str, target: str, time: str, who: str, reason: str) -
     )  # fmt: skip
 
 
-def decide(files: Files, catalog: Catalog, decision: Decision, now: datetime) -> None:
-    """Give a decision to the guard of a storage. It is durable when this returns, and needs no Spark.
+def decide(files: Files, catalog: Catalog, decision: Decision, now: datetime) -> str:
+    """Give a decision to the guard of a storage; return its target as the list shows it.
 
-    The guard takes it with its next epoch, or when it starts.
+    It is durable then, and needs no Spark. The guard takes it with its next epoch, or when it starts.
 
     Raises:
         CatalogError: NOT_FOUND: the storage has no guard, or one whose views take no decisions.
@@ -115,6 +115,7 @@ def decide(files: Files, catalog: Catalog, decision: Decision, now: datetime) ->
     files.make_folder(f"{FOLDER}/{table}")
     written = write_files(files, table, identity, [rows])
     commit_batch(files, table, identity, None, written)
+    return target
 
 
 def _line(name: str, text: str, length: int) -> str:

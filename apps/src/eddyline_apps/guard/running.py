@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eddyline.cli.output import TEXT, Output
 from eddyline_apps.guard.notifying import notify
 from eddyline_apps.guard.reading import Line, LogReader
 from eddyline_apps.guard.verifying import DNS
@@ -45,16 +46,19 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII)
 
 
-def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -> None:
+def follow(
+    engine: Engine, guard: Guard, config: Config, logs: Sequence[Path], out: Output = TEXT
+) -> None:
     """Read on as the logs grow, until SIGINT or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     notify(engine, guard, config)
-    watch = _Watch(dry_run=config.dry_run)
+    watch = _Watch(out, dry_run=config.dry_run)
     engine.on_progress(watch.observe)
     engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
     reader = LogReader(logs, guard.files(), tail=True)
     engine.start(EPOCHS_S)  # which doesn't wait for notifications
-    print(f"following {', '.join(map(str, logs))}", flush=True)
+    names = list(map(str, logs))
+    out.say(f"following {', '.join(names)}", "following", logs=names)
     ticked = forgot = time.monotonic()
     try:
         while True:
@@ -91,7 +95,7 @@ def follow(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
                 continue
             return
     except KeyboardInterrupt:
-        print("stopped; the list stays as it is", flush=True)
+        out.say("stopped; the list stays as it is", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +111,12 @@ class Replay:
     seen: set[str]
 
 
-def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -> Replay:
+def replay(
+    engine: Engine, guard: Guard, config: Config, logs: Sequence[Path], out: Output = TEXT
+) -> Replay:
     """Read the logs as they are, by their own times, and notify nobody."""
     found = Replay({}, set())
-    watch = _Watch(dry_run=True)
+    watch = _Watch(out, dry_run=True)
     engine.on_progress(watch.observe)
     reader = LogReader(logs, guard.files(), tail=False)
     step_s = min(rule.block_s for rule in config.rules) / 2
@@ -133,7 +139,8 @@ def replay(engine: Engine, guard: Guard, config: Config, logs: Sequence[Path]) -
             if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
                 guard.forget(now)
                 forgot = now
-    print(f"{len(found.blocked)} addresses and networks would have been blocked")
+    text = f"{len(found.blocked)} addresses and networks would have been blocked"
+    out.say(text, "replayed", blocked=len(found.blocked))
     return found
 
 
@@ -174,11 +181,11 @@ class _Watch:
         committed: set after each epoch.
     """
 
-    def __init__(self, *, dry_run: bool) -> None:
+    def __init__(self, out: Output, *, dry_run: bool) -> None:
+        self._out, self._dry_run = out, dry_run
         self.committed = threading.Event()
         self._changed = {"waiting", "block_list", "by_hand", "learnable", "reach"}
         self._lock = threading.Lock()
-        self._verb = "would block" if dry_run else "blocked"
         self._warned = False
 
     def observe(self, progress: Progress) -> None:
@@ -204,11 +211,12 @@ class _Watch:
         if self.take_changed("reach"):
             for verb, places in zip(("quiet", "back"), guard.reached(), strict=True):
                 for one in places:
-                    print(
-                        f"{now:%FT%TZ} {verb}: {one.region}, {one.carrier}: {one.requests} requests in 5 "
-                        f"minutes, {one.usual} are usual",
-                        flush=True,
+                    text = (
+                        f"{verb}: {one.region}, {one.carrier}: {one.requests} requests in 5 minutes, "
+                        f"{one.usual} are usual"
                     )
+                    counts = {"requests": _number(one.requests), "usual": _number(one.usual)}
+                    self._say(now, text, verb, **(one._asdict() | counts))
         return guard.learn(now) if any(learnable) else 0
 
     def take_changed(self, view: str) -> bool:
@@ -220,20 +228,32 @@ class _Watch:
 
     def admitted(self, now: datetime, admissions: Sequence[Admission]) -> None:
         """Print who is put on the list."""
+        verb = "would block" if self._dry_run else "blocked"
         for one in admissions:
-            print(f"{now:%FT%TZ} {self._verb} {one.target} {one.rule}: {one.evidence}", flush=True)
+            text = f"{verb} {one.target} {one.rule}: {one.evidence}"
+            self._say(now, text, "blocked", **asdict(one), dry_run=self._dry_run)
 
     def decided(self, now: datetime, decisions: Sequence[Decided]) -> None:
         """Print what people have decided."""
         for one in decisions:
-            how = "verified" if one.who == DNS else "by hand"
-            print(
-                f"{now:%FT%TZ} {how}: {one.action} {one.target} until {one.until}, "
-                f"{one.who}: {one.reason}",
-                flush=True,
-            )
+            verified = one.who == DNS
+            how = "verified" if verified else "by hand"
+            text = f"{how}: {one.action} {one.target} until {one.until}, {one.who}: {one.reason}"
+            self._say(now, text, "decided", **one._asdict(), verified=verified)
 
     def freed(self, now: datetime, targets: Sequence[str]) -> None:
         """Print who has left the list."""
         for target in targets:
-            print(f"{now:%FT%TZ} freed {target}", flush=True)
+            self._say(now, f"freed {target}", "freed", target=target)
+
+    def _say(self, now: datetime, text: str, event: str, /, **fields: object) -> None:
+        time = f"{now:%FT%TZ}"
+        self._out.say(f"{time} {text}", event, time=time, **fields)
+
+
+def _number(text: str) -> float | None:
+    """Return the number that a view has given as text; None if it is none."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return None

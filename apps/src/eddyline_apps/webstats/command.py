@@ -14,14 +14,14 @@ import warnings
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eddyline.arguments import check_number, wrong_argument
-from eddyline.cli.text import layout
+from eddyline.cli.output import Output, add_format, show_report
 from eddyline.errors import DataError, StateGrowthWarning, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
@@ -52,6 +52,18 @@ PROXIES_MAX = 10
 PORT_MAX = 65_535
 INTERVAL_S = 0.5
 DAYS_SHOWN_MAX = 12
+DAYS = {
+    "site": "site",
+    "day": "day",
+    "pv": "pv",
+    "uv": "uv",
+    "ips": "ips",
+    "visits": "visits",
+    "new_visitors": "new",
+    "returning_visitors": "returning",
+    "average_duration_s": "seconds",
+    "bounce_rate": "bounces",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,12 +155,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare all views with offline Spark; exit code 1: they differ",
     )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
+    out = Output(args.format)
     if args.show_views:
-        print(template(), end="")
+        out.say(template().removesuffix("\n"), "views", sql=template())
         return 0
     from eddyline.api.engine import Engine  # imported late: it takes a second
 
@@ -166,22 +180,23 @@ def run(args: argparse.Namespace) -> int:
         queues = stack.enter_context(ExitStack())  # closed after the engine, which reads them
         engine = stack.enter_context(Engine(str(storage)))
         define_key(engine.spark, secret)
-        define_place(engine.spark, engine.files, _periods(engine, args.places, views))
+        define_place(engine.spark, engine.files, _periods(engine, args.places, views, out))
         open_streams(engine, asked, storage, queues)
         create(engine, views)
         port = PORT if args.port is None and args.follow else args.port
         if port is not None and asked.sites:
             address = take_beacons(asked, storage, secret, stack, listen)
-            print(f"page script: {address}", flush=True)
+            out.say(f"page script: {address}", "address", page_script=address)
         if port is not None:
-            print(f"dashboard: {serve(engine, stack, port)}", flush=True)
+            address = serve(engine, stack, port)
+            out.say(f"dashboard: {address}", "address", dashboard=address)
         with suppress(KeyboardInterrupt):
-            return _work(engine, args, wait=port is not None)
+            return _work(engine, args, out, wait=port is not None)
     return 0
 
 
 def _periods(
-    engine: Engine, places: Sequence[Path] | None, views: Mapping[str, str]
+    engine: Engine, places: Sequence[Path] | None, views: Mapping[str, str], out: Output
 ) -> list[Period]:
     """Return which files of places count for which lines: those given now for all that aren't in the views yet."""
     if places is None:
@@ -201,23 +216,24 @@ def _periods(
 
     periods, changed = keep_files(engine.files, places, next_seq)
     if changed and periods[-1].from_seq:
-        print("places: the files are new; they count for the lines from now on", flush=True)
+        text = "places: the files are new; they count for the lines from now on"
+        out.say(text, "places", from_seq=periods[-1].from_seq)
     return periods
 
 
-def _work(engine: Engine, args: argparse.Namespace, *, wait: bool) -> int:
-    engine.on_progress(_print_progress)
+def _work(engine: Engine, args: argparse.Namespace, out: Output, *, wait: bool) -> int:
+    engine.on_progress(partial(report_progress, out))
     if args.follow:
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         engine.start(INTERVAL_S)
         engine.await_termination()
         return 0
     engine.advance()
-    _print_days(engine)
+    _report_days(engine, out)
     code = 0
     if args.verify:
         report = engine.verify()
-        print(report)
+        show_report(args.format, report)
         code = 0 if report else 1
     if wait:
         engine.start(INTERVAL_S)  # what is written meanwhile counts, too
@@ -383,38 +399,21 @@ def serve(engine: Engine, stack: ExitStack, port: int) -> str:
 # --- text ---
 
 
-def _print_progress(progress: Progress) -> None:
+def report_progress(out: Output, progress: Progress) -> None:
+    """Print the progress of an epoch that has read lines."""
     lines = sum(rows for name, rows in progress.rows_in.items() if name == "requests")
     if lines:
         seconds = sum(progress.seconds.values())
-        print(f"epoch {progress.epoch}: {lines:,} lines in {seconds:.2f} s", flush=True)
+        text = f"epoch {progress.epoch}: {lines:,} lines in {seconds:.2f} s"
+        out.say(text, "epoch", lines=lines, **asdict(progress))
 
 
-def _print_days(engine: Engine) -> None:
-    names = [
-        "pv",
-        "uv",
-        "ips",
-        "visits",
-        "new_visitors",
-        "returning_visitors",
-        "average_duration_s",
-        "bounce_rate",
-    ]
+def _report_days(engine: Engine, out: Output) -> None:
     rows = engine.sql(
-        f"SELECT site, day, {', '.join(names)} FROM daily_statistics WHERE NOT is_bot "
+        f"SELECT {', '.join(DAYS)} FROM daily_statistics WHERE NOT is_bot "
         f"ORDER BY day DESC, site LIMIT {DAYS_SHOWN_MAX}"
     ).collect()
-    shown = [
-        (
-            row[0],
-            str(row[1]),
-            *(f"{n:,}" for n in row[2:8]),
-            *("" if n is None else f"{n:,.2f}" for n in row[8:]),
-        )
-        for row in reversed(rows)
-    ]
-    heads = ("site", "day", "pv", "uv", "ips", "visits", "new", "returning", "seconds", "bounces")
-    print(layout(heads, shown, right=range(2, 10)))
+    out.table("day", DAYS, [row.asDict() for row in reversed(rows)])
     (malformed,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
-    print(f"{malformed:,} malformed lines, kept in malformed_lines")
+    text = f"{malformed:,} malformed lines, kept in malformed_lines"
+    out.say(text, "malformed", malformed=malformed)
