@@ -170,6 +170,7 @@ CONDITIONS: dict[str, Condition] = {
     "ENGINE_ENDED": Condition(ENVIRONMENT, True, "The engine that `eddyline cdc` has started has ended by itself. The message has the end of its log."),
     "LOG_FORMAT_UNKNOWN": Condition(USER, False, "The format of an access log can't be told from its lines, or the one after --log-format can't be used. Give a name, or the format string of the server's configuration."),
     "LOG_NOT_READABLE": Condition(USER, False, "The access log can't be opened. Check the path after --log."),
+    "BENCHMARK_FAILED": Condition(ENVIRONMENT, False, "A run of `eddyline bench --against` has failed. The message has the end of its log."),
     "BROKER_FAILED": Condition(ENVIRONMENT, False, "A Kafka broker that the application starts has failed. Mend the cause; the message has the end of its log."),
     "NO_CLUSTER": Condition(ENVIRONMENT, False, "The cluster of a benchmark, of Spark or Flink, doesn't start or fails. It needs Java, memory and the address 127.0.0.1."),
     "NO_KAFKA": Condition(ENVIRONMENT, False, "Kafka's jars or Java are not installed. Fetch the jars with `make kafka`, or name their folder after --kafka-jars."),

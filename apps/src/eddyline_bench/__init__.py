@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from eddyline.cli.output import Output, add_format
 from eddyline.errors import EngineError
 from eddyline_bench import (
+    against,
     backfill,
     console,
     delivery,
@@ -113,6 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write its page and plots (mars, relay)"
     )
+    parser.add_argument(
+        "--against",
+        metavar="REV",
+        help="run NAME of another git revision of the project, too, in turn, and compare the figures",
+    )
     add_format(parser)
 
 
@@ -143,6 +149,15 @@ def run(args: argparse.Namespace) -> int:
             )
         given["flink"] = True
     out, code = Output(args.format), 0
+    if args.against is not None:
+        if args.name is None or args.write is not None:
+            raise EngineError(
+                "--against compares one benchmark, and writes no page",
+                condition="BAD_OPTION",
+                hint="eddyline bench history --against HEAD~1",
+            )
+        options = [word for key, value in given.items() for word in _option(key, value)]
+        return int(not against.run(args.name, args.against, options, out))
     for name in [args.name] if args.name else list(BENCHMARKS):
         result = BENCHMARKS[name](**given)
         out.say(
@@ -153,3 +168,7 @@ def run(args: argparse.Namespace) -> int:
             result.write(args.write)
         code = code or int(not result.equal)
     return code
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
