@@ -478,6 +478,7 @@ class Epochs:
                 aside,
                 adopted,
                 timer=timer,
+                received=workspace.sources.received(workspace.catalog, before, positions),
             )
         except BaseException as error:
             if not isinstance(error, EngineError) or error.condition != VIEW_FAILING:

@@ -51,6 +51,7 @@ class StorageCollector(Collector):
         self._tally.follow()
         status = self._observer.status()
         yield from self._epochs(status["epoch"], status["committed_at"], status["engine"])
+        yield from self._work()
         yield from self._sources(status["sources"])
         yield from self._views(status["views"])
         yield from self._violations([*status["sources"], *status["views"]])
@@ -94,6 +95,19 @@ class StorageCollector(Collector):
                 if count is not None:
                     family.add_metric([str(item["name"]), name], float(count))
         yield family
+
+    def _work(self) -> Iterator[Metric]:
+        text = "Rows that epochs have read of a table or stream since the console was started."
+        read = CounterMetricFamily("eddyline_source_rows_total", text, labels=["source"])
+        for name, count in list(self._tally.read.items()):
+            read.add_metric([name], float(count))
+        text = "Seconds of the tasks of all operators of a kind, which may run side by side, since the console was started."
+        seconds = CounterMetricFamily("eddyline_operator_seconds_total", text, labels=["op"])
+        for kind, spent in list(self._tally.operators.items()):
+            seconds.add_metric([kind], spent)
+        text = "Bytes of the files of state that were merged into others since the console was started."
+        merged = CounterMetricFamily("eddyline_merge_bytes_total", text, value=self._tally.merged)
+        yield from (read, seconds, merged)
 
     def _sources(self, sources: list[dict[str, object]]) -> Iterator[Metric]:
         position = _labelled("eddyline_source_position", "Entries consumed of a source.", "source")

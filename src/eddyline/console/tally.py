@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from eddyline.changes import Epoch
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError
 from eddyline.runtime.lane_choice import SHORT, WIDE
+from eddyline.runtime.reports import epoch_work
 from eddyline.spark.processes import tree_usage
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
@@ -37,6 +38,7 @@ class EpochFacts:
         committed_at: seconds since 1970; 0 if unknown.
         rows_in: rows read, by name of table or view.
         rows_out: changes written, by name of table or view.
+        read: rows read of each table and stream, by its name.
         seconds: by stage; only known to a console inside of the engine's process.
     """
 
@@ -45,6 +47,7 @@ class EpochFacts:
     rows_in: Mapping[str, int]
     rows_out: Mapping[str, int]
     positions: Mapping[str, int]
+    read: Mapping[str, int]
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -54,6 +57,9 @@ class Tally:
     Attributes:
         rows_in, rows_out: rows read and changes written since the console was started.
         seconds: the time that the parts of epochs of each table and view took, since the console was started.
+        read: rows that epochs have read of each table and stream since then.
+        operators: seconds of the tasks of all operators of a kind since then.
+        merged: bytes of the runs of the state that were merged since then.
         delivered_rows, failed_deliveries: of each sink. Only for a console inside of the engine's process.
         lanes: epochs of each view in each lane, by name and lane, since the console was started.
         histograms: for each stage the durations of epochs: how many were in each of `BUCKETS_S` and
@@ -69,6 +75,9 @@ class Tally:
         self.rows_in: Counter[str] = Counter()
         self.rows_out: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.read: Counter[str] = Counter()
+        self.operators: defaultdict[str, float] = defaultdict(float)
+        self.merged = 0
         self.delivered_rows: Counter[str] = Counter()
         self.failed_deliveries: Counter[str] = Counter()
         self.lanes: Counter[tuple[str, str]] = Counter()
@@ -131,34 +140,29 @@ class Tally:
         names = {entry.id: entry.name for entry in catalog.entries}
         views = {entry.name for entry in catalog.entries if entry.kind == VIEW}
         positions = {names[i]: end for i, end in manifest.positions.items() if i in names}
+        work = epoch_work(manifest.counters)
         if manifest.epoch > self._started:
             self.rows_in.update(rows_in)
             self.rows_out.update(rows_out)
             for name, counts in counters.items():
                 self.seconds[name] += counts.get("us", 0) / 1e6
+            self.read.update(work.read)
+            for kind, micros in work.operators.items():
+                self.operators[kind] += micros / 1e6
+            self.merged += work.merged
             self.lanes.update(
                 (name, SHORT if counts["short"] else WIDE)
                 for name, counts in counters.items()
                 if name in views and "short" in counts
             )
         time = manifest.committed_at / 1e6
-        self._kept.append(EpochFacts(manifest.epoch, time, rows_in, rows_out, positions))
+        self._kept.append(EpochFacts(manifest.epoch, time, rows_in, rows_out, positions, work.read))
 
     def epochs(self) -> list[EpochFacts]:
         """Return the last epochs, oldest first."""
         self.follow()
         with self._lock:
-            return [
-                EpochFacts(
-                    one.epoch,
-                    one.committed_at,
-                    one.rows_in,
-                    one.rows_out,
-                    one.positions,
-                    self._seconds.get(one.epoch, {}),
-                )
-                for one in self._kept
-            ]
+            return [replace(one, seconds=self._seconds.get(one.epoch, {})) for one in self._kept]
 
     def rates(self) -> dict[str, float]:
         """Return the changes a second of each table and view, over the last `RATE_S` seconds."""
@@ -251,8 +255,7 @@ def _source(source: Entry, one: EpochFacts, before: EpochFacts | None) -> dict[s
         "startOffset": before.positions.get(source.name) if before else None,
         "endOffset": one.positions.get(source.name),
         "latestOffset": None,
-        # views count the rows that they read of a stream of appends
-        "numInputRows": one.rows_in.get(source.name, 0) if source.arranged else None,
+        "numInputRows": one.read.get(source.name, 0),
         "inputRowsPerSecond": None,
         "processedRowsPerSecond": None,
     }

@@ -327,6 +327,21 @@ class Sources:
                 found[entry.id] = position + 1 if source is not None and source.steps else end
         return found
 
+    def received(
+        self, catalog: Catalog, manifest: Manifest, positions: Mapping[str, int]
+    ) -> dict[str, int | None]:
+        """Return the rows from the committed positions up to others, by name of a table or stream.
+
+        None where only reading the source's files tells how many there are.
+        """
+        found = {}
+        for entry in catalog.entries:
+            if entry.id in positions and not entry.role:
+                first = manifest.positions.get(entry.id, 0)
+                size = self.log(entry).size(first, positions[entry.id])
+                found[entry.name] = size.rows if size.exact else None
+        return found
+
     def between(self, entry: Entry, manifest: Manifest, end: int | None) -> list[Segment]:
         """Return the segments of a log from the committed position to `end`; none if `end` is None."""
         if end is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,7 @@ class Reduce:
             that are stored never are, so that 64 bits of them suffice.
     """
 
+    family: ClassVar[str] = "aggregate"
     keys: int
     measures: tuple[Measure, ...] = ()
     largest: tuple[bool, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -37,7 +37,12 @@ class Operator(Protocol):
 
     `step` must be a pure function of the delta and the state, so that a task which runs twice
     writes the same bytes. The rows of a delta come in no particular order.
+
+    Attributes:
+        family: what it does, in one word, for metrics.
     """
+
+    family: ClassVar[str]
 
     @property
     def layouts(self) -> dict[str, Layout]:

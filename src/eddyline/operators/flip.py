@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +31,7 @@ class Flip:
         bound: moments below it have come; None if none has.
     """
 
+    family: ClassVar[str] = "now"
     columns: int
     first: bool
     bound: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,7 @@ class Hold:
         bound: rows whose time is below it are final; None while there is no watermark.
     """
 
+    family: ClassVar[str] = "hold"
     columns: int
     column: str
     field: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +67,7 @@ class Join:
             the right side holds the pairs of the left rows, which are the keys.
     """
 
+    family: ClassVar[str] = "join"
     kind: JoinKind
     keys: int
     left: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,7 @@ class Neighbours:
         descending, nulls_last: for each sort key.
     """
 
+    family: ClassVar[str] = "window"
     before: int
     after: int
     by_value: bool

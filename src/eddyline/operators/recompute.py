@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ class Regroup:
     the last bits of a sum of doubles) are the same when they are retracted.
     """
 
+    family: ClassVar[str] = "recompute"
     columns: int
 
     @property

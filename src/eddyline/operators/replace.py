@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ class Replace:
     w < 0 only marks its group as touched. Output: `h, c0.., w`, the net change.
     """
 
+    family: ClassVar[str] = "recompute"
     columns: int
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from eddyline.state.retyping import cast_to
 class Materialize:
     """Store a view's rows. Input: `h, c0.., w`. No output; the arrangement is the result."""
 
+    family: ClassVar[str] = "result"
     columns: int
 
     @property
@@ -51,6 +53,7 @@ class Apply:
         key: places of the primary key's columns; empty for a multiset.
     """
 
+    family: ClassVar[str] = "table"
     columns: int
     key: tuple[int, ...] = ()
 

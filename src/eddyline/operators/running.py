@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +86,7 @@ class Running:
         checked: whether a sum of integers beyond 64 bits is an error; otherwise it wraps around.
     """
 
+    family: ClassVar[str] = "window"
     calls: tuple[Call, ...]
     keys: int
     columns: int

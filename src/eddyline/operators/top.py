@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ class Top:
         append_only: no row is ever retracted, so rows after these places needn't be stored.
     """
 
+    family: ClassVar[str] = "top"
     limit: int
     offset: int
     columns: int

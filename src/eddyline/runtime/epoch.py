@@ -18,7 +18,7 @@ from eddyline.runtime.execution import Attempted, Execution
 from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.progress import Span, Timer
-from eddyline.runtime.reports import EpochState, collect_reports, row_count
+from eddyline.runtime.reports import MERGES, EpochState, collect_reports, row_count
 from eddyline.runtime.rows_at_fault import Piece
 from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.view_failures import reads_failing, still_failing
@@ -144,6 +144,7 @@ class EpochRunner:
         adopted: EpochState | None = None,
         *,
         timer: Timer,
+        received: Mapping[str, int | None] | None = None,
     ) -> Manifest:
         """Run one epoch and commit it.
 
@@ -159,6 +160,7 @@ class EpochRunner:
             aside: views to set aside because they can't be run at all.
             adopted: the state of a new view, whose plan is the only one; its changelog begins with this epoch.
             timer: measures the stages, also of an epoch that fails.
+            received: by name of a source how many rows the epoch reads of it; None if only its readers tell.
 
         A view that fails on its rows is set aside with all that read it: it keeps the state of the
         last committed epoch, and the epoch goes on without it.
@@ -186,7 +188,9 @@ class EpochRunner:
             attempt.check_rebuilt(state)
             with timer.stage("commit"):
                 self._replace_deltas(attempt, state)
-                self.merges.add_results_to(state.arrangements, folder)
+                if merged := self.merges.add_results_to(state.arrangements, folder):
+                    state.count(MERGES, "bytes", merged)
+                state.count_received(received or {})
                 manifest = self._next_manifest(
                     base, plans, state, positions, watermarks, attempt.rebuilt
                 )

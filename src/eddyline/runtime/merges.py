@@ -120,14 +120,17 @@ class Merges:
                 )
                 self._running.start()
 
-    def add_results_to(self, arrangements: dict[str, Buckets], folder: str) -> None:
+    def add_results_to(self, arrangements: dict[str, Buckets], folder: str) -> int:
         """Replace merged runs by their results in the arrangements, and move the files into the folder of an epoch.
 
         The result of a merge is removed if its runs are no longer all there, as after a rebuild of the view.
+
+        Returns:
+            The bytes of the runs that were replaced.
         """
         with self._lock:
             ready, self.ready = self.ready, {}
-        moved = False
+        replaced = 0
         for (name, bucket), (merge, runs) in ready.items():
             held = arrangements.get(name, {}).get(bucket, ())
             at = next((n for n, run in enumerate(held) if run == merge.runs[0]), None)
@@ -139,11 +142,12 @@ class Merges:
             renamed = zip(runs, new, strict=True)
             if not all(self.files.rename(run.name, other.name) for run, other in renamed):
                 continue  # a newer engine has opened the storage, and removed them
-            moved = True
+            replaced += sum(run.bytes for run in merge.runs)
             after = (*held[:at], *new, *held[at + len(merge.runs) :])
             arrangements[name] = {**arrangements[name], bucket: after}
-        if moved:
+        if replaced:
             self.files.sync(folder)
+        return replaced
 
     def stop(self) -> None:
         """Cancel the running merge, and remove results that aren't committed."""

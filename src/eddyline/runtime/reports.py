@@ -18,6 +18,43 @@ from eddyline.state.run_lists import Buckets, Place
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
+READ, OPERATORS, MERGES = "/read/", "/operators/", "/merges"
+"""The names of counters that belong to no view: of a source, of all operators of a kind, and of merges of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWork:
+    """What an epoch has done, besides the counters of its views and operators.
+
+    Attributes:
+        read: by name of a table or stream the rows that the epoch has read of it, once for all its readers.
+        operators: by kind of operator the microseconds of all their tasks, which may have run side by side.
+        merged: bytes of the runs that were merged into others.
+    """
+
+    read: Mapping[str, int]
+    operators: Mapping[str, int]
+    merged: int
+
+
+def epoch_work(counters: Mapping[str, Mapping[str, int]]) -> EpochWork:
+    """Return the work of an epoch, from the counters of its manifest.
+
+    Example:
+        >>> epoch_work({"/read/t": {"rows": 5}, "v": {"in": 5}, "/merges": {"bytes": 700}})
+        EpochWork(read={'t': 5}, operators={}, merged=700)
+    """
+
+    def of(prefix: str, what: str) -> dict[str, int]:
+        return {
+            name.removeprefix(prefix): counts[what]
+            for name, counts in counters.items()
+            if name.startswith(prefix)
+        }
+
+    merged = counters.get(MERGES, {}).get("bytes", 0)
+    return EpochWork(of(READ, "rows"), of(OPERATORS, "us"), merged)
+
 
 @dataclass(slots=True)
 class EpochState:
@@ -28,11 +65,12 @@ class EpochState:
         deltas: the runs that this epoch adds to each arrangement.
         counters: by name of a view its rows in and out, whether it ran in the driver (`short`), and
             microseconds (`us`); by `view/operator` rows in and out, stored rows that were read (`touched`), and
-            the microseconds of all its tasks.
+            the microseconds of all its tasks; and those that `epoch_work` reads.
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
         replaced: the view that is replaced in this epoch; its failure doesn't affect its readers any more.
         left: the arrangements and buckets whose merges are postponed, to run beside later epochs.
+        read: rows that a leaf has read of a relation, by its name in lower case.
     """
 
     arrangements: dict[str, Buckets]
@@ -42,6 +80,23 @@ class EpochState:
     unflushed: set[str] = field(default_factory=set)
     replaced: ViewId | None = None
     left: set[Place] = field(default_factory=set)
+    read: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, what: str, amount: int) -> None:
+        """Add an amount to a counter."""
+        counts = self.counters.setdefault(name, {})
+        counts[what] = counts.get(what, 0) + amount
+
+    def count_received(self, received: Mapping[str, int | None]) -> None:
+        """Count the rows that were read of sources.
+
+        Args:
+            received: by name of a source its rows; None if only the leaves that read it know them.
+        """
+        for name, rows in received.items():
+            self.count(
+                READ + name, "rows", self.read.get(name.lower(), 0) if rows is None else rows
+            )
 
     def failing_upstream(self, plan: EpochPlan) -> str:
         """Return the name of a failing view that a plan reads; empty if there is none."""
@@ -69,10 +124,11 @@ def collect_reports(
         EngineError: a task of a stateful operator hasn't reported.
     """
     reports = _Reports(files, folder, plan, reported)
-    rows_in = sum(_leaf(reports, leaf, watermarks) for leaf in plan.leaves)
+    rows_in = sum(_leaf(reports, leaf, watermarks, state) for leaf in plan.leaves)
     for part in plan.parts:
         total = _part(reports, part, state)
         state.counters[f"{plan.name}/{part.name}"] = total
+        state.count(OPERATORS + part.operator.family, "us", total.get("us", 0))
         if isinstance(plan.physical, TableUpkeep):  # it has no leaf
             rows_in = total["in"]
     # readers find the arrangement by its name even if it has no row
@@ -109,9 +165,13 @@ class _Reports:
         return [self.files.read_json(f"{self.folder}/{name}") for name in names]
 
 
-def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks) -> int:
+def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks, state: EpochState) -> int:
     """Return the number of rows that a leaf has read; report its event times to `watermarks`."""
     found = reports.of(leaf)
+    if not leaf.late:
+        every = sum(one["read"] + one.get("late", 0) + one.get("ahead", 0) for one in found)
+        relation = leaf.relation.lower()
+        state.read[relation] = max(every, state.read.get(relation, 0))
     if leaf.time is not None and not leaf.late:
         times = [report["latest"] for report in found if "latest" in report]
         late, ahead = (sum(report[name] for report in found) for name in ("late", "ahead"))
@@ -149,6 +209,8 @@ def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochS
     held = state.arrangements.get(name, {})
     kept = held.get(bucket, ())[: written["kept"]]
     assert len(kept) == written["kept"]  # the task has read the state of the same epoch
+    if merged := held.get(bucket, ())[len(kept) :]:
+        state.count(MERGES, "bytes", sum(run.bytes for run in merged))
     added = [Run(*run) for run in written["runs"]]
     state.arrangements[name] = {**held, bucket: (*kept, *added)}
     if written["merge"]:

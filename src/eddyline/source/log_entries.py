@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from eddyline.errors import StateError
-from eddyline.source.log_index import Index, numbered_files, spans
+from eddyline.source.log_index import Index, LogSize, entry_size, numbered_files, spans
 from eddyline.source.segments import Segment
 from eddyline.storage.files import Files
 
@@ -78,6 +78,28 @@ class LogEntries:
                 # the bounds may lie within a merged one
                 if first <= segment.sequence >> SEQUENCE_SHIFT < end:
                     yield segment
+
+    def size(self, first: int, end: int | None = None) -> LogSize:
+        """Return the size of the entries from `first` up to but not including `end`; None: of all that follow.
+
+        Reads only entries whose size this process doesn't know, and forgets the sizes before `first`.
+        """
+        with self.lock:
+            index = self.index()
+            while index.sizes and (oldest := next(iter(index.sizes))) < first:
+                del index.sizes[oldest]
+            total = LogSize()
+            for number in index.entries[bisect_left(index.entries, first) :]:
+                if end is not None and number >= end:
+                    break
+                if number not in index.sizes:
+                    document = self.files.read_json(
+                        self.entry_file(number, index.merged.get(number))
+                    )
+                    merged = isinstance(document, dict)
+                    index.sizes[number] = entry_size(document["segments"] if merged else document)
+                total = total.plus(index.sizes[number])
+            return total
 
     def _read(self, index: Index, number: int, merged: int | None) -> list[Segment]:
         """Return the segments of an entry, with their watermarks.

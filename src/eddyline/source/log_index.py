@@ -5,15 +5,43 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from eddyline.source.log_files import NUMBER_DIGITS
+from eddyline.source.segments import LOG
 
 MERGE_FAN_IN = 64
 """The number of entries, and then of merged ones, that `RedoLog.merge` puts together."""
 
 _ENTRY = re.compile(r"([0-9]{12})(?:-from-([0-9]{12}))?\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSize:
+    """The size of some entries.
+
+    Attributes:
+        rows: their rows, or operations, without those of files that are counted when they are read.
+        bytes: the bytes of these files.
+        exact: whether there are none, so that `rows` is the number of all rows.
+        received_at: when the oldest entry was written (microseconds since 1970); None if that isn't known.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    exact: bool = True
+    received_at: int | None = None
+
+    def plus(self, other: LogSize) -> LogSize:
+        """Return the size of these entries and later ones."""
+        return LogSize(
+            self.rows + other.rows,
+            self.bytes + other.bytes,
+            self.exact and other.exact,
+            other.received_at if self.received_at is None else self.received_at,
+        )
 
 
 @dataclass(slots=True)
@@ -29,6 +57,7 @@ class Index:
         begun: numbers of unfinished entries, which may have files.
         watermarks: the watermarks read so far, by the number of their file.
         written: the last version of each writer of batches; None if that isn't read yet.
+        sizes: of entries that no epoch has processed, as far as they are known, by number.
     """
 
     start: int
@@ -39,6 +68,7 @@ class Index:
     begun: set[int]
     watermarks: dict[int, int | None] = field(default_factory=dict)
     written: dict[str, int | None] | None = None
+    sizes: dict[int, LogSize] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -57,6 +87,16 @@ class Index:
             return None
         number = self.entries[at]
         return number if self.merged.get(number, number) <= entry else None
+
+
+def entry_size(segments: Iterable[Mapping[str, Any]]) -> LogSize:
+    """Return the size of an entry, from its segments as its document has them."""
+    found = LogSize()
+    for one in segments:
+        counted = one["kind"] == LOG or one["rows"] > 0
+        size = 0 if counted else one["bytes"]
+        found = found.plus(LogSize(one["rows"], size, counted, one.get("received_at")))
+    return found
 
 
 def mergeable(index: Index, end: int) -> list[int]:

@@ -15,7 +15,7 @@ from eddyline.errors import StateError
 from eddyline.source.log_entries import SEQUENCE_SHIFT, LogEntries, as_document
 from eddyline.source.log_expiry import Expired, expire_entries, expired
 from eddyline.source.log_files import new_file, write_rows
-from eddyline.source.log_index import Index, is_entry
+from eddyline.source.log_index import Index, LogSize, entry_size, is_entry
 from eddyline.source.log_merging import merge_entries
 from eddyline.source.segments import Segment, verify_segment
 from eddyline.storage.files import Files
@@ -112,6 +112,7 @@ class RedoLog:
                 ) from error
             insort(index.entries, number)
             index.begun.discard(number)
+            index.sizes[number] = entry_size(numbered)
             if batch is not None and known is not None:
                 index.written = {**known, batch[0]: batch[1]}
 
@@ -168,6 +169,14 @@ class RedoLog:
                 hint="restore the manifest of a later epoch from a copy",
             )
         return list(self._entries.within(index, first, end))
+
+    def size(self, first: int, end: int | None = None) -> LogSize:
+        """Return the size of the entries from `first` up to but not including `end`; None: of all that follow.
+
+        Args:
+            first: the committed position, or later: the sizes of entries before it are forgotten.
+        """
+        return self._entries.size(first, end)
 
     def mark(self, first: int, watermark: int | None) -> None:
         """Record the watermark (microseconds since 1970) that holds for the entries from `first` on.
