@@ -34,6 +34,7 @@ from eddyline.source.log_files import LogColumn
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
+from lags import Measured, told_before_entries
 from processes import Child
 from waiting import until
 
@@ -346,6 +347,26 @@ def test_following_goes_on_when_the_table_is_there_again(source, tmp_path, monke
     follow_until(stream, lambda: stream.log.end() == 3)
     checked(stream, source)
     stream.stop()
+
+
+def test_versions_that_are_not_read_are_counted(source, tmp_path, monkeypatch):
+    stream = stream_of(source, tmp_path / "s")
+    assert stream.unread() is None
+    stream.pull()
+    assert stream.unread().amount == 0
+    for number in range(11):
+        source.append((number, number, "x"))
+    assert [stream.delta.latest(version) for version in (0, 3, 10, 11)] == [11] * 4
+    told = told_before_entries(stream, monkeypatch)
+    monkeypatch.setattr(delta, "ENTRY_VERSIONS", 4)
+    stream.pull()
+    # the first entry is read before anything asks how many versions there are
+    amounts = [(one.unit, one.amount, one.position) for one in told]
+    assert amounts == [("versions", 0, 0), ("versions", 7, 4), ("versions", 3, 8)]
+    measured = Measured(stream)
+    lag = measured.lag(processed=stream.log.end() - 1)
+    assert (lag["versions"], lag["rows"]) == (0, 3)
+    assert measured.lag(processed=stream.log.end()) == {"versions": 0, "rows": 0}
 
 
 def refused(stream: DeltaStream, match: str) -> None:

@@ -27,6 +27,7 @@ from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
 from eddyline.intake import kafka_topics
 from eddyline.intake.kafka_topics import KafkaTopics
+from eddyline.source import kafka
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream
 from eddyline.source.kafka_rows import HEADERS, HEADERS_TYPE, RAW, Decoded, Json, RawRecords
@@ -35,8 +36,9 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from kafka_topics import Topic
+from lags import Measured, told_before_entries
 from processes import Child
-from waiting import until
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.kafka
 
@@ -168,6 +170,36 @@ def test_records_come_once_each_partition_in_order(broker: Broker, tmp_path: Pat
     if stream.limit is None:
         return
     assert stream.steps
+
+
+def test_records_that_are_not_read_are_counted(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(broker, 2)
+    for partition in range(2):
+        topic.send(*[{"a": n, "b": "x"} for n in range(40)], partition=partition)
+    stream = stream_of(topic, tmp_path / "s", limit=10)
+    measured = Measured(stream)
+    assert stream.unread() is None
+    told = told_before_entries(stream, monkeypatch)
+    monkeypatch.setattr(kafka, "LOOK_AGAIN_S", 0.0)
+    stream.pull()
+    amounts = [(one.amount, one.position, one.unit) for one in told if one]
+    assert amounts[0] == (80, 0, "rows")
+    assert len(amounts) == stream.log.end() > 4
+    assert all(amount + position == 80 for amount, position, _ in amounts)
+    assert measured.lag().items() >= {"rows": 80}.items()  # in the log, no epoch has processed them
+    rows = len(entries(stream)[0])
+    lag = measured.lag(processed=1)
+    assert lag["rows"] == 80 - rows
+    assert 0 < time.time() - lag["since"] / 1e6 < PATIENCE_S
+    assert measured.lag(processed=stream.log.end()) == {"rows": 0}
+
+    topic.send({"a": 80, "b": "x"}, partition=0)
+    told.clear()
+    stream.follow(0.1)
+    until(lambda: stream.log.has(len(amounts)))
+    assert [one and one.amount for one in told] == [1]
 
 
 def test_columns_of_records_are_those_of_spark(broker: Broker, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.storage.files import Files
 from eddyline_apps.postgres import Server as Program
+from lags import Measured, told_before_entries
 from postgres import PASSWORD, server, without_password
 from processes import Child
 from waiting import until
@@ -257,17 +258,34 @@ def test_nothing_is_lost_or_doubled_beside_writers(source, tmp_path, monkeypatch
     stream.stop()
 
 
-def test_following_goes_on_through_a_restart_of_the_server(source, tmp_path):
+def test_following_goes_on_through_a_restart_of_the_server(source, tmp_path, monkeypatch):
     source.run("INSERT INTO t VALUES (1, 1, 'one')")
     stream = stream_of(source, tmp_path)
+    assert stream.unread() is None
+    told = told_before_entries(stream, monkeypatch)
     follow_until(stream, lambda: mirrored(stream) == source.rows())
     source.run("INSERT INTO t VALUES (2, 2, 'two')")
     follow_until(stream, lambda: mirrored(stream) == source.rows())
+    snapshot, change = told
+    assert snapshot is None  # how much of a snapshot is left isn't known
+    assert (change.unit, change.amount > 0) == ("bytes", True)
+    stream.stop()
+    assert stream.unread().amount == 0
+
+    measured = Measured(stream)
+    lag = measured.lag()
+    assert (lag["rows"], lag["bytes"]) == (2, 0)
+    assert measured.lag(processed=2) == {"rows": 0, "bytes": 0}
     source.run("UPDATE t SET a = 3")
     source.program.stop()
     with pytest.raises(EddylineError, match="STREAM_FAILED") as failed:
         follow_until(stream, lambda: False)
     assert PASSWORD not in str(failed.value)
+    # what the server has by now nobody knows, but how old the last look is
+    before = time.time_ns() // 1000
+    (error,) = measured.sources.pull()
+    assert "STREAM_FAILED" in str(error)
+    assert measured.lag(processed=2)["since"] < before
     source.program.start()
     source.connection = psycopg.connect(source.program.url, autocommit=True)
     source.run("DELETE FROM t WHERE id = 1")

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import eddyline as el
-from console_cases import ask
+from console_cases import ask, document
+from eddyline import cli
+from eddyline.api import run_loop
+from eddyline.api.run_loop import RunLoop
 from eddyline.options import Options
+from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import DataQueue
+from eddyline.source.lag import NAME, stored_lags
+from eddyline.storage.files import Files
+from waiting import until
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
 pytest.importorskip("uvicorn")
+
+from eddyline.console import graph
 
 pytestmark = pytest.mark.spark
 
@@ -127,3 +139,119 @@ def test_operators_and_merges_are_counted_and_add_up_to_the_profile(shop):
     parts = sum(one["seconds"] for one in spent["spent"] if one["operator"])
     assert 0 < sum(map(grown, operators)) <= parts * 1.001
     assert grown("eddyline_merge_bytes_total") > 0
+
+
+def lag_of(shop: Shop, source: str) -> dict[str, float]:
+    """What status, metrics and JSON say of a source's lag; they must agree but for the seconds that pass."""
+    (found,) = [one["lag"] for one in shop.engine.status()["sources"] if one["name"] == source]
+    amounts = {unit: amount for unit, amount in found.items() if unit != "seconds"}
+
+    def shown() -> bool:
+        label = f'{{source="{source}"}}'
+        numbers = measured(shop.url)
+        return {
+            unit: numbers.get(f"eddyline_source_lag_{unit}{label}") for unit in amounts
+        } == amounts
+
+    until(shown, lambda: (amounts, ask(shop.url, "/metrics")[2]))  # the status is kept for a second
+    (listed,) = [
+        one for one in document(shop.url, "/api/sources")["sources"] if one["name"] == source
+    ]
+    assert {**listed["lag"], "seconds": 0} == {**amounts, "seconds": 0}
+    return found
+
+
+def node(shop: Shop, name: str) -> dict[str, Any]:
+    (found,) = [one for one in document(shop.url, "/api/graph")["nodes"] if one["name"] == name]
+    return found
+
+
+@pytest.fixture
+def always_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_loop, "EVERY_S", 0.0)
+    monkeypatch.setattr(RunLoop.measure_lags, "__defaults__", (0.0,))
+
+
+@pytest.mark.usefixtures("always_measured")
+def test_rows_of_tables_wait_until_an_epoch_has_processed_them(shop, monkeypatch, capsys):
+    shop.engine.advance()
+    assert lag_of(shop, "orders") == {"rows": 0, "seconds": 0}
+    orders = shop.engine.table("orders", "id BIGINT, country STRING", ["id"])
+    orders.insert([(n, "de") for n in range(100, 107)])
+    found = lag_of(shop, "orders")
+    assert found["rows"] == 7
+    time.sleep(0.05)
+    later = lag_of(shop, "orders")
+    assert later["seconds"] > found["seconds"]
+    assert "7 rows" in ask(shop.url, "/sources", Accept="text/html")[2].decode()
+    assert "7 rows" in ask(shop.url, "/", Accept="text/html")[2].decode()
+    monkeypatch.setattr(graph, "LAGGING_S", 0.0)
+    until(lambda: node(shop, "orders")["state"] == "lagging")
+    assert node(shop, "orders")["lag"].startswith("7 rows")
+    assert "node table lagging" in ask(shop.url, "/graph", Accept="text/html")[2].decode()
+    assert cli.main(["status", "--storage", shop.engine.files.root]) == 0
+    assert "7 rows" in capsys.readouterr().out
+    shop.engine.advance()
+    assert lag_of(shop, "orders") == {"rows": 0, "seconds": 0}
+    until(lambda: node(shop, "orders")["state"] == "")
+
+
+@pytest.mark.usefixtures("always_measured")
+def test_bytes_of_files_and_lines_wait(shop):
+    shop.engine.advance()
+    assert lag_of(shop, "clicks") == {"bytes": 0, "seconds": 0}
+    assert lag_of(shop, "lines") == {"rows": 0, "bytes": 0, "seconds": 0}
+    text = '{"id": 7}\n' * 4
+    (shop.files / "lag.json").write_text(text)
+    assert lag_of(shop, "clicks")["bytes"] == len(text)
+    assert lag_of(shop, "clicks")["seconds"] > 0
+    shop.engine.advance()
+    assert lag_of(shop, "clicks") == {"bytes": 0, "seconds": 0}
+
+    with shop.log.open("a") as log:
+        log.write("GET /b\n" * 3 + "GET /unfin")
+    shop.engine.advance()
+    assert lag_of(shop, "lines")["bytes"] == len("GET /unfin")
+    with shop.log.open("a") as log:
+        log.write("ished\n")
+    assert lag_of(shop, "lines")["bytes"] == len("GET /unfinished\n")
+    shop.engine.advance()
+    assert lag_of(shop, "lines") == {"rows": 0, "bytes": 0, "seconds": 0}
+
+
+def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engine(
+    spark, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_loop, "EVERY_S", 0.05)
+    queue = DataQueue(LogBackend(str(tmp_path / "queue")))
+    waits = tmp_path / "waits"
+    waits.touch()
+
+    def slow(record: dict[str, Any]) -> dict[str, Any]:
+        while waits.exists():
+            time.sleep(0.01)
+        return {"text": record["payload"].decode()}
+
+    with el.Engine(str(tmp_path / "shop")) as engine:
+        url = engine.serve()
+        pipeline = engine.pipeline("slow", queue, lanes=2, tuple_rows=5).bolt(slow)
+        pipeline.into("texts", "text STRING")
+        queue.put([f"line {n}" for n in range(40)])
+        engine.start(0.05)
+        label = '{pipeline="slow"}'
+        until(lambda: measured(url).get(f"eddyline_pipeline_lag_rows{label}") == 40)
+        until(lambda: measured(url).get(f"eddyline_pipeline_lag_seconds{label}", 0) > 0.1)
+        waits.unlink()
+        until(lambda: measured(url).get(f"eddyline_pipeline_lag_rows{label}") == 0)
+        until(lambda: measured(url).get('eddyline_source_lag_rows{source="texts"}') == 0)
+        (status,) = engine.status()["pipelines"]
+        windows = [window * 5 for window in status["windows"]]
+        assert len(windows) == 2
+        name = 'eddyline_lane_window{lane="%d",pipeline="slow"}'
+        until(lambda: [measured(url).get(name % lane) for lane in (0, 1)] == windows)
+        page = ask(url, "/pipelines", Accept="text/html")[2].decode()
+        assert f"{windows[0]:,}, {windows[1]:,}" in page
+        assert "none" in page
+    files = Files(str(tmp_path / "shop"))
+    assert files.exists(NAME)
+    assert stored_lags(files) == {}

@@ -17,6 +17,7 @@ from eddyline.catalog.expectations import VIOLATIONS, expectations_of
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
+from eddyline.source.lag import stored_lags
 from eddyline.source.log_expiry import expired
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.redo_log import last_received
@@ -81,6 +82,7 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
     sources, views, compared = [], [], verified(files)
+    lags = stored_lags(files)
     for entry in catalog.entries:
         if entry.kind == VIEW:
             since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)
@@ -95,7 +97,10 @@ def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[s
             views.append(status)
         elif not entry.role:
             # the others belong to a stream or pipeline, whose status has their numbers
-            sources.append(_source(files, catalog, entry, watermarks, manifest))
+            source = _source(files, catalog, entry, watermarks, manifest)
+            if entry.id in lags:
+                source["lag"] = lags[entry.id]
+            sources.append(source)
     readers = readers_status(files, catalog, manifest.epoch)
     return {
         "epoch": manifest.epoch,

@@ -315,9 +315,10 @@ class Engine(ChangeFlows, Monitored, Served):
     def status(self) -> dict[str, Any]:
         """Report the last epoch, `buckets`, sources, views and pipelines in numbers.
 
-        Sources with position, watermark, late rows, dead letters, `violations` of expectations, `error`; views
+        Sources with position, `lag`, watermark, late rows, dead letters, `violations` of expectations, `error`; views
         with level, size, `state`, `state_growth` in rows an epoch; pipelines; `readers`; `sinks`; the `run`.
         """
+        self._running.measure_lags()
         own = {"sinks": self._epochs.sinks.status(), "pipelines": self._streams.pipelines_status()}
         return self._reading.status() | own | {"run": self._running.health()}
 

@@ -24,6 +24,7 @@ from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
 from eddyline.errors import StateError
 from eddyline.intake.backoff import back_off
+from eddyline.intake.lags import EVERY_S, FRESH_S
 from eddyline.runtime.progress import Timer
 
 INTERVAL_S = 0.1
@@ -56,6 +57,7 @@ class RunLoop:
         self._verifying = Verifying(workspace, reading.verify)
         self._epochs = epochs
         self._background: threading.Thread | None = None
+        self._measuring: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._failures = 0
         self._last_error: Exception | None = None
@@ -102,6 +104,7 @@ class RunLoop:
             epoch = workspace.manifest.epoch
             unread += self._epochs.stops.errors
         self._epochs.sinks.wait(epoch)
+        self.measure_lags(EVERY_S)
         if unread:
             raise unread[0]  # all other input has been processed
         return epoch
@@ -133,6 +136,8 @@ class RunLoop:
             daemon=True,
         )
         self._background.start()
+        self._measuring = threading.Thread(target=self._measure, name="eddyline-lags", daemon=True)
+        self._measuring.start()
 
     def await_termination(self, timeout: float | None) -> bool:
         """Wait for the end of the background run; see `Engine.await_termination`."""
@@ -153,6 +158,8 @@ class RunLoop:
         workspace.stopping.set()
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
+        if self._measuring is not None:
+            self._measuring.join()
         try:
             while workspace.closing:
                 workspace.closing.pop()()
@@ -166,6 +173,20 @@ class RunLoop:
                         workspace.flush()
                 finally:
                     workspace.release()
+
+    def measure_lags(self, max_age_s: float = FRESH_S) -> None:
+        """Measure how far sources are behind, unless that was done in the last seconds."""
+        workspace = self._workspace
+        if workspace.writes:
+            workspace.lags.measure(workspace.catalog, workspace.manifest, max_age_s)
+
+    def _measure(self) -> None:
+        """Measure lags as long as the background run goes on, also while an epoch takes long."""
+        while not self._workspace.stopping.wait(EVERY_S):
+            try:
+                self.measure_lags(EVERY_S / 2)
+            except Exception as error:  # noqa: BLE001  # the numbers stay old; the next try may succeed
+                _LOG.warning("lags of sources aren't known: %s", named(error))
 
     def _step(self, timer: Timer) -> bool:
         """Answer requests of other processes, and run one epoch; False if there is no new input."""

@@ -31,7 +31,7 @@ from eddyline.catalog.entries import (
 )
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineSettings, PipelineStream
-from eddyline.pipelines.outcomes import pipeline_files, stored_status
+from eddyline.pipelines.outcomes import pipeline_files, pipelines_status
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
@@ -235,12 +235,8 @@ class Streams:
         """Return the status of each pipeline, live or as stored after its last batch."""
         workspace = self._workspace
         live = {pipeline.name: pipeline.status() for pipeline in self._pipelines()}
-        stored = [
-            stored_status(workspace.files, entry)
-            for entry in workspace.catalog.entries
-            if entry.role == PIPELINE
-        ]
-        return [live.get(status["name"], status) for status in stored]
+        stored = pipelines_status(workspace.files, workspace.catalog)
+        return [{**status, **live.get(status["name"], {})} for status in stored]
 
     def check_pipelines(self) -> dict[str, PipelineCheck]:
         """Return the account of each pipeline, and for connected ones the number of dead letters."""

@@ -28,6 +28,7 @@ from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EngineError
 from eddyline.intake.event_time import with_default_limit
+from eddyline.intake.lags import Lags
 from eddyline.intake.retention import rows_expired, short_of_rows
 from eddyline.intake.sources import Sources
 from eddyline.options import Options
@@ -124,6 +125,7 @@ class Workspace:
             self.zone = storage_zone(self.spark, self.manifest.zone)
             self.settings = storage_settings(self.spark, self.manifest.settings)
             self.sources = Sources(self.files, self.spark, self.zone, FORMATS, lambda: self.clock())
+            self.lags = Lags(self.sources)
             if self.writes:
                 check_workers(self.spark)
                 skip = options.delivery == "at_most_once"

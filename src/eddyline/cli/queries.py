@@ -20,6 +20,7 @@ SOURCES = {
     "name": "source",
     "kind": "kind",
     "position": "position",
+    "lag": "lag",
     "watermark": "watermark",
     "late_rows": "late rows",
     "ahead_rows": "ahead",
@@ -41,6 +42,7 @@ PIPELINES = {
     "retry": "in retry",
     "in_flight": "in flight",
     "missed": "missed",
+    "lag": "lag",
 }
 READERS = ("reader", "view", "epoch", "behind")
 FILLINGS = {
@@ -182,6 +184,8 @@ def _column(one: Mapping[str, str]) -> str:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from eddyline.source.lag import lag_text
+
     status = _stored_status(args.storage)
     if args.format == JSON:
         show_document(status)
@@ -189,6 +193,7 @@ def _status(args: argparse.Namespace) -> int:
     sources = [
         {
             **item,
+            "lag": lag_text(item.get("lag", {})),
             "watermark": (item.get("watermark") or "") + (" (idle)" if item.get("idle") else ""),
         }
         for item in status["sources"]
@@ -202,9 +207,10 @@ def _status(args: argparse.Namespace) -> int:
         {**item, **{key: round(item[key] or 0) for key in ("rows_per_second", "seconds_left")}}
         for item in status["fillings"]
     ]
+    pipelines = [{**item, "lag": lag_text(item.get("lag", {}))} for item in status["pipelines"]]
     tables = (
         (FILLINGS, fillings),
-        (PIPELINES, status["pipelines"]),
+        (PIPELINES, pipelines),
         (READERS, status["readers"]),
     )
     for heads, rows in tables:
@@ -265,15 +271,14 @@ def _stored_status(storage: str) -> dict[str, Any]:
     """Return the status of `Engine.status` from the files, without Spark's JVM."""
     from eddyline.answers.status import storage_status
     from eddyline.answers.tasks import stored_catalog
-    from eddyline.catalog.entries import PIPELINE
-    from eddyline.pipelines.outcomes import stored_status
+    from eddyline.pipelines.outcomes import pipelines_status
     from eddyline.state.leases import pinned
 
     with open_catalog(storage) as store:
         catalog = stored_catalog(store)
         with pinned(store.files) as manifest:
             status = storage_status(store.files, catalog, manifest)
-        pipelines = [stored_status(store.files, e) for e in catalog.entries if e.role == PIPELINE]
+        pipelines = pipelines_status(store.files, catalog)
     return {**status, "pipelines": pipelines}
 
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW
+from eddyline.source.lag import SECONDS, lag_text
 
 WIDTH, HEIGHT = 190, 46
 GAP_X, GAP_Y = 70, 16
 MARGIN = 12
 NAME_LENGTH = 22
 """The characters of a name that fit into a box."""
+LAGGING, LAGGING_S = "lagging", 30.0
+"""The state of a source whose oldest input has waited for longer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,10 @@ class GraphNode:
     Attributes:
         id: unique in the graph; a sink may have the name of a view.
         kind: `table`, `stream`, `view` or `sink`.
-        state: `live`, `failing`, `paused`; empty for tables and streams.
+        state: `live`, `failing`, `paused`; of tables and streams `lagging` if they are far behind, else empty.
         level: its column, from 0.
         rate: changes a second; None if it isn't known.
+        lag: of a table or stream what waits for an epoch, for people; empty for others, or if it isn't known.
         x, y: the upper left corner.
     """
 
@@ -36,6 +40,7 @@ class GraphNode:
     state: str
     level: int
     rate: float | None
+    lag: str
     x: int
     y: int
 
@@ -62,7 +67,7 @@ class Graph:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the graph as JSON."""
-        names = ("id", "name", "kind", "state", "level", "rate")
+        names = ("id", "name", "kind", "state", "level", "rate", "lag")
         nodes = [{name: getattr(node, name) for name in names} for node in self.nodes]
         return {"nodes": nodes, "edges": [list(edge) for edge in self.edges]}
 
@@ -75,10 +80,15 @@ def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, 
         rates: changes a second by name of table or view.
     """
     states = {view["name"]: view["state"] for view in status["views"]}
+    lags = {one["name"]: one["lag"] for one in status.get("sources", ()) if "lag" in one}
+    states |= {name: LAGGING for name, lag in lags.items() if lag[SECONDS] > LAGGING_S}
     shown = [e for e in catalog.entries if not e.role or catalog.readers(e.name)]
     ids = {entry.name.lower(): entry.id for entry in shown}
     boxes = [
-        (e.id, e.name, e.kind, states.get(e.name, ""), catalog.level(e), rates.get(e.name))
+        (
+            *(e.id, e.name, e.kind, states.get(e.name, "")),
+            *(catalog.level(e), rates.get(e.name), lag_text(lags.get(e.name, {}))),
+        )
         for e in shown
     ]
     edges = [
@@ -91,12 +101,12 @@ def make_graph(catalog: Catalog, status: Mapping[str, Any], rates: Mapping[str, 
     sinks = {sink["sink"]: sink["state"] for sink in status["sinks"]}
     for sink in catalog.sinks:
         view, state = catalog.get(sink.upstream[0]), sinks.get(sink.name, "")
-        boxes.append((sink.id, sink.name, "sink", state, 1 + catalog.level(view), None))
+        boxes.append((sink.id, sink.name, "sink", state, 1 + catalog.level(view), None, ""))
         edges.append((view.id, sink.id))
     return _laid_out(boxes, sorted(set(edges)))
 
 
-Box = tuple[str, str, str, str, int, float | None]
+Box = tuple[str, str, str, str, int, float | None, str]
 
 
 def _laid_out(boxes: list[Box], edges: list[tuple[str, str]]) -> Graph:

@@ -13,12 +13,19 @@ from eddyline.catalog.requests import REFUSED
 from eddyline.console.actions import LETTER_ACTIONS, Actions, outcome
 from eddyline.console.api import LETTERS_MAX, letter_json
 from eddyline.console.observer import Observer
+from eddyline.pipelines.outcomes import lane_windows
+from eddyline.source.lag import lag_text
 from eddyline.storage.lock import in_use
 
 PAYLOAD_LENGTH = 300
 """The characters of a dead letter's payload and error in the list."""
 EDITED_LENGTH = 20_000
 """The characters of a payload that can be edited on the page."""
+
+LAG_NOTE = (
+    "The lag is what no epoch has processed yet, as far as the source knows: rows, bytes of files, of a followed log or of "
+    "PostgreSQL's log, or versions of a Delta table; and since when the oldest waits. It is measured each few seconds while an engine runs."
+)
 
 Button = tuple[str, str, str]
 """Where a form is posted to, its button's text, and what a screen reader says of it."""
@@ -39,6 +46,7 @@ class Lists:
             "source": "name",
             "kind": "kind",
             "position": "position",
+            "lag": "lag",
             "watermark": "watermark",
             "late rows": "late_rows",
             "ahead": "ahead_rows",
@@ -47,7 +55,11 @@ class Lists:
             "last received": "received_at",
         }
         sources = [
-            {**source, "violations": violations_text(source.get("violations", {}))}
+            {
+                **source,
+                "lag": lag_text(source.get("lag", {})),
+                "violations": violations_text(source.get("violations", {})),
+            }
             for source in sources
         ]
         problems = [
@@ -58,7 +70,7 @@ class Lists:
         right = ("position", "late rows", "ahead", "dead letters")
         return "list.html", _list(
             "Sources", heads, sources, right, links=("source",), problems=problems,
-            empty="There are no tables and streams yet.",
+            empty="There are no tables and streams yet.", note=LAG_NOTE if sources else "",
         )  # fmt: skip
 
     def sinks(self, _: Request) -> Values:
@@ -85,11 +97,21 @@ class Lists:
             "in retry": "retry",
             "in flight": "in_flight",
             "missed": "missed",
+            "lag": "lag",
+            "windows of lanes": "windows",
         }
-        pipelines = self._observer.status()["pipelines"]
+        pipelines = [
+            {
+                **one,
+                "lag": lag_text(one.get("lag", {})),
+                "windows": ", ".join(f"{window:,}" for window in lane_windows(one)),
+            }
+            for one in self._observer.status()["pipelines"]
+        ]
         return "list.html", _list(
-            "Pipelines", heads, pipelines, tuple(heads)[1:], empty="There are no pipelines.",
-            note="Received = done + dead + in retry + in flight, after the last batch.",
+            "Pipelines", heads, pipelines, tuple(heads)[1:-1], empty="There are no pipelines.",
+            note="Received = done + dead + in retry + in flight, after the last batch. The lag is what waits in the queue. "
+            "A window is how many records a lane may have in flight.",
         )  # fmt: skip
 
     def deadletters(self, request: Request) -> Values:

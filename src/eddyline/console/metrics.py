@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,8 @@ from eddyline.catalog.entries import VIEW
 from eddyline.console.observer import Observer
 from eddyline.console.tally import BUCKETS_S, Tally
 from eddyline.errors import EddylineError
+from eddyline.pipelines.outcomes import lane_windows
+from eddyline.source.lag import BYTES, ROWS, SECONDS, VERSIONS
 from eddyline.spark.processes import tree_usage
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import Manifest
@@ -32,6 +34,16 @@ from eddyline.storage.files import folder_size
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 LOGS_S = 30.0
 """How old, in seconds, the sizes of redo logs may be."""
+LAG_TEXTS = {
+    ROWS: "Rows of a table or stream that wait for an epoch, at the source and in its redo log, as far as they are counted.",
+    BYTES: "Bytes that wait: of files, of a followed log, or of the log of a PostgreSQL server.",
+    VERSIONS: "Versions of a Delta table that aren't read yet.",
+    SECONDS: "Seconds since the oldest of what waits was first seen; 0 if nothing waits.",
+}
+PIPELINE_LAG_TEXTS = {
+    ROWS: "New records in the queue of a pipeline that aren't committed yet.",
+    SECONDS: LAG_TEXTS[SECONDS],
+}
 STATES = ("live", "failing", "paused")
 
 
@@ -120,15 +132,17 @@ class StorageCollector(Collector):
         logs = _labelled("eddyline_log_bytes", text, "source")
         for name, size in self._log_bytes().items():
             logs.add_metric([name], float(size))
+        lags = _lag_families("source", LAG_TEXTS)
         for item in sources:
             labels = [str(item["name"])]
             position.add_metric(labels, _number(item["position"]))
+            _add_lag(lags, item)
             if "late_rows" in item:
                 late.add_metric(labels, _number(item["late_rows"]))
             if item.get("watermark"):
                 moment = datetime.fromisoformat(str(item["watermark"]))
                 marks.add_metric(labels, moment.timestamp())
-        yield from (position, late, marks, logs)
+        yield from (position, late, marks, logs, *lags.values())
 
     def _log_bytes(self) -> dict[str, int]:
         """Return the bytes of the redo log of each table and stream, at most `LOGS_S` old: all files are counted."""
@@ -250,6 +264,9 @@ class StorageCollector(Collector):
         )
         text = "Records of a pipeline that are being worked on."
         flight = _labelled("eddyline_pipeline_in_flight", text, "pipeline")
+        lags = _lag_families("pipeline", PIPELINE_LAG_TEXTS)
+        text = "Records that a lane of a pipeline may have in flight."
+        windows = GaugeMetricFamily("eddyline_lane_window", text, labels=["pipeline", "lane"])
         for item in status["pipelines"]:
             name = str(item["name"])
             for outcome in ("received", "done", "dead"):
@@ -257,7 +274,11 @@ class StorageCollector(Collector):
                     records.add_metric([name, outcome], _number(item[outcome]))
             if "in_flight" in item:
                 flight.add_metric([name], _number(item["in_flight"]))
-        yield from (letters, epoch, lag, sinks, rows, errors, reader, records, flight)
+            _add_lag(lags, item)
+            for lane, window in enumerate(lane_windows(item)):
+                windows.add_metric([name, str(lane)], float(window))
+        yield from (letters, epoch, lag, sinks, rows, errors, reader, records, flight, windows)
+        yield from lags.values()
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
@@ -279,6 +300,19 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 def _labelled(name: str, text: str, label: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=[label])
+
+
+def _lag_families(label: str, texts: Mapping[str, str]) -> dict[str, GaugeMetricFamily]:
+    """Return the metrics of what waits, by unit."""
+    return {
+        unit: _labelled(f"eddyline_{label}_lag_{unit}", text, label) for unit, text in texts.items()
+    }
+
+
+def _add_lag(families: Mapping[str, GaugeMetricFamily], item: Mapping[str, Any]) -> None:
+    for unit, amount in item.get("lag", {}).items():
+        if unit in families:
+            families[unit].add_metric([str(item["name"])], float(amount))
 
 
 def _number(value: object) -> float:

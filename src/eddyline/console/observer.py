@@ -23,11 +23,11 @@ from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import StoredRelation, StoredSnapshot, check_stored
 from eddyline.answers.tasks import Task, list_tasks, stored_catalog
 from eddyline.catalog.catalog import Catalog
-from eddyline.catalog.entries import DEAD, PIPELINE, Entry
+from eddyline.catalog.entries import DEAD, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError
-from eddyline.pipelines.outcomes import stored_status
+from eddyline.pipelines.outcomes import pipelines_status
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import (
@@ -195,7 +195,7 @@ class Observer:
                 for entry in catalog.entries
                 if entry.holds_letters
             }
-        pipelines = [stored_status(self.files, e) for e in catalog.entries if e.role == PIPELINE]
+        pipelines = pipelines_status(self.files, catalog)
         running = in_use(self.files)
         committed_at = manifest.committed_at / 1e6 if manifest.committed_at else None
         return {

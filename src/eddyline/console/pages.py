@@ -30,6 +30,7 @@ from eddyline.console.posted import Posted, posted
 from eddyline.console.queries import Shown
 from eddyline.console.view_page import view_page
 from eddyline.errors import EddylineError
+from eddyline.source.lag import lag_text, total_lag
 from eddyline.storage.lock import in_use
 
 PAGES = (
@@ -278,6 +279,7 @@ class Pages:
         committed = status["committed_at"]
         inside = self._api.explain is not None
         compared = [view for view in status["views"] if "verified" in view]
+        sources = [*status["sources"], *status["pipelines"]]
         moment = datetime.fromtimestamp(committed, UTC) if committed else None
         return "overview.html", {
             "title": "Overview",
@@ -291,6 +293,7 @@ class Pages:
             "state_bytes": sum(view["state_bytes"] for view in status["views"]),
             "dead": sum(status["dead_letters"].values()),
             "behind": sum(sink["behind"] > 0 for sink in status["sinks"]),
+            "lag": lag_text(total_lag(one["lag"] for one in sources if "lag" in one)),
             "inside": inside,
             "usage": self._api.tally.usage() if inside else None,
             "compared": compared,

@@ -40,6 +40,7 @@ from eddyline.relay.lane import REPORTS
 from eddyline.relay.queue import DataQueue
 from eddyline.relay.records import RECORDS, no_records
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.lag import ROWS, Unread
 from eddyline.source.log_files import as_operations, write_rows
 from eddyline.source.segments import LOG, Segment, read_arrow
 from eddyline.source.user_rows import as_arrow
@@ -239,13 +240,22 @@ class PipelineStream:
             self._tuples.forget_waiting()
             self._commit(Batch(number, ()), [], retries, removals, -removed)
 
+    def unread(self) -> Unread:
+        """Return the new records of the queue that aren't committed; of a topic its messages, which may hold several."""
+        account = self.queue.account()
+        return Unread(self.queue.backend.unread(), ROWS, account.received - account.in_flight)
+
     def status(self) -> dict[str, Any]:
-        """Return the counts of its records, and the state of its lanes."""
+        """Return the counts of its records, and the state of its lanes.
+
+        The window of a lane is in tuples, of `tuple_rows` records.
+        """
         lanes = self.waves.flow.lanes
         return {
             "name": self.name,
             **asdict(self.queue.account()),
             "windows": [lane.window for lane in lanes],
+            "tuple_rows": self.settings.tuple_rows,
             "lanes": [lane.state.value for lane in lanes],
             "replays": self.waves.flow.replays,
         }

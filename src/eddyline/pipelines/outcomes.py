@@ -13,6 +13,7 @@ from typing import Any
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Entry
 from eddyline.relay.batch import Batch
+from eddyline.source.lag import stored_lags
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.storage.files import Files
@@ -164,3 +165,19 @@ def stored_status(files: Files, letters: Entry) -> dict[str, Any]:
         status: dict[str, Any] = files.read_json(name)
         return status
     return {"name": letters.name.removesuffix(DEAD)}
+
+
+def lane_windows(status: Mapping[str, Any]) -> list[int]:
+    """Return how many records each lane of a pipeline may have in flight; none where the status doesn't tell."""
+    rows = status.get("tuple_rows")
+    return [] if rows is None else [window * rows for window in status.get("windows", ())]
+
+
+def pipelines_status(files: Files, catalog: Catalog) -> list[dict[str, Any]]:
+    """Return `stored_status` of each pipeline, and while an engine runs its `lag`: how far it is behind its queue."""
+    lags, found = stored_lags(files), []
+    for entry in catalog.entries:
+        if entry.role == PIPELINE:
+            lag = {"lag": lags[entry.id]} if entry.id in lags else {}
+            found.append({**stored_status(files, entry), **lag})
+    return found

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from eddyline.errors import EngineError
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.lag import ROWS, Unread
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 
@@ -75,6 +76,17 @@ class HasRemoteResources(Source, Protocol):
 
     def drop(self) -> None:
         """Remove these resources, because the stream was dropped. A failure is logged, not raised."""
+
+
+@runtime_checkable
+class Measurable(Source, Protocol):
+    """A source that knows what it hasn't read yet."""
+
+    def unread(self) -> Unread | None:
+        """Return what wasn't read at the last look; None before the first.
+
+        It asks no server at each call, and may be called from any thread at any time.
+        """
 
 
 class CopiedSource:
@@ -144,6 +156,10 @@ class PlannedSource(ABC):
     def follow(self, interval_s: float) -> None:
         """Do the same as `pull`: planning is cheap."""
         self.pull()
+
+    def unread(self) -> Unread | None:
+        """Return that nothing is unread: all that the last look has found is in the log."""
+        return Unread(0, ROWS)
 
     def stop(self) -> None:  # noqa: B027  # most sources have nothing to stop
         """Do nothing: no thread runs."""

@@ -32,6 +32,7 @@ from eddyline.changes import (
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.delta_log import Commit, DeltaLog, TableVersion
+from eddyline.source.lag import LOOK_AGAIN_S, VERSIONS, Unread
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
@@ -125,6 +126,10 @@ class DeltaStream(CopiedSource):
     _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _looked: float = field(default=0.0, init=False)
     _checked: float = field(default=0.0, init=False)
+    _latest: tuple[int, float] = field(
+        default=(0, 0.0), init=False
+    )  # a version, and when it was asked for
+    _unread: Unread | None = field(default=None, init=False)
     _positions: Positions = field(init=False)
     _thread: SourceThread = field(init=False)
 
@@ -154,6 +159,10 @@ class DeltaStream(CopiedSource):
         """Stop the thread; an interrupted version is read again."""
         self._thread.stop()
 
+    def unread(self) -> Unread | None:
+        """Return the versions that weren't read."""
+        return self._unread
+
     def _copy(self) -> None:
         number = self.log.end()
         if self._state is None or self._next != number:
@@ -163,13 +172,25 @@ class DeltaStream(CopiedSource):
         try:
             if self._state is None:
                 self._begin()
-            while not self._thread.stopped.is_set() and self._copy_versions():
-                pass
+            more = True
+            while more and not self._thread.stopped.is_set():
+                more = self._copy_versions()
+                self._measure(more)
         except _StoppedError:
             pass
         except BaseException:
             self._table = self._delta = None  # opened again by the next try
             raise
+
+    def _measure(self, more: bool) -> None:
+        """Keep how many versions there are after the position; where there may be more, ask from time to time."""
+        assert self._state is not None
+        version, now = self._state.version, time.monotonic()
+        if not more:
+            self._latest = version, 0.0
+        elif now >= self._latest[1] + LOOK_AGAIN_S:
+            self._latest = self.delta.latest(max(version, 0)), now
+        self._unread = Unread(max(self._latest[0] - version, 0), VERSIONS, version)
 
     def _begin(self) -> None:
         """Copy a snapshot of the table, or set the position before the first version to read."""

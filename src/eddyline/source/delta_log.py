@@ -115,6 +115,16 @@ class DeltaLog:
             found = self._files.get_file_info([_name(version) for version in versions])
         return [one.type == fs.FileType.File for one in found]
 
+    def latest(self, version: int) -> int:
+        """Return the last version, which is this one or a later one; asks for few of those between."""
+        step = 1
+        while self.there(version + step)[0]:
+            version, step = version + step, 2 * step
+        while step > 1:
+            step //= 2
+            version += step * self.there(version + step)[0]
+        return version
+
     def commit(self, version: int) -> Commit | None:
         """Return a commit; None if it doesn't exist."""
         (there,) = self.there(version)

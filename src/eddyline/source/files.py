@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from eddyline.source.base import PlannedSource
 from eddyline.source.compression import is_compressed
+from eddyline.source.lag import BYTES, Unread
 from eddyline.source.lines import read_json
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.parquet import read_parquet
@@ -71,13 +72,14 @@ class FileStream(PlannedSource):
         self._fault = fault
         self._faults: dict[str, dict[str, Any]] | None = None  # None: not read yet
         self._logged: dict[str, int] = {}  # the bytes of each file in the entries before `_next`
+        self._taken = 0  # the bytes of all of them
         self._next: int | None = None
         self._tails: dict[str, tuple[int, float]] = {}  # of unfinished lines: size, and since when
 
     def plan(self, first: int) -> Iterator[list[Segment]]:
         """Yield the segments of new files and of new lines, oldest file first."""
         if self._next != first:  # opened just now, or an append failed after its entry was written
-            self._logged = {}
+            self._logged, self._taken = {}, 0
             for segment in self.log.segments(0, first):
                 self._count(segment)
             self._next = first
@@ -101,9 +103,23 @@ class FileStream(PlannedSource):
         """Log the complete lines and files; check the rest again after the interval."""
         super().pull()
 
+    def unread(self) -> Unread | None:
+        """Return the bytes of new files and of new lines, without those of files that can't be read."""
+        if self._next is None:
+            return None
+        faults = self._faults or {}
+        grown = [
+            status.st_size - self._logged.get(path, 0)
+            for path, status in self._files()
+            if path not in faults
+        ]
+        return Unread(sum(size for size in grown if size > 0), BYTES, self._taken)
+
     def _count(self, segment: Segment) -> None:
-        end = segment.start + segment.bytes
-        self._logged[segment.file] = max(end, self._logged.get(segment.file, 0))
+        before = self._logged.get(segment.file, 0)
+        end = max(segment.start + segment.bytes, before)
+        self._logged[segment.file] = end
+        self._taken += end - before
 
     def _found(self) -> list[tuple[str, int]]:
         """Return the files with bytes that are in no entry yet, and the end of what to read of each."""

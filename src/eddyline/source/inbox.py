@@ -21,6 +21,7 @@ import pyarrow as pa
 from eddyline.changes import APPEND
 from eddyline.errors import EngineError, StorageError
 from eddyline.source.dead_letters import DeadLetters
+from eddyline.source.lag import ROWS, Unread
 from eddyline.source.log_files import as_operations, write_rows
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
@@ -220,6 +221,12 @@ class TableInbox:
 
     def stop(self) -> None:
         """Do nothing: no thread runs."""
+
+    def unread(self) -> Unread:
+        """Return the rows of the batches that wait to be moved."""
+        batches = list(self._read(self._documents()))
+        rows = sum(rows for batch in batches for _, rows, _ in batch.files)
+        return Unread(rows, ROWS, since=min((b.committed_at for b in batches), default=None))
 
     def forget(self, position: int) -> None:
         """Remove the entries before `position` from the log."""

@@ -18,6 +18,7 @@ from eddyline.errors import DataError, EngineError
 from eddyline.source.base import CopiedSource
 from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.kafka_rows import Decode, Message
+from eddyline.source.lag import LOOK_AGAIN_S, ROWS, Unread
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
@@ -127,6 +128,7 @@ class KafkaStream(CopiedSource):
     _begun: State | None = field(default=None, init=False)  # after an entry that wasn't finished
     _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _checked: float = field(default=0.0, init=False)
+    _unread: Unread | None = field(default=None, init=False)
     _positions: Positions = field(init=False)
     _thread: SourceThread = field(init=False)
 
@@ -165,6 +167,10 @@ class KafkaStream(CopiedSource):
         self._thread.stop()
         self._close()
 
+    def unread(self) -> Unread | None:
+        """Return the records up to the end of the partitions; markers of transactions count, too."""
+        return self._unread
+
     def _close(self) -> None:
         topics, self._topics = self._topics, None
         if topics is not None:
@@ -179,13 +185,24 @@ class KafkaStream(CopiedSource):
                 state = self._with_new_partitions(state)
                 self._checked = time.monotonic()
             ends = self.topics.offsets(_offsets(state), LATEST)
+            latest, asked = ends, time.monotonic()
+            self._measure(latest)
             while not self._thread.stopped.is_set() and self._copy_entry(ends):
-                pass
+                if time.monotonic() >= asked + LOOK_AGAIN_S:
+                    latest, asked = self.topics.offsets(ends, LATEST), time.monotonic()
+                self._measure(latest)
         except StoppedError:
             pass
         except BaseException:
             self._close()  # connected again by the next try
             raise
+
+    def _measure(self, latest: Mapping[Partition, int]) -> None:
+        """Keep how many records there are after the position."""
+        assert self._state is not None
+        after = _offsets(self._state)
+        amount = sum(max(end - after[one], 0) for one, end in latest.items())
+        self._unread = Unread(amount, ROWS, sum(after.values()))
 
     def _stored_position(self) -> State:
         """Return the stored position; on the first call store the one to begin at."""

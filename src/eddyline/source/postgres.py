@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from eddyline.errors import DataError, EddylineError, EngineError
 from eddyline.source.base import CopiedSource
+from eddyline.source.lag import BYTES, LOOK_AGAIN_S, Unread
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.pgoutput import (
     ADDED,
@@ -98,6 +99,7 @@ class PostgresStream(CopiedSource):
     _state: SlotPosition | None = field(default=None, init=False)  # None: not read yet
     _next: int = field(default=-1, init=False)  # the number of the entry that follows `_state`
     _looked: int = field(default=0, init=False)  # there are no changes before this LSN
+    _unread: Unread | None = field(default=None, init=False)
     _positions: Positions = field(init=False)
     _thread: SourceThread = field(init=False)
 
@@ -126,6 +128,10 @@ class PostgresStream(CopiedSource):
         if self._server is not None:
             self._server.close()
 
+    def unread(self) -> Unread | None:
+        """Return the bytes of the server's log that weren't searched for changes; it holds those of other tables, too."""
+        return self._unread
+
     def drop(self) -> None:
         """Drop the slot, and the publication if the stream has created it; log an error if that is impossible."""
         slot = self.slot
@@ -152,8 +158,20 @@ class PostgresStream(CopiedSource):
             if self._state is None or self._state.table is None:
                 self._begin()
             target = self.server.flushed()
-            while not self._thread.stopped.is_set() and self._copy_changes(target):
-                pass
+            latest, asked = target, time.monotonic()
+            self._measure(latest)
+            more = True
+            while more and not self._thread.stopped.is_set():
+                more = self._copy_changes(target)
+                if more and time.monotonic() >= asked + LOOK_AGAIN_S:
+                    latest, asked = self.server.flushed(), time.monotonic()
+                self._measure(latest)
+
+    def _measure(self, latest: int) -> None:
+        """Keep how much log of the server there is after the position."""
+        assert self._state is not None
+        position = max(self._looked, self._state.confirmed)
+        self._unread = Unread(max(latest - position, 0), BYTES, position)
 
     def _begin(self) -> None:
         """Create the slot, and copy the table as of that moment."""

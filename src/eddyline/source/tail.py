@@ -21,6 +21,7 @@ from eddyline.errors import DataError, StateError
 from eddyline.source.base import CopiedSource
 from eddyline.source.compression import is_compressed
 from eddyline.source.growing import GrowingFiles, Known, pieces
+from eddyline.source.lag import BYTES, Unread
 from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.redo_log import RedoLog
 
@@ -63,6 +64,9 @@ class TailStream(CopiedSource):
     # the number of the entry that follows `_known` and `_lines`
     _next: int = field(default=-1, init=False)
     _faults: dict[str, dict[str, Any]] | None = field(default=None, init=False)
+    # the files at the last look, and the indices and paths of those that had new lines
+    _looked: tuple[list[Known], list[tuple[int, str]]] | None = field(default=None, init=False)
+    _taken: int = field(default=0, init=False)  # the bytes that were read
     _growing: GrowingFiles = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +83,21 @@ class TailStream(CopiedSource):
     def stop(self) -> None:
         """Do nothing: files are open only while they are read."""
 
+    def unread(self) -> Unread | None:
+        """Return the bytes of new lines, without those of files that can't be read."""
+        if self._looked is None:
+            return None
+        known, changed = self._looked
+        amount = 0
+        for at, path in changed:
+            one = known[at]
+            with suppress(FileNotFoundError):  # it was moved: the next look finds it
+                status = os.stat(path)
+                seen = (one.size, one.modified) == (status.st_size, status.st_mtime_ns)
+                if path not in (self._faults or {}) and not (is_compressed(path) and seen):
+                    amount += max(status.st_size - one.offset, 0)
+        return Unread(amount, BYTES, self._taken)
+
     def _copy(self, entries: int | None) -> None:
         """Write entries with new lines.
 
@@ -93,6 +112,7 @@ class TailStream(CopiedSource):
         known = [one for one in self._known or [] if one.offset]
         faults = dict[str, dict[str, Any]]()
         there, changed = self._growing.found(known)
+        self._looked = known, changed
         tables, size, line = list[pa.Table](), 0, self._lines
         for at, path in changed:
             try:
@@ -101,6 +121,7 @@ class TailStream(CopiedSource):
                     continue
                 for state, text in pieces(known[at], path):
                     known[at] = state
+                    self._taken += len(text)
                     if text:
                         lines = _lines_of(text)
                         tables.append(self._rows(lines, line, state.path))
