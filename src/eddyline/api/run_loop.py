@@ -136,8 +136,11 @@ class RunLoop:
             daemon=True,
         )
         self._background.start()
-        self._measuring = threading.Thread(target=self._measure, name="eddyline-lags", daemon=True)
-        self._measuring.start()
+        if self._measuring is None or not self._measuring.is_alive():
+            self._measuring = threading.Thread(
+                target=self._measure, name="eddyline-lags", daemon=True
+            )
+            self._measuring.start()
 
     def await_termination(self, timeout: float | None) -> bool:
         """Wait for the end of the background run; see `Engine.await_termination`."""

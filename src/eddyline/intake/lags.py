@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from eddyline.catalog.catalog import Catalog
@@ -49,15 +50,16 @@ class Lags:
                     continue
                 try:
                     lag = self._lag(entry, manifest)
-                except (EddylineError, OSError) as error:
+                except Exception as error:  # noqa: BLE001  # whatever a source raises: its numbers stay
                     _LOG.debug("%s can't be measured: %s", entry.name, error)
                     lag = self._stored.get(entry.id)
                 if lag is not None:
                     found[entry.id] = lag
-            if found != self._stored or self._measured is None:
-                self.sources.files.write_json(NAME, found, durable=False)
-                self._stored = found
-            self._measured = clock
+            self._measured, first = clock, self._measured is None
+            if found != self._stored or first:
+                with suppress(EddylineError, OSError):  # the next one tries again
+                    self.sources.files.write_json(NAME, found, durable=False)
+                    self._stored = found
 
     def _lag(self, entry: Entry, manifest: Manifest) -> dict[str, int] | None:
         """Return how much waits, by unit, and since when; None if the source doesn't know."""

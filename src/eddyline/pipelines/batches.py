@@ -12,7 +12,9 @@ that are joined by key, which must be in one batch.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +52,7 @@ TUPLE_ROWS = 1000
 SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
 PAUSE_SHARE = 0.1  # of the longest retry delay: how often to look for due records if bolts differ
+LOOK_S = 1.0  # how old the number of unread records may be
 PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
@@ -149,6 +152,8 @@ class PipelineStream:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._seen: tuple[int, int] | None = None  # uncommitted records, and committed ones by then
+        self._looked = -math.inf
         files.storage.make_folder(files.folder)
         self._recover()
         self._check_queue()
@@ -240,10 +245,24 @@ class PipelineStream:
             self._tuples.forget_waiting()
             self._commit(Batch(number, ()), [], retries, removals, -removed)
 
-    def unread(self) -> Unread:
+    def unread(self) -> Unread | None:
         """Return the new records of the queue that aren't committed; of a topic its messages, which may hold several."""
+        if self._seen is None:
+            return None
+        (amount, then), now = self._seen, self._committed
+        return Unread(max(amount - (now - then), 0), ROWS, now)
+
+    @property
+    def _committed(self) -> int:
+        """How many new records are in committed batches."""
         account = self.queue.account()
-        return Unread(self.queue.backend.unread(), ROWS, account.received - account.in_flight)
+        return account.received - account.in_flight
+
+    def _look(self) -> None:
+        """Look how many records the queue has, once in `LOOK_S` at most: a broker is asked for it."""
+        if time.monotonic() >= self._looked + LOOK_S:
+            self._seen = self.queue.backend.unread(), self._committed
+            self._looked = time.monotonic()
 
     def status(self) -> dict[str, Any]:
         """Return the counts of its records, and the state of its lanes.
@@ -303,6 +322,7 @@ class PipelineStream:
         """
         with self._lock:
             self._recover()
+            self._look()
             self._tuples.load_waiting(self.queue.retries())
             rows_max = self._rows_max()
             batch = self.queue.plan(rows_max, fresh=fresh)
