@@ -230,11 +230,15 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
     def slow(record: dict[str, Any]) -> dict[str, Any]:
         while waits.exists():
             time.sleep(0.01)
+        if record["payload"] == b"line 7" and not record["attempts"]:
+            raise ValueError("not yet")
         return {"text": record["payload"].decode()}
 
     with el.Engine(str(tmp_path / "shop")) as engine:
         url = engine.serve()
-        pipeline = engine.pipeline("slow", queue, lanes=2, tuple_rows=5).bolt(slow)
+        pipeline = engine.pipeline("slow", queue, lanes=2, tuple_rows=5).bolt(
+            slow, retry_delay=0.01
+        )
         pipeline.into("texts", "text STRING")
         queue.put([f"line {n}" for n in range(40)])
         engine.start(0.05)
@@ -244,6 +248,8 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
         waits.unlink()
         until(lambda: measured(url).get(f"eddyline_pipeline_lag_rows{label}") == 0)
         until(lambda: measured(url).get('eddyline_source_lag_rows{source="texts"}') == 0)
+        retried = 'eddyline_pipeline_records_total{outcome="retried",pipeline="slow"}'
+        until(lambda: measured(url).get(retried) == 1)
         (status,) = engine.status()["pipelines"]
         windows = [window * 5 for window in status["windows"]]
         assert len(windows) == 2

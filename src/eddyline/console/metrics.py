@@ -269,7 +269,7 @@ class StorageCollector(Collector):
         windows = GaugeMetricFamily("eddyline_lane_window", text, labels=["pipeline", "lane"])
         for item in status["pipelines"]:
             name = str(item["name"])
-            for outcome in ("received", "done", "dead"):
+            for outcome in ("received", "done", "dead", "retried"):
                 if outcome in item:
                     records.add_metric([name, outcome], _number(item[outcome]))
             if "in_flight" in item:

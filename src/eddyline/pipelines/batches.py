@@ -273,6 +273,7 @@ class PipelineStream:
         return {
             "name": self.name,
             **asdict(self.queue.account()),
+            "retried": self.queue.retried,
             "windows": [lane.window for lane in lanes],
             "tuple_rows": self.settings.tuple_rows,
             "lanes": [lane.state.value for lane in lanes],

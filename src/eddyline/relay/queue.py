@@ -129,6 +129,11 @@ class DataQueue:
         """The number of the last committed batch."""
         return self._state.number
 
+    @property
+    def retried(self) -> int:
+        """How many times committed batches have put a record back, to be read again."""
+        return self._state.returned
+
     def end(self) -> Position:
         """Return the position after the last new record that can be read now."""
         return self.backend.end()
