@@ -272,6 +272,21 @@ def test_changes_come_live_without_a_reload(browser, engine, url):
     engine.advance()
 
 
+def test_a_lag_grows_on_the_page_without_an_epoch(browser, engine, url):
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    epoch = engine.advance()
+    with browser.open(f"{url}/sources") as shown:
+        shown.evaluate("window.mark = 'still the same page'")
+        assert shown.locator("#live tr", has_text="orders").get_by_text("3 rows").count() == 0
+        orders.upsert([(-1, "a"), (-2, "b"), (-3, "c")])
+        until(lambda: engine.status()["sources"][0]["lag"]["rows"] == 3)  # a status may be 1 s old
+        assert engine.status()["epoch"] == epoch
+        shown.locator("#live tr", has_text="orders").get_by_text("3 rows").first.wait_for()
+        assert shown.evaluate("window.mark") == "still the same page"
+    orders.delete([(-1, "a"), (-2, "b"), (-3, "c")])
+    engine.advance()
+
+
 def test_a_page_follows_again_after_the_server_was_away(chromium, engine):
     orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
     browser = Browser(chromium)  # it complains of the connection, rightly

@@ -52,7 +52,7 @@ TUPLE_ROWS = 1000
 SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
 PAUSE_SHARE = 0.1  # of the longest retry delay: how often to look for due records if bolts differ
-LOOK_S = 1.0  # how old the number of unread records may be
+LOOK_S = 5.0  # how old the number of unread records may be
 PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
