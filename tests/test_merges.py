@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.errors import EddylineError
 from eddyline.runtime.merges import Merges
+from eddyline.runtime.reports import epoch_work
 from eddyline.state.arrangement import merge_starts, runs_with_parts, waiting_merge
 from eddyline.state.manifest import Manifest, last_committed
 from eddyline.storage.files import Files
@@ -109,6 +110,8 @@ def test_an_epoch_commits_the_merges_that_are_ready(
         assert {Path(run.name).name for run in runs} <= held
         assert not {Path(run.name).name for run in merge.runs} & held
     assert not load.merges.ready.keys() & ready.keys()
+    merged = epoch_work(load.engine._workspace.manifest.counters).merged
+    assert merged >= sum(run.bytes for merge, _ in ready.values() for run in merge.runs) > 0
     assert any("merged" in record.getMessage() for record in caplog.records)
     assert load.engine.verify().equal
     for _ in range(30):
