@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -33,6 +34,9 @@ __all__ = ["add_arguments", "run"]
 
 SHORT_LANE_ROWS = 200_000
 """Up to this many rows a view's epoch runs in the driver: a line makes seven rows, one a window."""
+
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+"""Without its optimising compiler the JVM starts with half the CPU, and epochs of a few lines are as fast."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +146,9 @@ def run(args: argparse.Namespace) -> int:
     from eddyline_apps.guard.running import follow, replay
     from eddyline_apps.guard.service import Guard
 
+    os.environ.setdefault(
+        "PYSPARK_SUBMIT_ARGS", f"--driver-java-options {JAVA_OPTIONS} pyspark-shell"
+    )
     with ExitStack() as stack:
         storage = args.storage
         if storage is None:
