@@ -489,6 +489,38 @@ def test_answers_of_spark_are_shown_plotted_and_cancelled(browser, engine, url):
         assert shown.locator("#plot").count() == 0
 
 
+def test_names_are_completed(browser, url):
+    with browser.open(f"{url}/ask") as shown:
+        editor, proposed = shown.locator("#sql"), shown.locator("#proposed")
+        options = proposed.locator("[role=option]")
+        assert not proposed.is_visible()
+        editor.press_sequentially("SELECT country FROM BY_C")
+        assert options.all_inner_texts() == ["by_country"]
+        shown.keyboard.press("Tab")
+        assert editor.input_value() == "SELECT country FROM by_country"
+        assert not proposed.is_visible()
+        editor.press_sequentially(" WHERE by_country.")
+        columns = options.all_inner_texts()
+        assert columns[0] == "country"
+        shown.keyboard.press("ArrowDown")
+        assert editor.get_attribute("aria-activedescendant") == "proposed-0"
+        shown.keyboard.press("Enter")
+        assert editor.input_value().endswith("WHERE by_country.country")
+        editor.press_sequentially(" = 'de' LIM")
+        assert options.all_inner_texts() == ["LIMIT"]
+        shown.keyboard.press("Escape")
+        assert not proposed.is_visible()
+        assert editor.input_value().endswith("LIM")
+        editor.fill("SELECT * FROM evi")
+        assert options.all_inner_texts() == [EVIL_NAME]
+        options.first.click()
+        assert editor.input_value() == f"SELECT * FROM `{EVIL_NAME}`"
+        shown.keyboard.press("Control+Enter")
+        shown.locator("#answer").wait_for()
+        shown.keyboard.press("Tab")  # no name is begun: the focus moves on
+        assert shown.evaluate("document.activeElement.textContent") == "Ask"
+
+
 def test_the_keyboard_reaches_everything(browser, url):
     with browser.open(f"{url}/ask") as shown:
         shown.keyboard.press("Tab")

@@ -7,6 +7,8 @@ const PAUSE_MS = 1000;
 const SLIDE_MS = 200;
 const PLOTTED_BARS = 50;
 const LABEL_LENGTH = 20;
+const PROPOSED = 8;
+const KEYWORDS = "SELECT FROM WHERE GROUP BY HAVING ORDER LIMIT JOIN LEFT ON AS AND OR NOT IN IS NULL BETWEEN LIKE CASE WHEN THEN ELSE END DISTINCT UNION ALL WITH OVER PARTITION VERSION OF count sum avg min max coalesce".split(" ");
 
 function follow() {
   const connection = document.getElementById("connection");
@@ -214,7 +216,10 @@ function ask() {
   if (!form) return;
   const asking = document.getElementById("asking");
   form.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      document.getElementById("proposed").hidden = true;
+      form.requestSubmit();
+    }
   });
   // the server cancels a query when its request is aborted
   document.getElementById("cancel").addEventListener("click", () => htmx.trigger(form, "htmx:abort"));
@@ -223,7 +228,75 @@ function ask() {
   document.body.addEventListener("htmx:afterSwap", (event) => {
     if (event.target.id === "result") plot();
   });
+  complete(document.getElementById("sql"), document.getElementById("proposed"));
   plot();
+}
+
+// names that begin as the word before the cursor: columns behind the name of a relation and a dot, else everything
+function complete(editor, list) {
+  const relations = new Map([...document.querySelectorAll(".names li")].map((one) => [
+    one.querySelector("b").textContent,
+    [...one.querySelectorAll("small span")].map((column) => column.textContent),
+  ]));
+  const all = [...new Set([...relations.keys(), ...[...relations.values()].flat(), ...KEYWORDS])];
+  let active = -1;
+  let start = 0;
+  const close = () => {
+    list.hidden = true;
+    active = -1;
+    editor.removeAttribute("aria-activedescendant");
+  };
+  const mark = (place) => {
+    active = place;
+    [...list.children].forEach((one, i) => one.setAttribute("aria-selected", String(i === place)));
+    editor.setAttribute("aria-activedescendant", list.children[place].id);
+  };
+  const insert = (name) => {
+    const quoted = /^[A-Za-z_]\w*$/.test(name) ? name : `\`${name.replaceAll("`", "``")}\``;
+    editor.setRangeText(quoted, start, editor.selectionStart, "end");
+    close();
+  };
+  const propose = () => {
+    close();
+    const at = editor.selectionStart;
+    if (at !== editor.selectionEnd || /^\w/.test(editor.value.slice(at))) return;
+    const [, qualifier, word] = /(?:([\p{L}_][\p{L}\p{N}_]*)\.)?([\p{L}_][\p{L}\p{N}_]*)?$/u.exec(editor.value.slice(0, at));
+    const typed = (word ?? "").toLowerCase();
+    if (!typed && !qualifier) return;
+    const columns = [...relations].find(([name]) => qualifier && name.toLowerCase() === qualifier.toLowerCase())?.[1];
+    const found = (columns ?? all).filter((name) => name.toLowerCase().startsWith(typed) && name.toLowerCase() !== typed).slice(0, PROPOSED);
+    if (!found.length || (!typed && !columns)) return;
+    start = at - typed.length;
+    list.replaceChildren(...found.map((name, i) => {
+      const one = document.createElement("li");
+      one.id = `proposed-${i}`;
+      one.setAttribute("role", "option");
+      one.textContent = name;
+      // the editor keeps the focus
+      one.addEventListener("pointerdown", (event) => {
+        event.preventDefault();
+        insert(name);
+      });
+      return one;
+    }));
+    list.hidden = false;
+  };
+  editor.addEventListener("input", propose);
+  editor.addEventListener("blur", close);
+  editor.addEventListener("keydown", (event) => {
+    if (list.hidden || event.ctrlKey || event.metaKey || event.altKey) return;
+    const count = list.children.length;
+    if (event.key === "ArrowDown") mark((active + 1) % count);
+    else if (event.key === "ArrowUp") mark((active <= 0 ? count : active) - 1);
+    else if (event.key === "Tab" && !event.shiftKey) insert(list.children[Math.max(active, 0)].textContent);
+    else if (event.key === "Enter" && active >= 0) insert(list.children[active].textContent);
+    else {
+      // any other key moves the cursor, or types
+      if (event.key === "Escape" || event.key.startsWith("Arrow") || event.key === "Enter") close();
+      return;
+    }
+    event.preventDefault();
+  });
 }
 
 // an answer with numbers as a plot: lines over numbers and times, bars over anything else
