@@ -98,6 +98,19 @@ def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_pa
             until(lambda: shown.evaluate("window.executed"))  # the policy forbids wait_for_function
             shown.goto("about:blank")
             until(lambda: waiting.unread() == 5)
+        with browser.window(user_agent=AGENT) as window:
+            shown = browser.watched(window.new_page())
+            shown.goto(f"{site}/a.html")
+            until(lambda: waiting.unread() == 6)
+            for move in (
+                "pushState({}, '', '/app/2?tab=x')",
+                "pushState({}, '', '#part')",
+                "back()",
+                "back()",
+            ):
+                shown.evaluate(f"history.{move}")  # '#part' and its way back lead to no other page
+            until(lambda: waiting.unread() == 8)
+            shown.evaluate("history.replaceState({}, '', '/elsewhere')")
         for wish in ("doNotTrack: {value: '1'}", "globalPrivacyControl: {value: true}"):
             with browser.window(user_agent=AGENT) as window:
                 window.add_init_script(f"Object.defineProperties(navigator, {{{wish}}})")
@@ -112,21 +125,26 @@ def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_pa
         # the beacon of the page that was left comes without the user agent that the driver has set: HeadlessChrome
         days = engine.sql("SELECT * FROM daily_statistics ORDER BY is_bot").collect()
         figures = [(day.site, day.is_bot, day.page_pv, day.pv, day.uv, day.visits) for day in days]
-        assert figures == [("localhost", False, 4, 4, 1, 1), ("localhost", True, 1, 1, 1, 1)]
+        assert figures == [("localhost", False, 7, 7, 1, 1), ("localhost", True, 1, 1, 1, 1)]
         visits = engine.sql("SELECT entry_page, exit_page, page_pv FROM visits").collect()
         assert sorted(map(tuple, visits)) == [
-            ("/a.html", "/c.html", 4),
+            ("/a.html", "/a.html", 7),
             ("/slow.html", "/slow.html", 1),
         ]
         values = engine.sql("SELECT kind, value, requests FROM day_values WHERE NOT is_bot")
         found = {(row.kind, row.value): row.requests for row in values.collect()}
-        for path, views in (("/a.html", 1), ("/b.html?x=1", 1), ("/c.html", 2)):
+        for path, views in (
+            ("/a.html", 3),
+            ("/b.html?x=1", 1),
+            ("/c.html", 2),
+            ("/app/2?tab=x", 1),
+        ):
             assert found["page", path] == views
-        assert found["browser", "Chrome"] == found["device", "computer"] == 4
+        assert found["browser", "Chrome"] == found["device", "computer"] == 7
         assert "referrer" not in {kind for kind, _ in found}
         times = engine.sql("SELECT path, requests, average_s FROM slowest_pages").collect()
         assert sorted((row.path, row.requests) for row in times) == [
-            ("/a.html", 1), ("/b.html?x=1", 1), ("/c.html", 1),
+            ("/a.html", 2), ("/b.html?x=1", 1), ("/c.html", 1),
         ]  # fmt: skip
         assert all(0 < row.average_s < 600 for row in times)
         assert engine.sql("SELECT malformed FROM malformed_count").first().malformed == 0
