@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from py4j.java_gateway import JavaObject
+from py4j.protocol import GATEWAY_SERVER_OBJECT_ID
 from pyspark.sql import SparkSession
 
 from eddyline.spark import plan_trees as trees
@@ -72,3 +74,16 @@ def test_many_objects_are_forgotten_by_few_calls(
     until(lambda: held() < full - MANY)
     asked = [command for command in calls if "size" not in command]
     assert len(asked) < MANY / 10
+
+
+def test_the_server_is_found_again_after_python_has_dropped_it(
+    spark: SparkSession, held: Callable[[], int]
+) -> None:
+    client: Any = spark.sparkContext._gateway._gateway_client
+    server = JavaObject(GATEWAY_SERVER_OBJECT_ID, client)
+    dropped = scala_of(spark).new("java.util.ArrayList")
+    before = held()
+    del server, dropped
+    gc.collect()
+    until(lambda: held() < before)
+    assert JavaObject(GATEWAY_SERVER_OBJECT_ID, client).getGateway().getBindings().size() > 0

@@ -11,10 +11,13 @@ import time
 from collections import deque
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import ENTRY_POINT_OBJECT_ID, GATEWAY_SERVER_OBJECT_ID, Py4JError
 
 PAUSE_S = 0.2
 """Between two looks for dropped objects."""
+
+_LASTING = (ENTRY_POINT_OBJECT_ID, GATEWAY_SERVER_OBJECT_ID)
+"""What Python may drop and find again: the JVM keeps it as long as it runs."""
 
 
 class Releases(threading.Thread):
@@ -39,11 +42,11 @@ class Releases(threading.Thread):
             ids = []
             while self._dropped:
                 dropped = self._dropped.pop()
-                if isinstance(dropped, tuple):
-                    ids.append(dropped[1])
-                else:  # the client ends: its own thread, too
+                if not isinstance(dropped, tuple):  # the client ends: its own thread, too
                     self._before.appendleft(dropped)
                     ended = True
+                elif dropped[1] not in _LASTING:
+                    ids.append(dropped[1])
             try:
                 self._trees.release(" ".join(ids))
             except (Py4JError, OSError):  # the JVM has ended
