@@ -35,13 +35,8 @@ class Builder:
         self, expression: Expression, name: str, attribute: Expression | None = None
     ) -> Expression:
         """Return `expression AS name`, with the id of `attribute` or a new one."""
-        if attribute is None:
-            made: Expression = trees.alias(expression, name)
-            return made
-        scala = self._scala
-        return self.expression(
-            "Alias", expression, name, attribute.exprId(), scala.empty, scala.nothing, scala.empty
-        )
+        made: Expression = trees.alias(expression, name, attribute)
+        return made
 
     def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
         """Return a Project node."""

@@ -69,7 +69,6 @@ class Metadata(Protocol):
 class SparkType(Protocol):
     """A Spark SQL type; `type_of` gives it as PySpark's."""
 
-    def json(self) -> str: ...
     def simpleString(self) -> str: ...
 
 

@@ -130,7 +130,7 @@ class Merges:
         """
         with self._lock:
             ready, self.ready = self.ready, {}
-        replaced = 0
+        replaced: list[Run] = []
         for (name, bucket), (merge, runs) in ready.items():
             held = arrangements.get(name, {}).get(bucket, ())
             at = next((n for n, run in enumerate(held) if run == merge.runs[0]), None)
@@ -142,12 +142,12 @@ class Merges:
             renamed = zip(runs, new, strict=True)
             if not all(self.files.rename(run.name, other.name) for run, other in renamed):
                 continue  # a newer engine has opened the storage, and removed them
-            replaced += sum(run.bytes for run in merge.runs)
+            replaced += merge.runs
             after = (*held[:at], *new, *held[at + len(merge.runs) :])
             arrangements[name] = {**arrangements[name], bucket: after}
         if replaced:
             self.files.sync(folder)
-        return replaced
+        return sum(run.bytes for run in replaced)
 
     def stop(self) -> None:
         """Cancel the running merge, and remove results that aren't committed."""

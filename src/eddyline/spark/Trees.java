@@ -3,6 +3,7 @@ package eddyline;
 import org.apache.spark.api.python.PythonUtils;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
@@ -107,10 +108,10 @@ public final class Trees {
         return one.dataType().json();
     }
 
-    /** `one AS name`, with a new id. */
-    public Alias alias(Expression one, String name) {
-        return new Alias(
-            one, name, NamedExpression$.MODULE$.newExprId(), empty, scala.Option.empty(), empty);
+    /** `one AS name`, with the id of an attribute, or a new one for null. */
+    public Alias alias(Expression one, String name, NamedExpression attribute) {
+        ExprId id = attribute == null ? NamedExpression$.MODULE$.newExprId() : attribute.exprId();
+        return new Alias(one, name, id, empty, scala.Option.empty(), empty);
     }
 
     /** A plan with another leaf in the place of its only one. */

@@ -70,9 +70,9 @@ def type_json(expression: Any) -> str:
     return found
 
 
-def alias(expression: Any, name: str) -> Any:
-    """Return `expression AS name`, with a new id."""
-    return _trees().alias(expression, name)
+def alias(expression: Any, name: str, attribute: Any | None) -> Any:
+    """Return `expression AS name`, with the id of `attribute` or a new one."""
+    return _trees().alias(expression, name, attribute)
 
 
 def seq(values: Sequence[Any]) -> Any:

@@ -48,7 +48,8 @@ class Releases(threading.Thread):
                 elif dropped[1] not in _LASTING:
                     ids.append(dropped[1])
             try:
-                self._trees.release(" ".join(ids))
+                if ids:
+                    self._trees.release(" ".join(ids))
             except (Py4JError, OSError):  # the JVM has ended
                 return
 
