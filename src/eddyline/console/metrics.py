@@ -110,16 +110,11 @@ class StorageCollector(Collector):
 
     def _work(self) -> Iterator[Metric]:
         text = "Rows that epochs have read of a table or stream since the console was started."
-        read = CounterMetricFamily("eddyline_source_rows_total", text, labels=["source"])
-        for name, count in list(self._tally.read.items()):
-            read.add_metric([name], float(count))
+        yield _counter("eddyline_source_rows_total", text, "source", self._tally.read)
         text = "Seconds of the tasks of all operators of a kind, which may run side by side, since the console was started."
-        seconds = CounterMetricFamily("eddyline_operator_seconds_total", text, labels=["op"])
-        for kind, spent in list(self._tally.operators.items()):
-            seconds.add_metric([kind], spent)
+        yield _counter("eddyline_operator_seconds_total", text, "op", self._tally.operators)
         text = "Bytes of the files of state that were merged into others since the console was started."
-        merged = CounterMetricFamily("eddyline_merge_bytes_total", text, value=self._tally.merged)
-        yield from (read, seconds, merged)
+        yield CounterMetricFamily("eddyline_merge_bytes_total", text, value=self._tally.merged)
 
     def _sources(self, sources: list[dict[str, object]]) -> Iterator[Metric]:
         position = _labelled("eddyline_source_position", "Entries consumed of a source.", "source")
@@ -163,16 +158,11 @@ class StorageCollector(Collector):
             for name in STATES:
                 state.add_metric([str(item["name"]), name], float(item["state"] == name))
         text = "Rows that a table or view has read since the console was started."
-        read = CounterMetricFamily("eddyline_view_input_rows_total", text, labels=["view"])
+        read = _counter("eddyline_view_input_rows_total", text, "view", self._tally.rows_in)
         text = "Changes that a table or view has written since the console was started."
-        written = CounterMetricFamily("eddyline_view_changes_total", text, labels=["view"])
-        for family, counts in ((read, self._tally.rows_in), (written, self._tally.rows_out)):
-            for name, count in list(counts.items()):
-                family.add_metric([name], float(count))
+        written = _counter("eddyline_view_changes_total", text, "view", self._tally.rows_out)
         text = "Seconds that a table's or view's parts of the epochs took since the console was started."
-        seconds = CounterMetricFamily("eddyline_view_seconds_total", text, labels=["view"])
-        for name, spent in list(self._tally.seconds.items()):
-            seconds.add_metric([name], spent)
+        seconds = _counter("eddyline_view_seconds_total", text, "view", self._tally.seconds)
         text = "The epoch as of which a view was last compared with offline SQL."
         verified = _labelled("eddyline_verified_epoch", text, "view")
         text = "1 if the view was equal to offline SQL when it was last compared, else 0."
@@ -300,6 +290,13 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 def _labelled(name: str, text: str, label: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=[label])
+
+
+def _counter(name: str, text: str, label: str, counts: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for item, count in list(counts.items()):  # another thread may add to them
+        family.add_metric([item], float(count))
+    return family
 
 
 def _lag_families(label: str, texts: Mapping[str, str]) -> dict[str, GaugeMetricFamily]:

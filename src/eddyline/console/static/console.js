@@ -216,10 +216,7 @@ function ask() {
   if (!form) return;
   const asking = document.getElementById("asking");
   form.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      document.getElementById("proposed").hidden = true;
-      form.requestSubmit();
-    }
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
   // the server cancels a query when its request is aborted
   document.getElementById("cancel").addEventListener("click", () => htmx.trigger(form, "htmx:abort"));
@@ -283,6 +280,7 @@ function complete(editor, list) {
   };
   editor.addEventListener("input", propose);
   editor.addEventListener("blur", close);
+  editor.form.addEventListener("submit", close);
   editor.addEventListener("keydown", (event) => {
     if (list.hidden || event.ctrlKey || event.metaKey || event.altKey) return;
     const count = list.children.length;
