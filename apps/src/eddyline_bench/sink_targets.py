@@ -7,9 +7,7 @@ import http.server
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -21,7 +19,6 @@ import pyarrow as pa
 
 from eddyline_apps.kafka import Broker
 from eddyline_apps.postgres import Server
-from eddyline_apps.processes import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -155,19 +152,17 @@ class Receiver:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Receiver:
         self.folder.mkdir()
-        self._process = get_context("spawn").Process(target=_serve, args=(self.port, self.folder))
-        self._process.start()
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return self
-            if not self._process.is_alive():
-                raise RuntimeError(f"the receiver on port {self.port} has ended")
-            time.sleep(0.05)
+        with socket.create_server(("127.0.0.1", 0)) as listening:  # clients may connect at once
+            self.port = listening.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self.port}"
+            self._process = get_context("spawn").Process(
+                target=_serve, args=(listening, self.folder)
+            )
+            self._process.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
@@ -178,7 +173,7 @@ class Receiver:
         return [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
 
 
-def _serve(port: int, folder: Path) -> None:
+def _serve(listening: socket.socket, folder: Path) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
@@ -193,7 +188,11 @@ def _serve(port: int, folder: Path) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    server = http.server.ThreadingHTTPServer(
+        listening.getsockname(), Handler, bind_and_activate=False
+    )
+    server.socket = listening
+    server.serve_forever()
 
 
 def webhook(receiver: Receiver) -> Target:
