@@ -1,6 +1,6 @@
-// Eddyline: one beacon a page view. No cookie, no id.
+// Eddyline: a beacon a page view. No cookie, no id.
 ((d, n, l, h) => {
-  if (n.doNotTrack === "1" || n.globalPrivacyControl || !n.sendBeacon) return;
+  if ((n.doNotTrack || self.doNotTrack) === "1" || n.globalPrivacyControl || !n.sendBeacon) return;
   let to = new URL("hit", d.currentScript.src), on = addEventListener, push = h.pushState, sent;
   let path = () => l.pathname + l.search;
   let send = (referrer, ms) =>
@@ -15,7 +15,7 @@
     on("pagehide", first);
     on("popstate", moved);
     on("pageshow", e => e.persisted && send(d.referrer));
-    h.pushState = (...to) => { first(); push.apply(h, to); moved(); };
+    h.pushState = (...args) => { first(); push.apply(h, args); moved(); };
   };
-  d.prerendering ? d.addEventListener("prerenderingchange", start, { once: true }) : start();
+  d.prerendering ? d.addEventListener("prerenderingchange", start) : start();
 })(document, navigator, location, history);
