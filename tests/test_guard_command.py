@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import _Watch, parts_by_time
 from eddyline_apps.guard.service import Admission, Decided, Quiet
 from eddyline_apps.guard.verifying import DOMAINS, Verification
+from eddyline_apps.processes import members
+from processes import Child
 from test_guard import CONFIG, START, line, normal
+from waiting import until
 
 PAGE = (Path(__file__).parents[1] / "docs/guard.md").read_text()
 
@@ -114,6 +118,32 @@ def test_programs_get_what_happens_as_events(capsys):
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("given", ["", "--driver-java-options -Dgiven=1 pyspark-shell"])
+def test_the_jvm_has_no_optimising_compiler_unless_options_are_given(tmp_path, given, monkeypatch):
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    (tmp_path / "access.log").touch()
+    words = ("--log", tmp_path / "access.log", "--config", tmp_path / "guard.yml")
+    child = Child(
+        [sys.executable, str(Path(__file__).with_name("guard_child.py")), *map(str, words)],
+        tmp_path / "errors",
+        **({"PYSPARK_SUBMIT_ARGS": given} if given else {}),
+    )
+
+    def options():
+        found = [Path(f"/proc/{one}/cmdline") for one in members(child.process.pid)]
+        words = [path.read_text().split("\0") for path in found if path.exists()]
+        started = [one for one in words if one[0].endswith("java") and "-cp" in one]
+        launcher = "org.apache.spark.launcher.Main"  # a JVM of its own, before the other one
+        return next((one for one in started if launcher not in one), None)
+
+    try:
+        chosen = {"-Dgiven=1"} if given else set(guard.JAVA_OPTIONS.split())
+        assert chosen == {"-Dgiven=1", *guard.JAVA_OPTIONS.split()} & {*until(options)}
+    finally:
+        child.kill()
+
+
 def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
     notified = tmp_path / "blocked.conf"
     more = f"notify: [{{to: nginx, file: {notified}}}]\nnew_blocks_per_minute: 1\n"

@@ -35,8 +35,11 @@ __all__ = ["add_arguments", "run"]
 SHORT_LANE_ROWS = 200_000
 """Up to this many rows a view's epoch runs in the driver: a line makes seven rows, one a window."""
 
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
-"""Without its optimising compiler the JVM starts with half the CPU, and epochs of a few lines are as fast."""
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Without its optimising compiler the JVM starts with half the CPU, and epochs of a few lines are as fast.
+
+It would then reserve 48 MB for compiled code, instead of the usual 240.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     from eddyline_apps.guard.service import Guard
 
     os.environ.setdefault(
-        "PYSPARK_SUBMIT_ARGS", f"--driver-java-options {JAVA_OPTIONS} pyspark-shell"
+        "PYSPARK_SUBMIT_ARGS", f"--driver-java-options '{JAVA_OPTIONS}' pyspark-shell"
     )
     with ExitStack() as stack:
         storage = args.storage
