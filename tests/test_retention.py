@@ -242,15 +242,15 @@ def test_rows_stay_until_rebucket_has_computed_the_views(due: Days) -> None:
 def test_rows_that_go_while_views_are_compared_are_no_difference(
     due: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = eddyline.answers.verify.difference
+    compare = eddyline.answers.verify.frames_difference
 
-    def late(*tables: pa.Table) -> Difference:
+    def late(*sides: Any) -> Difference:
         workspace = due.engine._workspace
         manifest = workspace.manifest
         workspace.sources.expire(workspace.catalog, manifest, manifest.epoch)
-        return compare(*tables)
+        return compare(*sides)
 
-    monkeypatch.setattr(eddyline.answers.verify, "difference", late)
+    monkeypatch.setattr(eddyline.answers.verify, "frames_difference", late)
     report = due.engine.verify()
     assert set(report.failing) == {"early"}
     assert not report.views

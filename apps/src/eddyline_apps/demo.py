@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -24,10 +23,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eddyline.answers.difference import frames_difference
 from eddyline.cli.interrupts import await_interrupt
 from eddyline.cli.output import TEXT, Output, add_format
 from eddyline.errors import DataError, StorageError
@@ -63,6 +62,7 @@ DAYS = {
 }
 COMPARISONS = {"view": "view", "rows": "rows", "difference": "live = offline"}
 WIDTH_MAX = 110
+TASKS = 8  # of the comparison of a view
 
 NEWEST_DAY = """
 SELECT
@@ -350,28 +350,21 @@ class Comparison:
 
 
 def compare(name: str, live: DataFrame, other: DataFrame, *, ordered: bool) -> Comparison:
-    """Compare two results as multisets of rows, or row by row if `ordered`; column types must match too."""
-    left, right = (_polars(frame) for frame in (live, other))
-    if left.schema != right.schema:
-        return Comparison(name, len(left), f"columns {left.schema} against {right.schema}")
-    if left.equals(right):
-        return Comparison(name, len(left), "")
-    if left.sort(pl.all()).equals(right.sort(pl.all())):
-        return Comparison(name, len(left), "the order differs" if ordered else "")
-    ours, theirs = Counter(left.rows()), Counter(right.rows())
-    sides = (("live", ours - theirs), ("offline", theirs - ours))
+    """Compare two results as multisets of rows in Spark's tasks, or row by row if `ordered`; types must match too."""
+    left, right = ([(f.name, f.dataType) for f in frame.schema] for frame in (live, other))
+    if left != right:
+        return Comparison(name, live.count(), f"columns {left} against {right}")
+    found = frames_difference(live, other, TASKS)
     differences = [
-        f"{rows.total():,} rows only {side}, such as {_shortened(repr(next(iter(rows))))}"
-        for side, rows in sides
+        f"rows only {side}, such as {_shortened(repr(tuple(rows[0].values())))}"
+        for side, rows in (("live", found.left_only), ("offline", found.right_only))
         if rows
     ]
-    return Comparison(name, len(left), "; ".join(differences))
-
-
-def _polars(frame: DataFrame) -> pl.DataFrame:
-    table = pl.from_arrow(frame.toArrow())
-    assert isinstance(table, pl.DataFrame)
-    return table
+    if ordered and not differences:
+        columns = zip(live.toArrow().columns, other.toArrow().columns, strict=True)
+        if not all(ours.equals(theirs) for ours, theirs in columns):
+            differences = ["the order differs"]
+    return Comparison(name, found.left_rows, "; ".join(differences))
 
 
 def is_ordered(query: str) -> bool:

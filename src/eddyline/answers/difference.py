@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import col, lit
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegralType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from eddyline.answers.changelog import net_changes
 from eddyline.changes import WEIGHT
+from eddyline.runtime.worker import prepare_worker
+from eddyline.spark.schema import loosened
 from eddyline.state.kernels import repeat
 from eddyline.state.retyping import cast_to
 
 SHOWN_ROWS = 5
+_PENDING_ROWS = 1 << 18
+"""A task puts so many rows together before equal ones cancel each other out."""
+_EXACT = (
+    BinaryType, BooleanType, DateType, DecimalType, IntegralType, TimestampNTZType, TimestampType,
+)  # fmt: skip
+_FOUND = "left_rows bigint, right_rows bigint, left binary, right binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +75,115 @@ def difference(left: pa.Table, right: pa.Table) -> Difference:
             two.append_column(WEIGHT, pa.array(np.full(two.num_rows, -1))),
         ]
     )
-    rest = net_changes(both, columns)
-    weights = rest[WEIGHT].to_numpy()
-    left_rest = repeat(rest.filter(pa.array(weights > 0)), weights[weights > 0])
-    right_rest = repeat(rest.filter(pa.array(weights < 0)), -weights[weights < 0])
-    left_rows = _sorted_rows(left_rest.select(columns))
-    right_rows = _sorted_rows(right_rest.select(columns))
-    if len(left_rows) == len(right_rows) and all(
-        _close(a, b) for a, b in zip(left_rows, right_rows, strict=True)
-    ):
-        left_rows, right_rows = [], []
-    return Difference(
-        left.num_rows,
-        right.num_rows,
-        tuple(dict(zip(left.column_names, row, strict=True)) for row in left_rows[:SHOWN_ROWS]),
-        tuple(dict(zip(left.column_names, row, strict=True)) for row in right_rows[:SHOWN_ROWS]),
+    one, two = _unmatched(net_changes(both, columns))
+    names = left.column_names
+    return Difference(left.num_rows, right.num_rows, _dicts(one, names), _dicts(two, names))
+
+
+def frames_difference(left: DataFrame, right: DataFrame, tasks: int) -> Difference:
+    """Compare two DataFrames as `difference` compares tables, in a job whose tasks hold a part of the rows each.
+
+    Args:
+        tasks: the number of parts. Rows go to them by the columns that are compared exactly; if there are none,
+            to a single one.
+    """
+    names = left.columns
+    one, two = (
+        loosened(side).toDF(*(f"c{i}" for i in range(len(names)))) for side in (left, right)
+    )
+    two = two.select(*(col(f.name).cast(f.dataType).alias(f.name) for f in one.schema))
+    both = one.withColumn(WEIGHT, lit(1)).unionAll(two.withColumn(WEIGHT, lit(-1)))
+    exact = [col(field.name) for field in one.schema if _is_exact(field.dataType)]
+    parts = both.repartition(tasks, *exact) if exact else both.coalesce(1)
+    found = parts.mapInArrow(_differences, _FOUND).toArrow()
+    sides = [
+        tuple(row for rest in found[side].to_pylist() for row in _dicts(_read(rest), names))
+        for side in ("left", "right")
+    ]
+    rows = [pc.sum(found[side]).as_py() or 0 for side in ("left_rows", "right_rows")]
+    return Difference(rows[0], rows[1], sides[0][:SHOWN_ROWS], sides[1][:SHOWN_ROWS])
+
+
+def _is_exact(kind: DataType) -> bool:
+    """Return whether equal values of a type have the same hash in Spark, and only equal ones match."""
+    return isinstance(kind, _EXACT) or kind == StringType()
+
+
+def _differences(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Compare the rows of a task: those of the left side have the weight 1, those of the right one -1."""
+    prepare_worker()
+    counts = {1: 0, -1: 0}
+    rest: pa.Table | None = None
+    pending, waiting = list[pa.RecordBatch](), 0
+    for batch in batches:
+        weights = batch.column(WEIGHT).to_numpy()
+        for weight in counts:
+            counts[weight] += int(np.count_nonzero(weights == weight))
+        pending.append(batch)
+        waiting += batch.num_rows
+        if waiting > max(_PENDING_ROWS, rest.num_rows if rest else 0):
+            rest, pending, waiting = _cancelled(rest, pending), [], 0
+    if rest is None and not pending:
+        return
+    rest = _cancelled(rest, pending)
+    left, right = map(_written, _unmatched(rest))
+    yield pa.RecordBatch.from_pydict(
+        {"left_rows": [counts[1]], "right_rows": [counts[-1]], "left": [left], "right": [right]}
     )
 
 
-def _sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    rows = [tuple(_with_sorted_maps(value) for value in row.values()) for row in table.to_pylist()]
-    return sorted(rows, key=lambda row: (repr(_without_floats(row)), _floats(row)))
+def _cancelled(rest: pa.Table | None, pending: list[pa.RecordBatch]) -> pa.Table:
+    rows = pa.Table.from_batches(pending) if pending else None
+    both = pa.concat_tables([table for table in (rest, rows) if table is not None])
+    return net_changes(both, [name for name in both.column_names if name != WEIGHT])
+
+
+def _written(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _read(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
+
+def _unmatched(rest: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the first rows that only one side has, of net changes; floats that are nearly equal match."""
+    weights = rest[WEIGHT].to_numpy()
+    rows = rest.drop_columns([WEIGHT])
+    sides = [
+        repeat(rows.filter(pa.array(sign * weights > 0)), sign * weights[sign * weights > 0])
+        for sign in (1, -1)
+    ]
+    left, right = (_comparable(side) for side in sides)
+    orders = [
+        sorted(range(len(side)), key=[_key(row) for row in side].__getitem__)
+        for side in (left, right)
+    ]
+    if len(left) == len(right) and all(
+        _close(left[one], right[two]) for one, two in zip(*orders, strict=True)
+    ):
+        orders = [[], []]
+    shown = [
+        side.take(pa.array(order[:SHOWN_ROWS], pa.int64()))
+        for side, order in zip(sides, orders, strict=True)
+    ]
+    return shown[0], shown[1]
+
+
+def _comparable(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(_with_sorted_maps(value) for value in row.values()) for row in table.to_pylist()]
+
+
+def _key(row: tuple[Any, ...]) -> tuple[str, list[float]]:
+    return repr(_without_floats(row)), _floats(row)
+
+
+def _dicts(table: pa.Table, names: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(zip(names, row, strict=True)) for row in _comparable(table))
 
 
 def _with_sorted_maps(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
 from pyspark.sql.types import VariantType
 
-from eddyline.answers.difference import Difference, difference
+from eddyline.answers.difference import Difference, frames_difference
 from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
 from eddyline.catalog.altered import seen_by
@@ -28,12 +28,12 @@ from eddyline.plan.eventtime import Bound
 from eddyline.relay.account import Account
 from eddyline.runtime.empty_frames import Frames
 from eddyline.spark.failures import FAILURES
-from eddyline.spark.schema import loosened
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
 
 ALL_ROWS = 2**31 - 1
+ROWS_A_TASK = 500_000
 ROW_LENGTH = 1000
 """The characters of a row in a document."""
 WAITS = "it is defined by a DataFrame, which this process hasn't been given"
@@ -181,8 +181,10 @@ def verify_views(
         offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing, frames)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
-            sides = (_convertible(frame).toArrow() for frame in (live, offline[entry.name]))
-            found[entry.name] = difference(*sides)
+            rows = sum(run.rows for runs in then.of(entry.id).values() for run in runs)
+            found[entry.name] = frames_difference(
+                _convertible(live), _convertible(offline[entry.name]), 1 + rows // ROWS_A_TASK
+            )
     gone = _with_expired_rows(results, catalog, manifest, [e for e in wanted if e.name in found])
     for name, why in gone.items():  # the rows may have expired before they were read
         failing[name] = why
@@ -300,15 +302,11 @@ def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFr
 
 
 def _convertible(frame: DataFrame) -> DataFrame:
-    """Return the rows in types that PySpark can convert to Arrow.
-
-    PySpark can't convert a null VARIANT, which becomes text, nor a null struct, array or map with inner values
-    that aren't nullable.
-    """
+    """Return the rows with VARIANT as text, as PySpark can't convert a null VARIANT to Arrow."""
     columns = []
     for column in frame.schema:
         name = quoted(column.name)
         if isinstance(column.dataType, VariantType):
             name = f"schema_of_variant({name}) || ' ' || to_json({name})"
         columns.append(expr(name).alias(column.name))
-    return loosened(frame.select(*columns))
+    return frame.select(*columns)
