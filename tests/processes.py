@@ -66,9 +66,17 @@ class Child:
 
     def kill_workers(self) -> None:
         """Send SIGKILL to Spark's Python workers only."""
+        self._kill_only(b"pyspark.daemon")
+
+    def kill_jvm(self) -> None:
+        """Send SIGKILL to the JVM only."""
+        self._kill_only(b"org.apache.spark.deploy.SparkSubmit")
+
+    def _kill_only(self, word: bytes) -> None:
+        """Send SIGKILL to those of its processes whose command lines have a word."""
         for member in members(self.process.pid):
             with suppress(OSError):
-                if b"pyspark.daemon" in Path(f"/proc/{member}/cmdline").read_bytes():
+                if word in Path(f"/proc/{member}/cmdline").read_bytes():
                     os.kill(member, signal.SIGKILL)
 
     def kill(self) -> None:

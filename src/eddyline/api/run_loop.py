@@ -22,10 +22,11 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
-from eddyline.errors import StateError
+from eddyline.errors import EngineError, StateError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.lags import EVERY_S, FRESH_S
 from eddyline.runtime.progress import Timer
+from eddyline.spark.jvm import check_jvm
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
@@ -207,6 +208,7 @@ class RunLoop:
                 self._epochs.sinks.wake()
             while not workspace.stopping.is_set():
                 try:
+                    check_jvm()
                     with workspace.lock:
                         timer = Timer()
                         if time.monotonic() - looked >= interval_s:
@@ -233,11 +235,16 @@ class RunLoop:
         """Report a failure of the background run; return the seconds until the next try.
 
         Raises:
-            Exception: the same error, if no later try can succeed.
+            Exception: the same error, or that the JVM is lost, if no later try can succeed.
         """
+        ended = isinstance(error, StateError) or not self._workspace.writes
+        try:
+            check_jvm(error)
+        except EngineError as lost:
+            error, ended = lost, True
         self._last_error = error
         self._epochs.reporting.error(error)
-        if isinstance(error, StateError) or not self._workspace.writes:
+        if ended:
             raise error
         self._failures += 1
         pause_s = back_off(self._failures)

@@ -76,18 +76,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _short_warnings():
             code: int = args.run(args)
         sys.stdout.flush()
-    except EddylineError as error:
-        if _interrupted(error):
-            return INTERRUPTED
-        print(f"eddyline: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of the pipe has closed it (`| head`): the rest of the output is not wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except Exception as error:
+        cause = _cause(error)
+        if _interrupted(cause):
+            return INTERRUPTED
+        if isinstance(cause, BrokenPipeError):
+            # the reader of the pipe has closed it (`| head`): the rest of the output is not wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        if not isinstance(cause, EddylineError):
+            raise
+        print(f"eddyline: {cause}", *getattr(cause, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        return 2
     return code
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the error that the JVM is lost if that has led to another one."""
+    if "pyspark" in sys.modules:
+        from eddyline.spark.jvm import check_jvm
+
+        try:
+            check_jvm(error)
+        except EddylineError as lost:
+            return lost
+    return error
 
 
 def _interrupted(error: BaseException | None) -> bool:

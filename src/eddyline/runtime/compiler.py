@@ -53,6 +53,7 @@ from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
+from eddyline.spark.jvm import check_jvm
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import active, cloned, epoch_session
 from eddyline.sql.names import mentions, quoted
@@ -155,6 +156,7 @@ class Compiler:
         try:
             return self._view(entry, catalog, plan_of, upstream, broken)
         except FAILURES as error:
+            check_jvm(error)
             if broken:
                 raise broken[0] from error
             raise query_error(entry.query, error, view=entry.name) from error
@@ -229,6 +231,7 @@ class Compiler:
             plan = self._analyzed(entry, catalyst)
             return column_lineage(catalyst, plan, entry.columns.names, relations)
         except FAILURES as error:
+            check_jvm(error)
             raise query_error(entry.query, error, view=entry.name) from error
 
     def _analyzed(self, entry: Entry, catalyst: Catalyst) -> Plan:

@@ -21,6 +21,7 @@ from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.source.segments import Segment, distribute
+from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
 from eddyline.storage.files import Files
 
@@ -58,11 +59,16 @@ class Execution:
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
     def attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> Attempted:
-        """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and the seconds."""
+        """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and the seconds.
+
+        Raises:
+            EngineError: JVM_LOST, or what fails isn't the view.
+        """
         started = time.perf_counter()
         try:
             return self._execute(plan, pieces, context), time.perf_counter() - started
         except EngineError as error:
+            check_jvm(error)
             if error.condition != VIEW_FAILING or not plan.level:
                 raise  # only views can be left out of an epoch
             return error, 0.0

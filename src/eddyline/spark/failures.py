@@ -17,6 +17,7 @@ from pyspark.errors import (
 )
 
 from eddyline.errors import QueryError
+from eddyline.spark.jvm import check_jvm
 
 # errors of PySpark; of JVM classes that PySpark doesn't translate; of queries that nest too deeply
 FAILURES = (PySparkException, Py4JError, RecursionError)
@@ -47,10 +48,14 @@ def query_errors(query: str, **context: object) -> Iterator[None]:
 
     Args:
         context: the objects concerned, such as the view or table.
+
+    Raises:
+        EngineError: JVM_LOST.
     """
     try:
         yield
     except FAILURES as error:
+        check_jvm(error)
         raise query_error(query, error, **context) from error
 
 

@@ -1,19 +1,24 @@
-"""Starts the JVM of a local session without the usual output of Java and Spark."""
+"""The JVM of a session: starts that of a local one without the usual output of Java and Spark, and tells when it has ended."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
+from eddyline.errors import EngineError
 from eddyline.spark.java import provide_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_ENDING_S = 0.5
+"""A JVM that is being killed closes its connections shortly before its process has ended."""
 _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
@@ -69,3 +74,41 @@ def _pass_on(reader: int) -> None:
             if line.strip() != _INCUBATOR:
                 errors.write(line)
                 errors.flush()
+
+
+def check_jvm(error: BaseException | None = None) -> None:
+    """Raise if the JVM that PySpark has started has ended: nothing more can run in this process.
+
+    Without an error that takes some microseconds.
+
+    Args:
+        error: what a call has raised; if a lost connection is among the causes, the end of the JVM is awaited for a moment.
+
+    Raises:
+        EngineError: JVM_LOST.
+    """
+    gateway = SparkContext._gateway  # noqa: SLF001
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S if _of_connection(error) else 0)
+    if (code := process.poll()) is not None:
+        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+        raise EngineError(
+            f"the JVM of Spark {how}",
+            condition="JVM_LOST",
+            hint="start this process again: it goes on after its last epoch. If memory was short, give more to the JVM "
+            "(spark.driver.memory) or to the machine",
+        ) from error
+
+
+def _of_connection(error: BaseException | None) -> bool:
+    """Return whether an error, or one that has led to it, may be that of a connection to the JVM."""
+    while error is not None:
+        if isinstance(error, OSError) or (
+            isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

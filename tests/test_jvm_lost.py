@@ -1,0 +1,107 @@
+"""`kill -9` of Spark's JVM alone: the process ends, says why, and goes on when it is started again."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import eddyline as el
+from processes import Child
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+
+ENDED_S = 60
+"""A process whose JVM is gone ends within two seconds, on a quiet machine."""
+
+SCRIPT = """
+CREATE STREAM hits (page INT, ms INT) USING json OPTIONS (path '{folder}');
+CREATE VIEW pages AS SELECT page, count(*) AS n, sum(ms) AS ms FROM hits GROUP BY page;
+CREATE VIEW slow AS SELECT h.page, h.ms FROM hits h JOIN pages p ON p.page = h.page WHERE h.ms * p.n > p.ms;
+CREATE VIEW counts AS SELECT n, count(*) AS pages FROM pages GROUP BY n;
+"""
+
+
+class Site:
+    """`eddyline run` over a folder of JSON files."""
+
+    def __init__(self, root: Path) -> None:
+        self.storage, self.folder, self.errors = root / "storage", root / "in", root / "errors"
+        self.script = root / "site.sql"
+        self.folder.mkdir()
+        self.script.write_text(SCRIPT.format(folder=self.folder))
+        self.files = 0
+
+    def add(self, rows: int = 20) -> None:
+        """Write another file."""
+        lines = [
+            f'{{"page": {n % 7}, "ms": {n * n % 31}}}\n'
+            for n in range(self.files, self.files + rows)
+        ]
+        part = self.folder / f".{self.files}"
+        part.write_text("".join(lines))
+        self.files += 1
+        part.rename(self.folder / f"{self.files}.json")
+
+    def run(self) -> Child:
+        command = [sys.executable, "-m", "eddyline", "run", str(self.script)]
+        return Child([*command, "--storage", str(self.storage), "--interval", "0.1"], self.errors)
+
+    def check(self, spark: SparkSession) -> None:
+        """All views are live, and equal to offline SQL over all files."""
+        with el.Engine(str(self.storage), spark) as engine:
+            assert {view["state"] for view in engine.status()["views"]} == {"live"}
+            engine.advance()
+            report = engine.verify()
+            assert report, report
+            (rows,) = engine.sql("SELECT sum(n) FROM pages").first() or (0,)
+            assert rows == 20 * self.files
+
+
+def assert_ended(child: Child) -> None:
+    assert child.process.wait(ENDED_S) == 2
+    assert "eddyline: [JVM_LOST] the JVM of Spark was killed by signal 9" in child.last_words()
+
+
+def test_a_process_without_work_ends_too(tmp_path: Path, spark: SparkSession) -> None:
+    site = Site(tmp_path)
+    site.add()
+    child = site.run()
+    try:
+        child.wait_for("epoch")
+        time.sleep(1)
+        child.kill_jvm()
+        assert_ended(child)
+    finally:
+        child.kill()
+    site.check(spark)
+
+
+@pytest.mark.guarantee(
+    "tables and streams of files, with views",
+    "exactly once; no view is set aside",
+    "the JVM alone, {kills} times by kill -9 at random moments",
+)
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+def test_killed_in_the_middle_of_epochs(tmp_path: Path, spark: SparkSession, kills: int) -> None:
+    site, moments = Site(tmp_path), random.Random(3)
+    for _ in range(kills):
+        site.add()
+        child = site.run()
+        try:
+            child.wait_for("epoch")
+            end = time.monotonic() + moments.uniform(0, 3)
+            while time.monotonic() < end:
+                site.add()
+                time.sleep(moments.uniform(0, 0.3))
+            child.kill_jvm()
+            assert_ended(child)
+            assert child.process.stdout is not None
+            assert "failing" not in child.process.stdout.read()
+        finally:
+            child.kill()
+    site.check(spark)
