@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from console_cases import ask, document
 from eddyline import cli
 from eddyline.api import run_loop
 from eddyline.api.run_loop import RunLoop
+from eddyline.catalog.store import open_store
 from eddyline.options import Options
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
@@ -28,6 +30,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("uvicorn")
 
 from eddyline.console import graph
+from eddyline.console.observer import Observer
 
 pytestmark = pytest.mark.spark
 
@@ -159,6 +162,23 @@ def lag_of(shop: Shop, source: str) -> dict[str, float]:
     ]
     assert {**listed["lag"], "seconds": 0} == {**amounts, "seconds": 0}
     return found
+
+
+def test_one_status_reads_the_lags_once(shop, monkeypatch):
+    read: list[str] = []
+
+    def counted(self: Files, name: str) -> Any:
+        read.append(name)
+        return reading(self, name)
+
+    reading = Files.read_json
+    monkeypatch.setattr(Files, "read_json", counted)
+    shop.engine.status()
+    assert read.count(NAME) == 1
+    with closing(open_store(shop.engine.files)) as store:
+        read.clear()
+        Observer(store).status()
+        assert read.count(NAME) == 1
 
 
 def node(shop: Shop, name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from eddyline.catalog.expectations import VIOLATIONS, expectations_of
 from eddyline.changes import WEIGHT, ViewId
 from eddyline.errors import StateError
 from eddyline.intake.watermarks import Watermarks
-from eddyline.source.lag import stored_lags
+from eddyline.source.lag import Lags
 from eddyline.source.log_expiry import expired
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.redo_log import last_received
@@ -76,13 +76,18 @@ def violations_text(counts: Mapping[str, int | None]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in known)
 
 
-def storage_status(files: Files, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
-    """Return the status of `Engine.status` without the pipelines."""
+def storage_status(
+    files: Files, catalog: Catalog, manifest: Manifest, lags: Lags
+) -> dict[str, Any]:
+    """Return the status of `Engine.status` without the pipelines.
+
+    Args:
+        lags: of the sources, from `stored_lags`.
+    """
     watermarks = Watermarks.of_next_epoch(manifest, catalog)
     retained = committed_epochs(files)
     earlier = {manifest.epoch: manifest}
     sources, views, compared = [], [], verified(files)
-    lags = stored_lags(files)
     for entry in catalog.entries:
         if entry.kind == VIEW:
             since = next((epoch for epoch in retained if epoch >= entry.since), manifest.epoch)

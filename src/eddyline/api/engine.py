@@ -36,6 +36,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.options import Options
 from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, PipelineSettings
 from eddyline.relay.queue import DataQueue
+from eddyline.source.lag import stored_lags
 from eddyline.source.user_rows import Rows
 from eddyline.storage.files import Files
 
@@ -319,8 +320,10 @@ class Engine(ChangeFlows, Monitored, Served):
         with level, size, `state`, `state_growth` in rows an epoch; pipelines; `readers`; `sinks`; the `run`.
         """
         self._running.measure_lags()
-        own = {"sinks": self._epochs.sinks.status(), "pipelines": self._streams.pipelines_status()}
-        return self._reading.status() | own | {"run": self._running.health()}
+        lags = stored_lags(self.files)
+        pipelines = self._streams.pipelines_status(lags)
+        own = {"sinks": self._epochs.sinks.status(), "pipelines": pipelines}
+        return self._reading.status(lags) | own | {"run": self._running.health()}
 
     def verify(self, view: str | None = None) -> Report:
         """Run the identical SQL offline on the same inputs, and compare as multisets.

@@ -22,6 +22,7 @@ from eddyline.plan.confined import check_confined
 from eddyline.plan.explain import explain_text
 from eddyline.runtime.compiler import CompiledPlan, check_query
 from eddyline.sink.cursors import Cursor
+from eddyline.source.lag import Lags
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
 from eddyline.sql.names import quoted
@@ -190,11 +191,11 @@ class Reading:
         self._read[file.folder] = manifest.epoch
         return reached.epoch
 
-    def status(self) -> dict[str, Any]:
-        """Return the numbers of sources and views; see `Engine.status`."""
+    def status(self, lags: Lags) -> dict[str, Any]:
+        """Return the numbers of sources and views; see `Engine.status`. `lags` are from `stored_lags`."""
         workspace = self._workspace
         with workspace.reading() as (manifest, _):
-            status = storage_status(workspace.files, workspace.catalog, manifest)
+            status = storage_status(workspace.files, workspace.catalog, manifest, lags)
         outages = workspace.sources.outages
         for source in status["sources"]:
             if (outage := outages.get(source["name"])) is not None:

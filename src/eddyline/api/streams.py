@@ -36,6 +36,7 @@ from eddyline.relay.account import Account
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
 from eddyline.source.dead_letters import no_replay
+from eddyline.source.lag import Lags
 from eddyline.spark.failures import query_errors
 
 COUNTS = {field.name for field in fields(Account)}
@@ -231,11 +232,11 @@ class Streams:
                 _LOG.warning("dropped %d dead letters of %s, beyond the limits", len(old), name)
         return retired
 
-    def pipelines_status(self) -> list[dict[str, Any]]:
-        """Return the status of each pipeline, live or as stored after its last batch."""
+    def pipelines_status(self, lags: Lags) -> list[dict[str, Any]]:
+        """Return the status of each pipeline, live or as stored after its last batch; `lags` are from `stored_lags`."""
         workspace = self._workspace
         live = {pipeline.name: pipeline.status() for pipeline in self._pipelines()}
-        stored = pipelines_status(workspace.files, workspace.catalog)
+        stored = pipelines_status(workspace.files, workspace.catalog, lags)
         return [{**status, **live.get(status["name"], {})} for status in stored]
 
     def check_pipelines(self) -> dict[str, PipelineCheck]:
@@ -244,7 +245,7 @@ class Streams:
         with workspace.lock:
             checked = {
                 status["name"]: PipelineCheck(Account(**{name: status[name] for name in COUNTS}))
-                for status in self.pipelines_status()
+                for status in self.pipelines_status({})
                 if status.keys() >= COUNTS
             }
             for pipeline in self._pipelines():

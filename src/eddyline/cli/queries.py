@@ -272,13 +272,15 @@ def _stored_status(storage: str) -> dict[str, Any]:
     from eddyline.answers.status import storage_status
     from eddyline.answers.tasks import stored_catalog
     from eddyline.pipelines.outcomes import pipelines_status
+    from eddyline.source.lag import stored_lags
     from eddyline.state.leases import pinned
 
     with open_catalog(storage) as store:
         catalog = stored_catalog(store)
+        lags = stored_lags(store.files)
         with pinned(store.files) as manifest:
-            status = storage_status(store.files, catalog, manifest)
-        pipelines = pipelines_status(store.files, catalog)
+            status = storage_status(store.files, catalog, manifest, lags)
+        pipelines = pipelines_status(store.files, catalog, lags)
     return {**status, "pipelines": pipelines}
 
 

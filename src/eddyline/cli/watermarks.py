@@ -43,7 +43,7 @@ def _reset(args: argparse.Namespace) -> int:
         if code is not None:
             return code
         with pinned(store.files) as manifest:
-            status = storage_status(store.files, stored_catalog(store), manifest)
+            status = storage_status(store.files, stored_catalog(store), manifest, {})
     (found,) = (s for s in status["sources"] if s["name"].lower() == args.name.lower())
     if args.format == JSON:
         show_document({"name": found["name"], "watermark": found["watermark"]})

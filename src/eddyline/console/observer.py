@@ -28,6 +28,7 @@ from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError
 from eddyline.pipelines.outcomes import pipelines_status
+from eddyline.source.lag import stored_lags
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.leases import pinned
 from eddyline.state.manifest import (
@@ -187,15 +188,16 @@ class Observer:
 
     def _status(self) -> dict[str, Any]:
         catalog, _ = self.now()
+        lags = stored_lags(self.files)
         with pinned(self.files) as manifest:
-            status = storage_status(self.files, catalog, manifest)
+            status = storage_status(self.files, catalog, manifest, lags)
             sinks = sinks_status(self.files, catalog, manifest.epoch)
             letters = {
                 entry.name.removesuffix(DEAD): row_count(self.files, manifest, entry.id)
                 for entry in catalog.entries
                 if entry.holds_letters
             }
-        pipelines = pipelines_status(self.files, catalog)
+        pipelines = pipelines_status(self.files, catalog, lags)
         running = in_use(self.files)
         committed_at = manifest.committed_at / 1e6 if manifest.committed_at else None
         return {

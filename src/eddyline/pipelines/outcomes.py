@@ -13,7 +13,7 @@ from typing import Any
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Entry
 from eddyline.relay.batch import Batch
-from eddyline.source.lag import stored_lags
+from eddyline.source.lag import Lags
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.storage.files import Files
@@ -173,9 +173,13 @@ def lane_windows(status: Mapping[str, Any]) -> list[int]:
     return [] if rows is None else [window * rows for window in status.get("windows", ())]
 
 
-def pipelines_status(files: Files, catalog: Catalog) -> list[dict[str, Any]]:
-    """Return `stored_status` of each pipeline, and while an engine runs its `lag`: how far it is behind its queue."""
-    lags, found = stored_lags(files), []
+def pipelines_status(files: Files, catalog: Catalog, lags: Lags) -> list[dict[str, Any]]:
+    """Return `stored_status` of each pipeline, and its `lag`, if that is known: how far it is behind its queue.
+
+    Args:
+        lags: of the pipelines, from `stored_lags`.
+    """
+    found = []
     for entry in catalog.entries:
         if entry.role == PIPELINE:
             lag = {"lag": lags[entry.id]} if entry.id in lags else {}

@@ -10,13 +10,16 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from eddyline.errors import EddylineError
 from eddyline.storage.files import Files
 from eddyline.storage.lock import in_use
 
 NAME, SINCE = "lags.json", "since"
+
+Lags: TypeAlias = Mapping[str, Mapping[str, float]]
+"""By id of a source, or of a pipeline's dead letters, how far it is behind, in each unit that is known and in seconds."""
 
 ROWS, BYTES, VERSIONS, SECONDS = "rows", "bytes", "versions", "seconds"
 UNITS = (ROWS, BYTES, VERSIONS)
