@@ -25,7 +25,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 import eddyline as el
 from console_cases import EVIL, TOKEN, Answer, ask, console_process, document
 from eddyline import cli
+from eddyline.answers.deliverer import Delivered
 from eddyline.answers.verified import keep_verified
+from eddyline.changes import Epoch
 from eddyline.errors import EngineError, StorageError
 from eddyline.options import Options
 from eddyline.state.manifest import last_committed
@@ -278,7 +280,7 @@ def test_metrics_are_those_of_the_storage(engine, url):
     assert found['eddyline_sink_epoch{sink="copy"}'] == epoch
     assert found['eddyline_sink_lag_epochs{sink="copy"}'] == 0
     assert found['eddyline_epoch_duration_seconds_count{stage="commit"}'] == epoch
-    assert found['eddyline_view_changes_total{view="by_country"}'] >= 4
+    assert found['eddyline_view_changes_total{op="insert",view="by_country"}'] >= 4
     counted = 'eddyline_view_epochs_total{lane="%s",view="by_country"}'
     lanes = [found.get(counted % lane, 0.0) for lane in ("short", "wide")]
     assert sum(lanes) >= 1
@@ -329,7 +331,10 @@ def test_verifications_are_kept_and_shown(engine, url):
     until(lambda: "1 differ" in ask(url, "/", Accept="text/html")[2].decode())
     assert until(lambda: known(typed, 0))[by_country] == 1
     assert cli.main(["verify", "typed", "--storage", engine.files.root]) == 0
-    until(lambda: known(typed, 1))
+    numbers = until(lambda: known(typed, 1))
+    differences = "eddyline_verify_differences_total"
+    assert numbers[differences + '{view="typed"}'] == 1
+    assert numbers[differences + '{view="by_country"}'] == 0
 
     Path(engine.files.path("verified.json")).write_text("damaged")
     assert "by_country" in {view["name"] for view in document(url, "/api/status")["views"]}
@@ -345,7 +350,9 @@ def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url, 
     orders = engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"])
     orders.insert([(77, "nl", Decimal(1))])
     engine.advance()
-    now = until(lambda: _grown(before, measured(url), 'eddyline_sink_rows_total{sink="copy"}'))
+    now = until(
+        lambda: _grown(before, measured(url), 'eddyline_sink_rows_total{op="insert",sink="copy"}')
+    )
     assert now['eddyline_view_seconds_total{view="by_country"}'] > before.get(
         'eddyline_view_seconds_total{view="by_country"}', 0
     )
@@ -353,13 +360,23 @@ def test_costs_and_deliveries_are_measured_in_the_engine_s_process(engine, url, 
     monkeypatch.setattr(tally, "USAGE_S", 0.0)
     until(lambda: re.search(r"\d\.\d\d cores, ", ask(url, "/", Accept="text/html")[2].decode()))
     with Console(engine.files, Options()) as beside:
-        beside.delivered("copy", 0, failed=True)
+        failed = Delivered("copy", 0, 10**9, Epoch(1), Epoch(1), 0, error=OSError("away"))
+        beside.delivered(failed)
+        beside.delivered(replace(failed, ended=2 * 10**9, rows=5, deletes=2, error=None))
         numbers = measured(beside.url)
         assert numbers['eddyline_sink_errors_total{sink="copy"}'] == 1
+        assert numbers['eddyline_sink_rows_total{op="insert",sink="copy"}'] == 3
+        assert numbers['eddyline_sink_rows_total{op="delete",sink="copy"}'] == 2
+        assert numbers['eddyline_epoch_duration_seconds_count{stage="sink"}'] == 1
+        assert numbers['eddyline_epoch_duration_seconds_sum{stage="sink"}'] == 2.0
         assert "eddyline_engine_resident_bytes" not in numbers
         assert b" cores, " not in ask(beside.url, "/", Accept="text/html")[2]
     orders.delete([(77, "nl", Decimal(1))])
     engine.advance()
+    now = until(
+        lambda: _grown(before, measured(url), 'eddyline_sink_rows_total{op="delete",sink="copy"}')
+    )
+    assert now['eddyline_epoch_duration_seconds_count{stage="sink"}'] >= 2
 
 
 def _grown(before: dict[str, float], now: dict[str, float], name: str) -> dict[str, float] | None:

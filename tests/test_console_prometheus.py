@@ -40,8 +40,12 @@ def engine(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engin
         orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
         engine.view("by_country", "SELECT country, count(*) AS n FROM orders GROUP BY country")
         engine.view("ratio", "SELECT id, 100 / id AS r FROM orders")
+        log = tmp_path_factory.mktemp("followed") / "access.log"
+        log.write_text("GET /\n")
+        engine.execute(f"CREATE STREAM lines USING tail OPTIONS (path '{log}')")
         orders.insert([(1, "de"), (2, "fr")])
         engine.advance()
+        assert engine.verify("by_country")
         yield engine
 
 

@@ -144,6 +144,75 @@ def test_operators_and_merges_are_counted_and_add_up_to_the_profile(shop):
     assert grown("eddyline_merge_bytes_total") > 0
 
 
+@pytest.fixture
+def alone(spark, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[el.Engine, str]]:
+    """An engine of one lane, with a table of countries."""
+    options = Options(short_lane_rows=request.param)
+    with el.Engine(str(tmp_path / "shop"), options=options) as engine:
+        engine.execute("CREATE TABLE orders (id BIGINT, country STRING, PRIMARY KEY (id))")
+        yield engine, engine.serve()
+
+
+IN_BOTH_LANES = pytest.mark.parametrize("alone", [0, 200_000], ids=["wide", "short"], indirect=True)
+
+
+@IN_BOTH_LANES
+def test_changes_are_counted_by_operation(alone):
+    engine, url = alone
+    engine.execute("CREATE VIEW counts AS SELECT country, count(*) AS n FROM orders GROUP BY 1")
+
+    def changes(relation: str) -> tuple[float, ...]:
+        name = 'eddyline_view_changes_total{op="%s",view="%s"}'
+        numbers = measured(url)
+        return tuple(numbers[name % (op, relation)] for op in ("insert", "delete"))
+
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    orders.insert([(1, "de"), (2, "fr")])
+    engine.advance()
+    assert changes("counts") == (2, 0)
+    orders.delete([(2, "fr")])
+    orders.insert([(3, "de")])  # (de, 1) is replaced
+    engine.advance()
+    assert changes("orders") == (3, 1)
+    assert changes("counts") == (3, 2)
+    # the changelog of the replaced view goes on with the difference: (de, 2) is replaced
+    engine.execute(
+        "CREATE OR REPLACE VIEW counts AS SELECT country, 5 * count(*) AS n FROM orders GROUP BY 1"
+    )
+    assert changes("counts") == (4, 3)
+
+
+@IN_BOTH_LANES
+def test_the_cpu_of_views_is_measured_where_they_run(alone, request):
+    engine, url = alone
+    short = "short" in request.node.name
+    engine.execute("""
+        CREATE VIEW hashes AS SELECT id, sha2(repeat(country, 100000), 256) AS h FROM orders;
+        CREATE VIEW kinds AS SELECT id DIV 2 AS k, count(*) AS n FROM orders GROUP BY id DIV 2;
+    """)
+    rows = engine.spark.range(1_000 if short else 150_000)
+    text = "'de'" if short else "''"
+    orders = engine.table("orders", "id BIGINT, country STRING", ["id"])
+    orders.insert(rows.selectExpr("id", f"{text} AS country"))
+    before = measured(url)
+    engine.advance()
+    now = measured(url)
+
+    def grown(name: str, view: str = "") -> float:
+        name += f'{{view="{view}"}}' if view else ""
+        return now[name] - before.get(name, 0.0)
+
+    lane = "short" if short else "wide"
+    assert now[f'eddyline_view_epochs_total{{lane="{lane}",view="hashes"}}'] >= 1
+    spent = {v: grown("eddyline_view_cpu_seconds_total", v) for v in ("orders", "hashes", "kinds")}
+    assert all(seconds > 0 for seconds in spent.values())
+    assert sum(spent.values()) <= grown("eddyline_engine_cpu_seconds_total") + 0.05
+    if short:  # the JVM has hashed 200 MB for it
+        assert 0.05 < spent["hashes"] <= grown("eddyline_view_seconds_total", "hashes") + 0.01
+    else:  # its operators have run in workers, on 75,000 groups
+        assert spent["kinds"] > 0.03
+
+
 def lag_of(shop: Shop, source: str) -> dict[str, float]:
     """What status, metrics and JSON say of a source's lag; they must agree but for the seconds that pass."""
     (found,) = [one["lag"] for one in shop.engine.status()["sources"] if one["name"] == source]

@@ -31,6 +31,7 @@ class Delivered:
         before: the epoch that the target held before; 0 if unknown.
         epoch: the epoch that it holds now.
         rows: number of rows delivered.
+        deletes: how many of these were deletes.
         error: None if it succeeded.
     """
 
@@ -40,6 +41,7 @@ class Delivered:
     before: Epoch
     epoch: Epoch
     rows: int
+    deletes: int = 0
     error: BaseException | None = None
 
 
@@ -57,7 +59,7 @@ class Deliverer:
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
-        rows: number of rows delivered since the engine was opened.
+        rows, deletes: number of rows delivered since the engine was opened, and of deletes among them.
         error: of the last try; None if it succeeded.
         failures: number of tries that failed, one after the other.
     """
@@ -73,7 +75,7 @@ class Deliverer:
     ) -> None:
         self.sink = sink
         self.epoch = Epoch(0)
-        self.rows = 0
+        self.rows = self.deletes = 0
         self.error: Exception | None = None
         self.failures = 0
         self._open = open_delivery
@@ -145,16 +147,17 @@ class Deliverer:
         return max(self._not_before - time.monotonic(), 0)
 
     def _try(self) -> None:
-        clock, rows = SteadyClock(), self.rows
-        tell = partial(self._report_try, clock, clock.now(), rows)
+        clock = SteadyClock()
+        tell = partial(self._report_try, clock, clock.now(), self.rows, self.deletes)
         try:
             if self._delivery is None:
                 self._delivery = self._open()
-            before = self._delivery.rows
+            delivery, before = self._delivery, (self._delivery.rows, self._delivery.deletes)
             try:
-                epoch = self._delivery.run()
+                epoch = delivery.run()
             finally:
-                self.rows += self._delivery.rows - before
+                self.rows += delivery.rows - before[0]
+                self.deletes += delivery.deletes - before[1]
         except BaseException as error:  # noqa: BLE001  # also panics of Rust: the sink tries again
             self._close()
             tell(self.epoch, error)
@@ -175,6 +178,7 @@ class Deliverer:
         clock: SteadyClock,
         started: int,
         rows: int,
+        deletes: int,
         epoch: Epoch,
         error: BaseException | None = None,
     ) -> None:
@@ -182,11 +186,11 @@ class Deliverer:
 
         Args:
             started: when it was, by the clock.
-            rows: delivered before it.
+            rows, deletes: delivered before it.
             epoch: that the target holds now.
         """
-        count = self.rows - rows
-        made = Delivered(self.sink, started, clock.now(), self.epoch, epoch, count, error)
+        counts = self.rows - rows, self.deletes - deletes
+        made = Delivered(self.sink, started, clock.now(), self.epoch, epoch, *counts, error)
         with suppress(Exception):  # the delivery counts, not who hears of it
             self._delivered(made)
 

@@ -165,7 +165,7 @@ class Delivery:
         each: deliver each epoch separately; otherwise waiting epochs are combined.
 
     Attributes:
-        rows: number of rows that were delivered.
+        rows, deletes: number of rows that were delivered, and of deletes among them.
         stopping: set to end `run` after the delivery that is under way.
         abandoned: set when nobody waits for that delivery any more: it then doesn't write the cursor.
     """
@@ -177,7 +177,7 @@ class Delivery:
         self.outbox = outbox
         self.sink = sink
         self.each = each
-        self.rows = 0
+        self.rows = self.deletes = 0
         self.stopping = False
         self.abandoned = False
 
@@ -250,6 +250,7 @@ class Delivery:
 
     def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
         self.rows += rows.num_rows
+        self.deletes += int(np.count_nonzero(rows.column(-1).to_numpy() < 0))
         if self.abandoned:
             return  # another delivery may have begun
         self.outbox.advance(Cursor(self.changelog.view, epoch))

@@ -26,6 +26,7 @@ def keep_verified(files: Files, catalog: Catalog, report: Report) -> None:
     Where the storage can't be written nothing is stored: the report itself is what counts. Of two verifications that end at
     the same time one may be forgotten.
     """
+    known = _read(files)
     ids = {entry.name: entry.id for entry in catalog.entries if entry.kind == VIEW}
     moment = time.time_ns() // 1000
     found = {
@@ -33,19 +34,25 @@ def keep_verified(files: Files, catalog: Catalog, report: Report) -> None:
             "epoch": report.paused.get(name, report.epoch),
             "at": moment,
             "equal": one.equal,
+            "differences": known.get(ids[name], {}).get("differences", 0) + (not one.equal),
         }
         for name, one in report.views.items()
         if name in ids
     }
     if found and os.access(files.root, os.W_OK):
-        kept = {view: one for view, one in _read(files).items() if view in ids.values()}
+        kept = {view: one for view, one in known.items() if view in ids.values()}
         with suppress(EddylineError, OSError):
             files.write_json(NAME, {**kept, **found}, durable=False)
 
 
 def verified(files: Files) -> dict[str, dict[str, Any]]:
-    """Return, by the id of a view, `epoch`, `at` (ISO 8601, UTC) and `equal` of its last verification."""
-    return {view: {**one, "at": _iso(one["at"])} for view, one in _read(files).items()}
+    """Return, by the id of a view, `epoch`, `at` (ISO 8601, UTC) and `equal` of its last verification.
+
+    `differences` is how many verifications have found it different from offline SQL so far.
+    """
+    return {
+        view: {"differences": 0, **one, "at": _iso(one["at"])} for view, one in _read(files).items()
+    }
 
 
 def _read(files: Files) -> Mapping[str, dict[str, Any]]:

@@ -36,7 +36,6 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.options import Options
 from eddyline.pipelines.batches import SLOW_S, TUPLE_ROWS, PipelineSettings
 from eddyline.relay.queue import DataQueue
-from eddyline.source.lag import stored_lags
 from eddyline.source.user_rows import Rows
 from eddyline.storage.files import Files
 
@@ -319,8 +318,7 @@ class Engine(ChangeFlows, Monitored, Served):
         Sources with position, `lag`, watermark, late rows, dead letters, `violations` of expectations, `error`; views
         with level, size, `state`, `state_growth` in rows an epoch; pipelines; `readers`; `sinks`; the `run`.
         """
-        self._running.measure_lags()
-        lags = stored_lags(self.files)
+        lags = self._running.lags()
         pipelines = self._streams.pipelines_status(lags)
         own = {"sinks": self._epochs.sinks.status(), "pipelines": pipelines}
         return self._reading.status(lags) | own | {"run": self._running.health()}

@@ -26,6 +26,7 @@ from eddyline.errors import EngineError, StateError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.lags import EVERY_S, FRESH_S
 from eddyline.runtime.progress import Timer
+from eddyline.source.lag import Lags, stored_lags
 from eddyline.spark.jvm import check_jvm
 
 INTERVAL_S = 0.1
@@ -183,6 +184,11 @@ class RunLoop:
         workspace = self._workspace
         if workspace.writes:
             workspace.lags.measure(workspace.catalog, workspace.manifest, max_age_s)
+
+    def lags(self) -> Lags:
+        """Return how far sources are behind, measured in the last seconds."""
+        self.measure_lags()
+        return stored_lags(self._workspace.files)
 
     def _measure(self) -> None:
         """Measure lags as long as the background run goes on, also while an epoch takes long."""

@@ -68,9 +68,7 @@ class Served:
             self._epochs.reporting.callbacks.append(
                 lambda done: console.observe(done.epoch, done.seconds)
             )
-            self._epochs.reporting.delivery_callbacks.append(
-                lambda one: console.delivered(one.sink, one.rows, failed=one.error is not None)
-            )
+            self._epochs.reporting.delivery_callbacks.append(console.delivered)
             workspace.closing.append(console.stop)
             self._console = console
         return self._console.url

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from eddyline.answers.status import row_count
 from eddyline.catalog.entries import VIEW
 from eddyline.console.observer import Observer
-from eddyline.console.tally import BUCKETS_S, Tally
+from eddyline.console.tally import BUCKETS_S, DELETE, INSERT, Tally
 from eddyline.errors import EddylineError
 from eddyline.pipelines.outcomes import lane_windows
 from eddyline.source.lag import BYTES, ROWS, SECONDS, VERSIONS
@@ -44,6 +44,11 @@ PIPELINE_LAG_TEXTS = {
     ROWS: "New records in the queue of a pipeline that aren't committed yet.",
     SECONDS: LAG_TEXTS[SECONDS],
 }
+CPU_TEXT = (
+    "CPU seconds of a table's or view's parts of the epochs since the console was started. In the short lane these are "
+    "of the thread that computes it, in Python and in the JVM; of a Spark job those of the driver's and the tasks' Python: "
+    "reading and operators, without the JVM's tasks and Python functions. Threads that libraries start are left out."
+)
 STATES = ("live", "failing", "paused")
 
 
@@ -88,7 +93,10 @@ class StorageCollector(Collector):
             yield _gauge("eddyline_engine_resident_bytes", text, resident)
         if self._tally.histograms:
             name = "eddyline_epoch_duration_seconds"
-            text = "Seconds that epochs took, by stage: ingest, plan, run, commit."
+            text = (
+                "Seconds that epochs took, by stage: ingest, plan, run, commit; "
+                "and sink: those of each delivery to a sink, beside the epochs, of one epoch or several."
+            )
             family = HistogramMetricFamily(name, text, labels=["stage"])
             for stage, (counts, total) in list(self._tally.histograms.items()):
                 buckets, below = [], 0
@@ -159,24 +167,34 @@ class StorageCollector(Collector):
                 state.add_metric([str(item["name"]), name], float(item["state"] == name))
         text = "Rows that a table or view has read since the console was started."
         read = _counter("eddyline_view_input_rows_total", text, "view", self._tally.rows_in)
-        text = "Changes that a table or view has written since the console was started."
-        written = _counter("eddyline_view_changes_total", text, "view", self._tally.rows_out)
+        text = "Changes that a table or view has written since the console was started: inserts and deletes."
+        written = CounterMetricFamily("eddyline_view_changes_total", text, labels=["view", "op"])
+        for name, count in list(self._tally.rows_out.items()):
+            deletes = self._tally.deletes[name]
+            written.add_metric([name, INSERT], float(count - deletes))
+            written.add_metric([name, DELETE], float(deletes))
         text = "Seconds that a table's or view's parts of the epochs took since the console was started."
         seconds = _counter("eddyline_view_seconds_total", text, "view", self._tally.seconds)
+        cpu = _counter("eddyline_view_cpu_seconds_total", CPU_TEXT, "view", self._tally.cpu)
         text = "The epoch as of which a view was last compared with offline SQL."
         verified = _labelled("eddyline_verified_epoch", text, "view")
         text = "1 if the view was equal to offline SQL when it was last compared, else 0."
         equal = _labelled("eddyline_verified_equal", text, "view")
+        text = "Verifications so far that found a view different from offline SQL."
+        differences = CounterMetricFamily(
+            "eddyline_verify_differences_total", text, labels=["view"]
+        )
         for item in views:
             last = item.get("verified")
             if isinstance(last, dict):
                 verified.add_metric([str(item["name"])], float(last["epoch"]))
                 equal.add_metric([str(item["name"])], float(last["equal"]))
+                differences.add_metric([str(item["name"])], float(last["differences"]))
         text = "Epochs of a view in each lane since the console was started: in the driver, or as a Spark job."
         epochs = CounterMetricFamily("eddyline_view_epochs_total", text, labels=["view", "lane"])
         for labels, count in list(self._tally.lanes.items()):
             epochs.add_metric(labels, float(count))
-        yield from (state, read, written, seconds, verified, equal, epochs)
+        yield from (state, read, written, seconds, cpu, verified, equal, differences, epochs)
 
     def _state(self) -> Iterator[Metric]:
         catalog, _ = self._observer.now()
@@ -234,15 +252,12 @@ class StorageCollector(Collector):
             for name in STATES:
                 sinks.add_metric([str(item["sink"]), name], float(item["state"] == name))
         text = "Rows delivered to a sink since the console was started."
-        rows = CounterMetricFamily("eddyline_sink_rows_total", text, labels=["sink"])
+        rows = CounterMetricFamily("eddyline_sink_rows_total", text, labels=["sink", "op"])
+        for labels, count in list(self._tally.delivered_rows.items()):
+            rows.add_metric(labels, float(count))
         text = "Deliveries to a sink that failed since the console was started."
-        errors = CounterMetricFamily("eddyline_sink_errors_total", text, labels=["sink"])
-        for family, counts in (
-            (rows, self._tally.delivered_rows),
-            (errors, self._tally.failed_deliveries),
-        ):
-            for name, count in list(counts.items()):
-                family.add_metric([name], float(count))
+        failed = self._tally.failed_deliveries
+        errors = _counter("eddyline_sink_errors_total", text, "sink", failed)
         reader = GaugeMetricFamily(
             "eddyline_reader_epoch", "The epoch of a named reader.", labels=["view", "reader"]
         )

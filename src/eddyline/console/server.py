@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eddyline.catalog.store import CatalogStore, open_store
 from eddyline.errors import missing_package
@@ -31,6 +31,9 @@ try:
     from eddyline.relay.asgi_server import LOOPBACK, AppServer
 except ImportError as error:
     raise missing_package("the console", str(error.name), "console") from error
+
+if TYPE_CHECKING:
+    from eddyline.answers.deliverer import Delivered
 
 READERS_MAX = 4
 """The threads that read the storage at the same time; more requests wait."""
@@ -123,9 +126,12 @@ class Console:
         """Record the durations of an epoch of the engine in this process, by stage."""
         self._tally.observe(epoch, seconds)
 
-    def delivered(self, sink: str, rows: int, *, failed: bool) -> None:
+    def delivered(self, done: Delivered) -> None:
         """Record a delivery to a sink of the engine in this process, or a try that failed."""
-        self._tally.delivered(sink, rows, failed=failed)
+        seconds, failed = (done.ended - done.started) / 1e9, done.error is not None
+        self._tally.delivered(
+            done.sink, done.rows - done.deletes, done.deletes, seconds, failed=failed
+        )
 
     def start(self) -> Console:
         """Begin to answer requests."""

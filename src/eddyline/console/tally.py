@@ -26,6 +26,9 @@ KEPT = 120
 RATE_S = 60.0
 USAGE_S = 5.0
 """The least time over which the use of the processor is measured."""
+SINK = "sink"
+"""The stage of deliveries, which run beside the epochs."""
+INSERT, DELETE = "insert", "delete"
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The bounds of the histograms of durations, in seconds."""
 
@@ -56,14 +59,18 @@ class Tally:
 
     Attributes:
         rows_in, rows_out: rows read and changes written since the console was started.
+        deletes: how many of these changes were deletes.
         seconds: the time that the parts of epochs of each table and view took, since the console was started.
+        cpu: CPU seconds of these parts, as far as they are measured; see `runtime.reports`.
         read: rows that epochs have read of each table and stream since then.
         operators: seconds of the tasks of all operators of a kind since then.
         merged: bytes of the runs of the state that were merged since then.
-        delivered_rows, failed_deliveries: of each sink. Only for a console inside of the engine's process.
+        delivered_rows, failed_deliveries: of each sink; rows by sink and `insert` or `delete`. Only for a console
+            inside of the engine's process.
         lanes: epochs of each view in each lane, by name and lane, since the console was started.
         histograms: for each stage the durations of epochs: how many were in each of `BUCKETS_S` and
-            beyond, and their sum. Only for a console inside of the engine's process.
+            beyond, and their sum; those of the stage `sink` are of deliveries. Only for a console inside of the
+            engine's process.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -74,11 +81,13 @@ class Tally:
         self._seconds: dict[int, Mapping[str, float]] = {}
         self.rows_in: Counter[str] = Counter()
         self.rows_out: Counter[str] = Counter()
+        self.deletes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.cpu: defaultdict[str, float] = defaultdict(float)
         self.read: Counter[str] = Counter()
         self.operators: defaultdict[str, float] = defaultdict(float)
         self.merged = 0
-        self.delivered_rows: Counter[str] = Counter()
+        self.delivered_rows: Counter[tuple[str, str]] = Counter()
         self.failed_deliveries: Counter[str] = Counter()
         self.lanes: Counter[tuple[str, str]] = Counter()
         self.histograms: dict[str, tuple[list[int], float]] = {}
@@ -104,18 +113,31 @@ class Tally:
         with self._lock:
             self._seconds[epoch] = dict(seconds)
             for stage, spent in seconds.items():
-                counts, total = self.histograms.get(stage, ([0] * (len(BUCKETS_S) + 1), 0.0))
-                place = next((i for i, most in enumerate(BUCKETS_S) if spent <= most), -1)
-                counts[place] += 1
-                self.histograms[stage] = (counts, total + spent)
+                self._measure(stage, spent)
             for old in [known for known in self._seconds if known < epoch - KEPT]:
                 del self._seconds[old]
 
-    def delivered(self, sink: str, rows: int, *, failed: bool) -> None:
-        """Record a delivery to a sink, or a try that failed."""
+    def _measure(self, stage: str, spent: float) -> None:
+        counts, total = self.histograms.get(stage, ([0] * (len(BUCKETS_S) + 1), 0.0))
+        place = next((i for i, most in enumerate(BUCKETS_S) if spent <= most), -1)
+        counts[place] += 1
+        self.histograms[stage] = (counts, total + spent)
+
+    def delivered(
+        self, sink: str, inserts: int, deletes: int, seconds: float, *, failed: bool
+    ) -> None:
+        """Record a delivery to a sink, or a try that failed.
+
+        Args:
+            inserts, deletes: the rows that it has brought.
+            seconds: that it took.
+        """
         with self._lock:
-            self.delivered_rows[sink] += rows
+            self.delivered_rows[sink, INSERT] += inserts
+            self.delivered_rows[sink, DELETE] += deletes
             self.failed_deliveries[sink] += failed
+            if not failed:
+                self._measure(SINK, seconds)
 
     def follow(self) -> None:
         """Read the manifests of the epochs that were committed since the last call."""
@@ -145,7 +167,9 @@ class Tally:
             self.rows_in.update(rows_in)
             self.rows_out.update(rows_out)
             for name, counts in counters.items():
+                self.deletes[name] += counts.get("deleted", 0)
                 self.seconds[name] += counts.get("us", 0) / 1e6
+                self.cpu[name] += counts.get("cpu", 0) / 1e6
             self.read.update(work.read)
             for kind, micros in work.operators.items():
                 self.operators[kind] += micros / 1e6

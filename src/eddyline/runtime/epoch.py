@@ -38,6 +38,8 @@ from eddyline.state.manifest import (
 )
 from eddyline.state.recover import EPOCHS, attempt_folder
 from eddyline.state.run_lists import Buckets, renamed
+from eddyline.state.runs import read_run
+from eddyline.state.weights import deletes_in
 from eddyline.storage.files import Files
 
 JOBS_MIN, JOBS_MAX = 2, 16
@@ -314,20 +316,29 @@ class EpochRunner:
             started, failed = timer.now(), True
             try:
                 done = self.execution.attempt(plan, pieces, context)
-                failed = isinstance(done[0], EddylineError)
+                failed = isinstance(done.reports, EddylineError)
                 return done
             finally:
                 kind = "view" if plan.level else "table"
                 timer.views.append(Span(plan.name, kind, started, timer.now(), failed))
 
         def finish(name: str, done: Attempted) -> None:
-            plan, (reported, seconds) = named[name].plan, done
+            plan, reported = named[name].plan, done.reports
             if isinstance(reported, EddylineError):
                 again = plan.id in context.rebuilt
                 rows = () if again else self.execution.rows_at_fault(plan, read[name], context)
                 _set_aside(plan, reported, context.base, state, rows)
                 return
-            collect_reports(self.files, context.folder, plan, state, watermarks, reported, seconds)
+            collect_reports(
+                self.files,
+                context.folder,
+                plan,
+                state,
+                watermarks,
+                reported,
+                done.seconds,
+                done.cpu_s,
+            )
             changed[name] = _segments(state.deltas.get(plan.result, {}))
 
         after = {
@@ -386,7 +397,8 @@ class EpochRunner:
         delta: Buckets = {BucketId(0): runs} if runs else {}
         state.deltas[plan.result] = delta
         if plan.name in state.counters:
-            state.counters[plan.name]["out"] = row_count(delta)
+            found = [deletes_in(read_run(self.files, run)) for run in runs] if before else []
+            state.counters[plan.name] |= {"out": row_count(delta), "deleted": sum(found)}
 
     def _next_manifest(
         self,

@@ -21,14 +21,27 @@ from eddyline.runtime.sizes import has_short_rows, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.source.segments import Segment, distribute
+from eddyline.spark.driver import cpu_time_ns
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
 from eddyline.storage.files import Files
 
 logger = logging.getLogger("eddyline.epochs")
 
-Attempted = tuple[Reports | EddylineError | None, float]
-"""What an attempt of a plan gives: its reports, None if they are on the disk, or the error of a view; and its seconds."""
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What an attempt of a plan gives.
+
+    Attributes:
+        reports: None if they are on the disk; or the error of a view.
+        seconds: that it took.
+        cpu_s: CPU seconds of the thread that ran it; see `cpu_time_ns`.
+    """
+
+    reports: Reports | EddylineError | None
+    seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -59,19 +72,21 @@ class Execution:
         self.files.write_json(inputs_name(folder, plan.id), document, durable=False)
 
     def attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> Attempted:
-        """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and the seconds.
+        """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and what it took.
 
         Raises:
             EngineError: JVM_LOST, or what fails isn't the view.
         """
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), cpu_time_ns()
         try:
-            return self._execute(plan, pieces, context), time.perf_counter() - started
+            reports = self._execute(plan, pieces, context)
+            spent = (cpu_time_ns() - cpu) / 1e9
+            return Attempted(reports, time.perf_counter() - started, spent)
         except EngineError as error:
             check_jvm(error)
             if error.condition != VIEW_FAILING or not plan.level:
                 raise  # only views can be left out of an epoch
-            return error, 0.0
+            return Attempted(error)
 
     def rows_at_fault(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext

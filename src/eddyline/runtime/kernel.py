@@ -19,13 +19,14 @@ from pyspark import TaskContext
 from eddyline.changes import BUCKET, HASH, BucketId, Epoch
 from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
-from eddyline.runtime.worker import batches_of, prepare_worker
+from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
-from eddyline.state.manifest import Manifest, manifest_name, read_arrangements, read_manifest
+from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_arrangements, read_manifest
 from eddyline.state.run_lists import common_start
 from eddyline.state.runs import keep_open
 from eddyline.state.slices import sliced
+from eddyline.state.weights import deletes_in
 from eddyline.storage.files import Files
 
 
@@ -89,6 +90,7 @@ class Kernel:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output delta."""
         prepare_worker()
+        cpu = CpuOfTask()
         context = EpochContext.current()
         most = sys.maxsize if isinstance(self.operator, Timed) else self.slice_bytes
         deltas = sliced(batches, most)
@@ -104,7 +106,7 @@ class Kernel:
             )  # no shuffle comes after the one that made the buckets
         name = f"{task.stageId()}-{task.partitionId()}"
         file = f"{self.prefix(context)}{name}{REPORT}"
-        report = partial(self.files.write_json, file, durable=False)
+        report = cpu.reporting(partial(self.files.write_json, file, durable=False))
         given = () if first is None else chain([first], deltas)
         rows = (delta.drop_columns([BUCKET]) for delta in given)
         for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, rows, report):
@@ -135,7 +137,7 @@ class Kernel:
             report: receives the task's report, once the runs that it names are written.
         """
         operator, limits = self._limited(context)
-        counts = {"in": 0, "out": 0, "touched": 0, "us": 0}
+        counts = {"in": 0, "out": 0, "deleted": 0, "touched": 0, "us": 0}
         slots: dict[str, dict[str, Any]] = {}
         if bucket is not None:
             started, before = time.perf_counter(), 0.0
@@ -158,6 +160,7 @@ class Kernel:
                     if slot not in written:
                         written[slot] = self._writer(context, slot, task, state[slot])
                     written[slot].add(rows)
+                    counts["deleted"] += deletes_in(rows) if slot == ROWS else 0
             for slot, writer in written.items():
                 slots[slot] = self._extended(writer, state[slot], limits.get(slot, ()))
             counts["touched"] = sum(arrangement.touched for arrangement in state.values())
@@ -230,6 +233,7 @@ class Kernel:
         reports[buckets[0]]["counts"] = {
             "in": delta.num_rows,
             "out": sum(table.num_rows for table in output),
+            "deleted": deletes_in(step.appends[ROWS]) if ROWS in step.appends else 0,
             "touched": sum(arrangement.touched for arrangement in together.values()),
             "us": round((time.perf_counter() - started) * 1e6),
         }

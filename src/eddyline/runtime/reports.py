@@ -13,6 +13,7 @@ from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
 from eddyline.runtime.table import TableUpkeep
+from eddyline.runtime.worker import CPU
 from eddyline.state.manifest import Failure, runs_of
 from eddyline.state.run_lists import Buckets, Place
 from eddyline.state.runs import Run
@@ -64,7 +65,8 @@ class EpochState:
         arrangements: the runs of each arrangement: at first those of the last committed epoch.
         deltas: the runs that this epoch adds to each arrangement.
         counters: by name of a view its rows in and out, whether it ran in the driver (`short`), and
-            microseconds (`us`); by `view/operator` rows in and out, stored rows that were read (`touched`), and
+            microseconds (`us`), the microseconds of CPU time (`cpu`), and how many of the rows out are deletes
+            (`deleted`); by `view/operator` rows in and out, stored rows that were read (`touched`), and
             the microseconds of all its tasks; and those that `epoch_work` reads.
         failing: the views that are set aside: at first those of the last committed epoch.
         unflushed: files that the driver has written, to be flushed before the commit.
@@ -113,20 +115,23 @@ def collect_reports(
     watermarks: Watermarks,
     reported: Reports | None,
     seconds: float,
+    cpu_s: float,
 ) -> None:
     """Add the reports of all tasks of a plan to `state` and `watermarks`.
 
     Args:
         seconds: that the plan has taken.
+        cpu_s: CPU seconds that it has taken in the driver's thread.
         reported: the reports, if the plan ran in the driver; None to read those of Spark's tasks.
 
     Raises:
         EngineError: a task of a stateful operator hasn't reported.
     """
     reports = _Reports(files, folder, plan, reported)
-    rows_in = sum(_leaf(reports, leaf, watermarks, state) for leaf in plan.leaves)
+    rows_in, deleted = sum(_leaf(reports, leaf, watermarks, state) for leaf in plan.leaves), 0
     for part in plan.parts:
         total = _part(reports, part, state)
+        deleted = total.pop("deleted", 0)  # the last one has the result
         state.counters[f"{plan.name}/{part.name}"] = total
         state.count(OPERATORS + part.operator.family, "us", total.get("us", 0))
         if isinstance(plan.physical, TableUpkeep):  # it has no leaf
@@ -135,8 +140,14 @@ def collect_reports(
     state.arrangements.setdefault(plan.result, {})
     rows_out = row_count(state.deltas.get(plan.result, {}))
     lane = int(reported is not None)
-    spent = round(seconds * 1e6)
-    state.counters[plan.name] = {"in": rows_in, "out": rows_out, "short": lane, "us": spent}
+    state.counters[plan.name] = {
+        "in": rows_in,
+        "out": rows_out,
+        "deleted": deleted,
+        "short": lane,
+        "us": round(seconds * 1e6),
+        "cpu": round(cpu_s * 1e6) + reports.cpu,
+    }
 
 
 def row_count(buckets: Buckets) -> int:
@@ -145,7 +156,11 @@ def row_count(buckets: Buckets) -> int:
 
 
 class _Reports:
-    """The reports of one plan."""
+    """The reports of one plan.
+
+    Attributes:
+        cpu: microseconds of CPU time of the tasks whose reports were read.
+    """
 
     def __init__(
         self, files: Files, folder: str, plan: EpochPlan, reported: Reports | None
@@ -154,6 +169,7 @@ class _Reports:
         self.folder = folder
         self.plan = plan
         self.reported = reported
+        self.cpu = 0
         names = files.names(folder) if reported is None else []
         self._names = [name for name in names if name.endswith(REPORT)]
 
@@ -162,7 +178,9 @@ class _Reports:
             return self.reported.get(piece.name, ())
         prefix = f"{self.plan.id}.{piece.name}."
         names = [name for name in self._names if name.startswith(prefix)]
-        return [self.files.read_json(f"{self.folder}/{name}") for name in names]
+        found = [self.files.read_json(f"{self.folder}/{name}") for name in names]
+        self.cpu += sum(report.get(CPU, 0) for report in found)
+        return found
 
 
 def _leaf(reports: _Reports, leaf: Leaf, watermarks: Watermarks, state: EpochState) -> int:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from eddyline.changes import HASH, SEQUENCE, WEIGHT
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.shared_scans import SharedScans
-from eddyline.runtime.worker import batches_of, prepare_worker
+from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import (
     BUCKET_RUNS,
@@ -82,6 +82,7 @@ class LeafScan:
             batches: hold the task's number, which selects its segments.
         """
         prepare_worker()
+        cpu = CpuOfTask()
         context = EpochContext.current()
         assigned = _inputs(self.files.root, inputs_name(context.folder, self.node))
         tasks = assigned.get(self.leaf, [])
@@ -90,7 +91,7 @@ class LeafScan:
                 if number < len(tasks) and tasks[number]:
                     name = f"{context.folder}/{self.node}.{self.leaf}.{number}{REPORT}"
                     report = partial(self.files.write_json, name, durable=False)
-                    yield from self.run(tasks[number], report)
+                    yield from self.run(tasks[number], cpu.reporting(report))
 
     def run(
         self,

@@ -6,14 +6,19 @@ import functools
 import gc
 import os
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
 # a worker runs scans and kernels: what both need is loaded before `prepare_worker` freezes it
 import eddyline.source.segment_readers  # noqa: F401
 from eddyline.state.retyping import cast_to
+
+CPU = "cpu"
+"""In the report of a task: the microseconds of CPU time of its Python thread."""
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 
@@ -31,6 +36,25 @@ def prepare_worker() -> None:
     daemon = sys.modules["__main__"]
     if getattr(daemon, "traceback", None) is traceback:
         daemon.traceback = _Traceback  # type: ignore[attr-defined]
+
+
+class CpuOfTask:
+    """Measures the CPU time of this thread, which runs one task at a time, and adds it to the task's reports as `cpu`."""
+
+    def __init__(self) -> None:
+        self._since = time.thread_time_ns()
+
+    def reporting(
+        self, report: Callable[[dict[str, Any]], object]
+    ) -> Callable[[dict[str, Any]], object]:
+        """Return `report` for documents with `cpu`: the microseconds since the last one, or since the beginning."""
+
+        def with_cpu(document: dict[str, Any]) -> object:
+            now = time.thread_time_ns()
+            spent, self._since = now - self._since, now
+            return report({**document, CPU: spent // 1000})
+
+        return with_cpu
 
 
 class _Traceback:

@@ -2,6 +2,7 @@ package eddyline;
 
 import java.io.IOException;
 import java.io.RandomAccessFile;
+import java.lang.management.ManagementFactory;
 import java.lang.reflect.Field;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
@@ -127,6 +128,7 @@ public final class Evaluator {
         private final TaskMemoryManager memory;
         private final RandomAccessFile input;
         private final RandomAccessFile output;
+        private final long cpu = cpuTime();
 
         Task(Evaluator evaluator, long number, String input, String output) throws Exception {
             this.evaluator = evaluator;
@@ -162,8 +164,8 @@ public final class Evaluator {
             return written;
         }
 
-        /** End the task, which gives its memory back. */
-        public void close() throws IOException {
+        /** End the task, which gives its memory back; return the CPU time of the thread since its beginning in nanoseconds. */
+        public long close() throws IOException {
             try {
                 context.markTaskCompleted(scala.Option.apply(null));
                 memory.cleanUpAllAllocatedMemory();
@@ -172,6 +174,12 @@ public final class Evaluator {
                 input.close();
                 output.close();
             }
+            return cpuTime() - cpu;
+        }
+
+        /** That of this thread; 0 where the JVM doesn't measure it. */
+        private static long cpuTime() {
+            return Math.max(ManagementFactory.getThreadMXBean().getCurrentThreadCpuTime(), 0);
         }
     }
 }

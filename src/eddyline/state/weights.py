@@ -1,12 +1,18 @@
-"""Checks that no stored row has a negative weight, which would be a bug or damage."""
+"""Weights of rows: deletes among changes, and the check that no stored row has a negative one."""
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import StateError
+
+
+def deletes_in(rows: pa.Table) -> int:
+    """Return how many rows of a delta are deletes: those with a negative weight."""
+    return int(np.count_nonzero(rows[WEIGHT].to_numpy() < 0))
 
 
 def check_held(holder: str, rows: pa.Table, **context: object) -> None:
