@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from broker import Broker
+    from console_browser import Browser
 
 # A test's JVM lives for minutes: on two cores the optimising compiler costs more than it gives.
 # Without it the JVM would reserve 48 MB for code, which the classes of many queries fill.
@@ -46,6 +47,25 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
     with Broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A running Chromium."""
+    from console_browser import launched
+
+    with launched() as running:
+        yield running
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Browser]:
+    """A Browser; the test fails if a page complains of anything."""
+    from console_browser import Browser
+
+    browser = Browser(chromium)
+    yield browser
+    assert browser.complaints == []
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 
 import eddyline as el
+from console_browser import Browser, picture
 from console_cases import EVIL, EVIL_NAME, ROWS, TOKEN, acting_shop, ask, hostile_shop
 from eddyline.options import Options
 from eddyline_apps.processes import free_port
@@ -29,9 +28,6 @@ from eddyline.console.server import Console  # noqa: E402
 
 pytestmark = pytest.mark.spark
 
-PICTURES = Path(__file__).parents[1] / "build" / "console"
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-WAIT_MS = 240_000
 VIEWS = ("by_country", "largest", "many", EVIL_NAME, "ratio", "orders")
 PATHS = (
     *(path for path, _ in PAGES),
@@ -153,70 +149,6 @@ def test_files_of_others_are_unchanged_and_have_their_licence():
         path = STATIC / "vendor" / name
         assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
         assert (path.parent / "LICENSE").read_text()
-
-
-class Browser:
-    """Chromium, driven by a script; remembers what pages complain of."""
-
-    def __init__(self, chromium: Any) -> None:
-        self.chromium = chromium
-        self.complaints: list[str] = []
-
-    def window(self, **settings: Any) -> Any:
-        """Return a window of its own, without a page."""
-        given = {"viewport": {"width": 1200, "height": 800}, **settings}
-        context = self.chromium.new_context(**given)
-        context.set_default_timeout(WAIT_MS)
-        return context
-
-    @contextmanager
-    def open(self, address: str, **settings: Any) -> Iterator[Any]:
-        """Open a page in a window of its own, and wait until it is live."""
-        context = self.window(**settings)
-        shown = self.watched(context.new_page())
-        shown.goto(address)
-        shown.locator("#connection", has_text="live").wait_for()
-        try:
-            yield shown
-        finally:
-            context.close()
-
-    def watched(self, shown: Any) -> Any:
-        """Return a page of whose complaints this browser takes note."""
-        shown.on("console", lambda line: self.complain(line.type, line.text))
-        shown.on("pageerror", lambda error: self.complain("error", str(error)))
-        shown.on("dialog", lambda dialog: self.complain("error", f"a dialog: {dialog.message}"))
-        return shown
-
-    def complain(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.complaints.append(text)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("there is no Chromium: `make chromium` installs it from apt")
-    with playwright.sync_playwright() as running:
-        # the sandbox needs rights that root and containers lack; only pages of this test are opened
-        browser = running.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox"], timeout=WAIT_MS
-        )
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def browser(chromium) -> Iterator[Browser]:
-    browser = Browser(chromium)
-    yield browser
-    assert browser.complaints == []
-
-
-def picture(shown: Any, name: str, **settings: Any) -> None:
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    shown.screenshot(path=PICTURES / f"{name}.png", **settings)
 
 
 def test_every_page_loads_without_complaints_and_fits_a_narrow_screen(browser, url):

@@ -45,6 +45,8 @@ PAGES = (
     ("/requests", "Requests"),
     ("/settings", "Settings"),
 )
+FIND_LENGTH = 200
+"""The characters of a name to find in the graph."""
 STATIC = Path(__file__).with_name("static")
 
 Answered: TypeAlias = tuple[str, dict[str, Any]] | Response
@@ -300,11 +302,21 @@ class Pages:
             "differing": [view["name"] for view in compared if not view["verified"]["equal"]],
         }
 
-    def graph(self, _: Request) -> tuple[str, dict[str, Any]]:
-        """Sources, views and sinks, as a graph."""
+    def graph(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Sources, views and sinks, as a graph; those whose names contain the text `find` stand out."""
+        find = request.query_params.get("find", "").strip()[:FIND_LENGTH]
         catalog, _now = self._observer.now()
         graph = make_graph(catalog, self._observer.status(), self._api.tally.rates())
-        return "graph.html", {"title": "Graph", "graph": graph, "width": WIDTH, "height": HEIGHT}
+        wanted = find.lower()
+        return "graph.html", {
+            "title": "Graph",
+            "graph": graph,
+            "width": WIDTH,
+            "height": HEIGHT,
+            "find": find,
+            "find_length": FIND_LENGTH,
+            "found": {one.id for one in graph.nodes if find and wanted in one.name.lower()},
+        }
 
     async def ask(self, request: Request) -> Response:
         """Answer with the page of a query and its answer."""

@@ -111,6 +111,69 @@ function travel() {
   load();
 }
 
+// finds boxes of the graph by name; the browser's own search finds no name that is cut
+function find() {
+  const field = document.getElementById("find");
+  if (!field) return;
+  const shown = document.getElementById("found");
+  const boxes = () => [...document.querySelectorAll("#live .graph a")];
+  let current = "";
+  const key = (box) => `${box.getAttribute("href")} ${box.dataset.name}`;
+  // mark what is found; return it, and the place of the current one
+  const mark = () => {
+    const wanted = field.value.trim().toLowerCase();
+    const found = boxes().filter((box) => wanted && box.dataset.name.toLowerCase().includes(wanted));
+    const place = Math.max(found.findIndex((box) => key(box) === current), 0);
+    const all = new Set(found);
+    document.querySelector("#live .graph")?.classList.toggle("finding", wanted !== "");
+    for (const box of boxes()) {
+      box.classList.toggle("found", all.has(box));
+      box.classList.toggle("current", box === found[place]);
+    }
+    const text = found.length ? `${place + 1} of ${found.length}: ${found[place].dataset.name}` : wanted && "none";
+    if (shown.textContent !== text) shown.textContent = text; // else it would be read out again
+    return [found, place];
+  };
+  const go = (steps) => {
+    const [found, place] = mark();
+    if (!found.length) return;
+    current = key(found[(place + steps + found.length) % found.length]);
+    mark();
+    document.querySelector("#live .graph .current").scrollIntoView({ block: "center", inline: "center" });
+  };
+  const open = () => {
+    const box = document.querySelector("#live .graph .current");
+    if (box) location.assign(box.getAttribute("href"));
+  };
+  field.addEventListener("input", () => {
+    current = "";
+    const query = field.value.trim() ? `?${new URLSearchParams({ find: field.value.trim() })}` : "";
+    history.replaceState(null, "", location.pathname + query);
+    go(0);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      field.value = "";
+      field.dispatchEvent(new Event("input"));
+    } else if (event.key === "Enter" && !event.isComposing) {
+      event.preventDefault();
+      if (event.ctrlKey || event.metaKey) open();
+      else go(event.shiftKey ? -1 : 1);
+    }
+  });
+  field.form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    go(1);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    event.preventDefault();
+    field.select();
+  });
+  document.body.addEventListener("htmx:afterSwap", mark);
+  go(0);
+}
+
 // when a request is answered, the page shows what has changed
 function answered() {
   document.body.addEventListener("htmx:afterSwap", (event) => {
@@ -346,6 +409,7 @@ document.addEventListener("DOMContentLoaded", () => {
   follow();
   steady();
   travel();
+  find();
   answered();
   changes();
   charts();
