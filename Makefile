@@ -55,7 +55,7 @@ docs-picture: $(VENV)/.installed ## run the demo and draw docs/demo.svg from its
 	$(BIN)/eddyline demo --lines 30000 | $(BIN)/python docs/picture.py
 
 console-pictures: setup ## run the console's browser tests, and copy their screenshots into docs/
-	$(BIN)/pytest -q -n0 tests/test_console_pages.py tests/test_console_graph.py
+	$(BIN)/pytest -q -n0 tests/test_console_pages.py tests/test_console_graph.py tests/test_console_pipelines.py
 	for name in overview graph graph-search view-dark narrow view-epochs view-actions ask sources sinks pipelines tasks \
 	    dead-letters letter requests settings; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done

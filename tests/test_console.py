@@ -469,13 +469,14 @@ def test_the_description_names_every_path(url):
     described = document(url, "/api/openapi.json")
     assert described["openapi"].startswith("3.")
     values = {"{name}": "by_country", "{source}": "orders", "{position}": "1", "{number}": "1"}
+    values["{pipeline}"] = "none"
     values["{kind}"] = "csv?sql=SELECT%20n%20FROM%20by_country"
     for path, methods in described["paths"].items():
         asked = re.sub(r"\{\w+\}", lambda found: values[found[0]], path)
         if "get" in methods and "event-stream" not in json.dumps(methods):
             there = (
                 "{name}" in path or "{kind}" in path or "{" not in path
-            )  # there are no letters and requests
+            )  # there are no letters, requests and pipelines
             assert ask(url, asked)[0] in ((200, 204) if there else (404,)), path
         if "post" in methods and path != "/api/query":
             assert error_of(ask(url, asked, b"")) == (403, "READ_ONLY"), path

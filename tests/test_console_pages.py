@@ -164,6 +164,7 @@ def test_every_page_loads_without_complaints_and_fits_a_narrow_screen(browser, u
             shown.set_viewport_size({"width": 360, "height": 740})
             assert shown.evaluate("document.documentElement.scrollWidth") <= 360, path
             if path == "/":
+                shown.locator("#charts canvas").nth(1).wait_for()
                 picture(shown, "narrow")
 
 

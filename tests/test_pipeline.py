@@ -638,6 +638,10 @@ def test_who_kills_python_takes_few_others_along(
     load.run_out()
     assert load.pipeline.account() == Account(150, 149, 1, 0, 0)
     assert len(found(load)) == 149
+    (told,) = load.engine.status()["pipelines"]
+    acked = told["acker"]
+    assert acked["started"] == sum(count for name, count in acked.items() if name != "started")
+    assert acked["done"] > 0
     calls = load.calls()
     # its first attempt was in a wave with others; the two that follow were apart from new records
     assert max(calls[str(n)] for n in range(64)) <= 3
@@ -885,7 +889,7 @@ def check_numbers(load: Load, count: int) -> None:
     assert load.queue.account() == Account(count, len(good), count - len(good), 0, 0)
     assert engine.verify()
     (folder,) = (Path(load.storage.root) / "pipelines").iterdir()
-    assert [path.name for path in folder.iterdir()] == ["status.json"]
+    assert {path.name for path in folder.iterdir()} == {"status.json", "history.json"}
 
 
 @pytest.mark.parametrize("kind", ["crash", "fail"])

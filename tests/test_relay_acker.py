@@ -16,6 +16,7 @@ from eddyline.relay.acker import (
     FAILED,
     TIMED_OUT,
     Acker,
+    AckerCounts,
     Ackers,
     Anchors,
     EndedRoots,
@@ -354,6 +355,11 @@ def test_ackers_share_the_roots(ackers):
     assert min(held) > 0.9 * 10_000 / ackers
     told = many.fold(ack=(anchors.roots, anchors.edges))
     assert sorted(told.tasks.tolist()) == list(range(10_000))
+    many.fold(init=([7], [8], [9]))
+    many.rotate()
+    assert many.counts.in_flight == 1
+    many.rotate()
+    assert many.counts == AckerCounts(started=10_001, done=10_000, timed_out=1)
 
 
 def test_ids_that_were_rounded_are_refused():

@@ -333,6 +333,8 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
         engine.start(0.05)
         label = '{pipeline="slow"}'
         until(lambda: measured(url).get(f"eddyline_pipeline_lag_rows{label}") == 40)
+        # the batch has not ended
+        until(lambda: measured(url).get(f"eddyline_pipeline_in_flight{label}") == 40)
         until(lambda: measured(url).get(f"eddyline_pipeline_lag_seconds{label}", 0) > 0.1)
         waits.unlink()
         until(lambda: measured(url).get(f"eddyline_pipeline_lag_rows{label}") == 0)
@@ -347,6 +349,22 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
         page = ask(url, "/pipelines", Accept="text/html")[2].decode()
         assert f"{windows[0]:,}, {windows[1]:,}" in page
         assert "none" in page
+        until(lambda: measured(url).get(f"eddyline_pipeline_in_flight{label}") == 0)
+        (shown,) = document(url, "/api/pipelines")["pipelines"]
+        assert (
+            shown["acker"]["done"] == shown["acker"]["started"] == 9
+        )  # of the retried record, too
+        assert "9 of 9 tuples" in page
+
+        def batches() -> list[dict[str, Any]] | None:
+            points = document(url, "/api/pipelines/slow/history")["points"]
+            return points if sum(one["batches"] for one in points) == 2 else None
+
+        points = until(batches)
+        assert max(one["in_flight"] for one in points) == 40
+        assert points[-1]["window_rows"] == windows
+    with el.Engine(str(tmp_path / "shop")) as engine:  # the files of the pipeline are cleaned up
+        assert document(engine.serve(), "/api/pipelines/slow/history")["points"] == points
     files = Files(str(tmp_path / "shop"))
     assert files.exists(NAME)
     assert stored_lags(files) == {}

@@ -129,6 +129,7 @@ class Api:
             "/api/sources": self.sources,
             "/api/sinks": self.sinks,
             "/api/pipelines": self.pipelines,
+            "/api/pipelines/{pipeline:path}/history": self.history,
             "/api/deadletters": self.deadletters,
             "/api/deadletters/{source:path}/{position:int}": self.deadletter,
             "/api/requests": self.requests,
@@ -339,6 +340,12 @@ class Api:
     async def pipelines(self, _: Request) -> Response:
         """Answer with all pipelines."""
         return await self._part("pipelines")
+
+    @_guarded
+    async def history(self, request: Request) -> Response:
+        """Answer with the last batches of a pipeline."""
+        points = await self.run(lambda: self.observer.history(request.path_params["pipeline"]))
+        return JSONResponse({"points": [{**asdict(one), "at": moment(one.at)} for one in points]})
 
     @_guarded
     async def deadletters(self, request: Request) -> Response:

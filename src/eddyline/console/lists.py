@@ -99,20 +99,24 @@ class Lists:
             "missed": "missed",
             "lag": "lag",
             "windows of lanes": "windows",
+            "acker": "acker",
         }
         pipelines = [
             {
                 **one,
                 "lag": lag_text(one.get("lag", {})),
                 "windows": ", ".join(f"{window:,}" for window in lane_windows(one)),
+                "acker": _acked(one.get("acker", {})),
             }
             for one in self._observer.status()["pipelines"]
         ]
-        return "list.html", _list(
-            "Pipelines", heads, pipelines, tuple(heads)[1:-1], empty="There are no pipelines.",
-            note="Received = done + dead + in retry + in flight, after the last batch. The lag is what waits in the queue. "
-            "A window is how many records a lane may have in flight.",
+        values = _list(
+            "Pipelines", heads, pipelines, tuple(heads)[1:-2], empty="There are no pipelines.",
+            note="Received = done + dead + in retry + in flight + missed, in or after the last batch. The lag is what waits in "
+            "the queue. A window is how many records a lane may have in flight. The acker counts tuples that were sent to "
+            "lanes since the pipeline was connected; one that isn't acknowledged in time is sent again.",
         )  # fmt: skip
+        return "pipelines.html", {**values, "pipelines": [one["name"] for one in pipelines]}
 
     def deadletters(self, request: Request) -> Values:
         """Records that have failed permanently."""
@@ -192,6 +196,24 @@ class Lists:
             note="The engine answers requests of the console and the command line before its next epoch.",
             bad=[one.state == REFUSED for one in found],
         )  # fmt: skip
+
+
+def _acked(counts: Mapping[str, int]) -> str:
+    """Return the acker's counts of tuples for people.
+
+    Example:
+        >>> _acked({"started": 1200, "done": 1196, "failed": 1, "timed_out": 2, "in_flight": 1})
+        '1,196 of 1,200 tuples acknowledged, 3 failed, 1 open'
+    """
+    if not counts:
+        return ""
+    failed = counts["failed"] + counts["timed_out"]
+    text = f"{counts['done']:,} of {counts['started']:,} tuples acknowledged"
+    return text + "".join(
+        f", {count:,} {word}"
+        for count, word in ((failed, "failed"), (counts["in_flight"], "open"))
+        if count
+    )
 
 
 def _sink_buttons(sink: Mapping[str, Any]) -> list[Button]:

@@ -27,7 +27,8 @@ from eddyline.catalog.entries import DEAD, Entry
 from eddyline.catalog.store import CatalogStore
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EddylineError
-from eddyline.pipelines.outcomes import pipelines_status
+from eddyline.pipelines.history import Point
+from eddyline.pipelines.outcomes import pipeline_entry, pipelines_status, stored_history
 from eddyline.source.lag import stored_lags
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.state.leases import pinned
@@ -208,6 +209,11 @@ class Observer:
             "pipelines": pipelines,
             "dead_letters": letters,
         }
+
+    def history(self, pipeline: str) -> list[Point]:
+        """Return the last batches of a pipeline, oldest first; CatalogError NOT_FOUND if there is no such pipeline."""
+        found = pipeline_entry(self.now()[0], pipeline)
+        return list(stored_history(self.files, found.id).points)
 
     def tasks(self) -> list[Task]:
         """Return all definitions, and the views that the engine was asked to add."""

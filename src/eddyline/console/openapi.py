@@ -66,6 +66,11 @@ _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
     "/api/sources": ("tables and streams", [], "application/json"),
     "/api/sinks": ("sinks, and how far they are", [], "application/json"),
     "/api/pipelines": ("pipelines and their accounts", [], "application/json"),
+    "/api/pipelines/{pipeline}/history": (
+        "the last batches of a pipeline by second: their time, records in flight, windows of lanes",
+        [_in_path("pipeline")],
+        "application/json",
+    ),
     "/api/deadletters": (
         "dead letters, the newest first, at most 1000",
         [_parameter("source", "one pipeline or stream", "string")],

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -30,7 +30,8 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import source_places
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError, QueueError
-from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles
+from eddyline.pipelines.history import Point
+from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles, lane_windows
 from eddyline.pipelines.retries import retries_and_letters, untried_records
 from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
@@ -53,6 +54,8 @@ SLOW_S = 1.0
 WINDOW = 16  # of a lane at the start
 PAUSE_SHARE = 0.1  # of the longest retry delay: how often to look for due records if bolts differ
 LOOK_S = 5.0  # how old the number of unread records may be
+HISTORY_S = 1.0  # the history is written at most so often while batches follow each other
+ACKED = ("started", "done", "failed", "timed_out", "in_flight")  # of the counts of the acker
 PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
@@ -155,8 +158,10 @@ class PipelineStream:
         self._seen: tuple[int, int] | None = None  # uncommitted records, and committed ones by then
         self._looked = -math.inf
         files.storage.make_folder(files.folder)
+        self._history, self._unwritten, self._written = files.history(), False, -math.inf
         self._recover()
         self._check_queue()
+        files.write_status(self.status())
 
     def pull(self) -> None:
         """Process all records that are in the queue now, and failed records that are due."""
@@ -267,8 +272,10 @@ class PipelineStream:
     def status(self) -> dict[str, Any]:
         """Return the counts of its records, and the state of its lanes.
 
-        The window of a lane is in tuples, of `tuple_rows` records.
+        The window of a lane is in tuples, of `tuple_rows` records. `acker` counts tuples that were sent since the
+        pipeline was connected: `started = done + failed + timed_out + in_flight`.
         """
+        acked = self.waves.acker.counts
         lanes = self.waves.flow.lanes
         return {
             "name": self.name,
@@ -278,6 +285,7 @@ class PipelineStream:
             "tuple_rows": self.settings.tuple_rows,
             "lanes": [lane.state.value for lane in lanes],
             "replays": self.waves.flow.replays,
+            "acker": {name: getattr(acked, name) for name in ACKED},
         }
 
     def _halt(self) -> None:
@@ -328,12 +336,15 @@ class PipelineStream:
             rows_max = self._rows_max()
             batch = self.queue.plan(rows_max, fresh=fresh)
             if batch is None:
+                self._write_history()
                 return False
+            started, in_flight = time.monotonic(), self.queue.account().in_flight
             try:
+                self.files.write_status(self.status())
                 processed = self._process(batch)
             except BaseException as error:
                 self._tuples.forget_waiting()
-                self.queue.abandon(batch)
+                self._abandon(batch)
                 if isinstance(error, EddylineError) and error.condition == EXPIRED:
                     return True  # plan again without the records that the broker has deleted
                 raise
@@ -348,10 +359,32 @@ class PipelineStream:
             except BaseException:
                 self._tuples.forget_waiting()
                 if not self.files.outcomes():
-                    self.queue.abandon(batch)
+                    self._abandon(batch)
                 raise
+            self._note(time.monotonic() - started, in_flight)
             self._tuples.add_waiting(processed.retries)
             return processed.any_tuples or batch.rows >= rows_max
+
+    def _abandon(self, batch: Batch) -> None:
+        """Give the records of a batch back to the queue."""
+        self.queue.abandon(batch)
+        with suppress(EddylineError, OSError):  # the error that ended the batch counts
+            self.files.write_status(self.status())
+
+    def _note(self, seconds: float, in_flight: int) -> None:
+        """Add a batch to the history."""
+        windows = tuple(lane_windows(self.status()))
+        self._history.add(Point(int(time.time()), 1, round(seconds, 3), in_flight, windows))
+        self._unwritten = True
+        if time.monotonic() >= self._written + HISTORY_S:
+            self._write_history()
+
+    def _write_history(self) -> None:
+        if self._unwritten:
+            self._written = time.monotonic()
+            with suppress(EddylineError, OSError):  # the batches are committed
+                self.files.write_history(self._history)
+                self._unwritten = False
 
     def _rows_max(self) -> int:
         """Return the maximum number of records for which the lanes have room."""

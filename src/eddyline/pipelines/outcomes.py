@@ -7,11 +7,14 @@ number, and are repeated after a crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import DEAD, INTO, PIPELINE, Entry
+from eddyline.errors import CatalogError, EddylineError
+from eddyline.pipelines.history import History
 from eddyline.relay.batch import Batch
 from eddyline.source.lag import Lags
 from eddyline.source.redo_log import RedoLog
@@ -22,6 +25,7 @@ FOLDER = "pipelines"
 BACK = "back.arrow"
 _OUTCOME = "outcome.json"
 _STATUS = "status.json"
+_HISTORY = "history.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,19 @@ class PipelineFiles:
         """Remove an outcome that is applied, and write `status` for other processes."""
         for what in (BACK, _OUTCOME):  # the outcome last: it shows that there is more to remove
             self.storage.remove(self.name(outcome.batch.number, what))
+        self.write_status(status)
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Write the status of the pipeline for other processes."""
         self.storage.write_json(f"{self.folder}/{_STATUS}", status, durable=False)
+
+    def history(self) -> History:
+        """Return the last batches; none if they aren't known."""
+        return stored_history(self.storage, self.id)
+
+    def write_history(self, history: History) -> None:
+        """Write the last batches for other processes."""
+        self.storage.write_json(f"{self.folder}/{_HISTORY}", history.as_dict(), durable=False)
 
     def recover(self, *, skip: bool) -> None:
         """Apply committed outcomes to the redo logs, and remove files of uncommitted batches.
@@ -124,7 +140,7 @@ class PipelineFiles:
             if skip:
                 self.commit(outcome.skipped())
             self.log(outcome.skipped() if skip else outcome)
-        kept = {_STATUS}
+        kept = {_STATUS, _HISTORY}
         kept |= {f"{o.batch.number:012d}-{what}" for o in committed for what in (_OUTCOME, BACK)}
         for name in self.storage.names(self.folder):
             if name not in kept:  # of an uncommitted batch
@@ -158,13 +174,40 @@ def recover_pipelines(
             pipeline_files(files, entry, into, log_of).recover(skip=skip)
 
 
+def pipeline_entry(catalog: Catalog, name: str) -> Entry:
+    """Return the definition of a pipeline, which is that of its dead letters.
+
+    Raises:
+        CatalogError: NOT_FOUND.
+    """
+    known = {
+        entry.name.removesuffix(DEAD): entry for entry in catalog.entries if entry.role == PIPELINE
+    }
+    if name not in known:
+        raise CatalogError(
+            f"there is no pipeline named {name}",
+            condition="NOT_FOUND",
+            hint=f"known: {', '.join(known) or 'none yet'}",
+        )
+    return known[name]
+
+
 def stored_status(files: Files, letters: Entry) -> dict[str, Any]:
-    """Return the status of a pipeline after its last batch; needs no running pipeline."""
+    """Return the status of a pipeline in or after its last batch; needs no running pipeline."""
     name = f"{FOLDER}/{letters.id}/{_STATUS}"
     if files.exists(name):
         status: dict[str, Any] = files.read_json(name)
         return status
     return {"name": letters.name.removesuffix(DEAD)}
+
+
+def stored_history(files: Files, pipeline: str) -> History:
+    """Return the last batches of a pipeline by its id; none if they aren't known. Needs no running pipeline."""
+    name = f"{FOLDER}/{pipeline}/{_HISTORY}"
+    with suppress(EddylineError):  # it is damaged: it begins anew
+        if files.exists(name):
+            return History.from_dict(files.read_json(name))
+    return History()
 
 
 def lane_windows(status: Mapping[str, Any]) -> list[int]:

@@ -27,7 +27,7 @@ are kept as an unknown root until that times out, and reported to nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -278,6 +278,12 @@ class Ackers:
     def rotate(self) -> EndedRoots:
         """Time out roots; see `Acker.rotate`."""
         return EndedRoots.concat(acker.rotate() for acker in self.ackers)
+
+    @property
+    def counts(self) -> AckerCounts:
+        """Counts of the roots of all ackers."""
+        parts = [astuple(acker.counts) for acker in self.ackers]
+        return AckerCounts(*map(sum, zip(*parts, strict=True)))
 
     def _split(self, *columns: Any) -> list[tuple[Any, ...]]:
         """Split columns, of which the first holds the roots, by acker."""

@@ -8,6 +8,8 @@ const SLIDE_MS = 200;
 const PLOTTED_BARS = 50;
 const LABEL_LENGTH = 20;
 const PROPOSED = 8;
+const IDLE_S = 2;
+const BATCHES_MS = 5000;
 const KEYWORDS = "SELECT FROM WHERE GROUP BY HAVING ORDER LIMIT JOIN LEFT ON AS AND OR NOT IN IS NULL BETWEEN LIKE CASE WHEN THEN ELSE END DISTINCT UNION ALL WITH OVER PARTITION VERSION OF count sum avg min max coalesce".split(" ");
 
 function follow() {
@@ -234,44 +236,89 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 
 const axis = () => ({ stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } });
 
-function charts() {
-  const box = document.getElementById("charts");
-  if (!box || !window.uPlot) return;
+const STROKES = ["--link", "--slow", "--good", "--dim"];
+
+// draws and redraws the charts of a box, by their names; the first of the labels and columns is that of x
+function drawing(box) {
   const made = {};
-  const draw = (name, labels, data) => {
-    const place = box.querySelector(`[data-chart="${name}"]`);
-    if (made[name]) {
+  const width = (name) => Math.max(box.querySelector(`[data-chart="${name}"]`).clientWidth, 200);
+  window.addEventListener("resize", () => {
+    for (const name of Object.keys(made)) made[name].setSize({ width: width(name), height: 180 });
+  });
+  return (name, labels, data, settings = {}) => {
+    if (made[name] && made[name].series.length === labels.length) {
       made[name].setData(data);
       return;
     }
-    const strokes = [color("--link"), color("--slow")];
+    made[name]?.destroy();
     made[name] = new uPlot({
-      width: Math.max(place.clientWidth, 200),
+      width: width(name),
       height: 180,
       cursor: { drag: { x: false, y: false } },
       scales: { x: { time: false } },
       axes: [axis(), { ...axis(), size: 60 }],
-      series: [{ label: "epoch" }, ...labels.map((label, i) => ({ label, stroke: strokes[i], width: 2, points: { show: data[0].length < 60 } }))],
-    }, data, place);
+      series: [{ label: labels[0] }, ...labels.slice(1).map((label, i) => ({ label, stroke: color(STROKES[i]), width: 2, points: { show: data[0].length < 60 } }))],
+      ...settings,
+    }, data, box.querySelector(`[data-chart="${name}"]`));
   };
+}
+
+function charts() {
+  const box = document.getElementById("charts");
+  if (!box || !window.uPlot) return;
+  const draw = drawing(box);
   const load = async () => {
     const answer = await fetch(box.dataset.url).catch(() => null);
     if (!answer || !answer.ok) return;
     const epochs = await answer.json();
     const numbers = epochs.map((one) => one.batchId);
-    draw("changes", ["changes"], [numbers, epochs.map((one) => one.sink.numOutputRows)]);
+    draw("changes", ["epoch", "changes"], [numbers, epochs.map((one) => one.sink.numOutputRows)]);
     const times = epochs.map((one) => Date.parse(one.timestamp) / 1000);
     const gaps = times.map((time, i) => (i ? time - times[i - 1] : null));
     const work = epochs.map((one) => ("triggerExecution" in one.durationMs ? one.durationMs.triggerExecution / 1000 : null));
-    draw("seconds", ["since the last", "work"], [numbers, gaps, work]);
+    draw("seconds", ["epoch", "since the last", "work"], [numbers, gaps, work]);
   };
   load();
   document.body.addEventListener("epoch", load);
-  window.addEventListener("resize", () => {
-    for (const name of Object.keys(made)) {
-      made[name].setSize({ width: Math.max(box.querySelector(`[data-chart="${name}"]`).clientWidth, 200), height: 180 });
+}
+
+// the last batches of a pipeline: a line for each lane, of many lanes the smallest, middle and largest window
+function batches(box) {
+  const draw = drawing(box);
+  const utc = { scales: { x: { time: true } }, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") };
+  const load = async () => {
+    const answer = await fetch(box.dataset.url).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const points = [];
+    for (const one of (await answer.json()).points) {
+      const at = Date.parse(one.at) / 1000;
+      const last = points[points.length - 1];
+      // nothing is in flight between batches
+      if (last && at - one.seconds - last.at > IDLE_S) {
+        points.push({ ...last, at: last.at + 1, in_flight: 0 }, { ...last, at: at - one.seconds, in_flight: 0 });
+      }
+      points.push({ ...one, at });
     }
-  });
+    if (!points.length) return;
+    const times = points.map((one) => one.at);
+    const lanes = Math.max(...points.map((one) => one.window_rows.length));
+    const each = [...Array(lanes).keys()];
+    if (lanes <= STROKES.length) {
+      draw("windows", ["time", ...each.map((lane) => `lane ${lane}`)], [times, ...each.map((lane) => points.map((one) => one.window_rows[lane] ?? null))], utc);
+    } else {
+      const sorted = points.map((one) => [...one.window_rows].sort((a, b) => a - b));
+      const at = (share) => sorted.map((windows) => windows[Math.round(share * (windows.length - 1))]);
+      draw("windows", ["time", "smallest", "middle", "largest"], [times, at(0), at(0.5), at(1)], utc);
+    }
+    draw("flight", ["time", "records"], [times, points.map((one) => one.in_flight)], utc);
+  };
+  load();
+  document.body.addEventListener("epoch", load);
+  setInterval(load, BATCHES_MS);
+}
+
+function pipelines() {
+  if (window.uPlot) document.querySelectorAll(".charts[data-url$='/history']").forEach(batches);
 }
 
 function ask() {
@@ -379,7 +426,7 @@ function plot() {
   const known = (named ? rows.slice(0, PLOTTED_BARS) : rows.filter((row) => row[0] !== null)).map((row, i) => [at(row, i), row]);
   if (!named) known.sort((a, b) => a[0] - b[0]);
   const columns = shown.map((i) => known.map(([, row]) => (row[i] === null ? null : Number(row[i]))));
-  const strokes = ["--link", "--slow", "--good", "--dim"].map(color);
+  const strokes = STROKES.map(color);
   const label = (i) => {
     const text = known[i] ? known[i][1][0] ?? "NULL" : "";
     return text.length > LABEL_LENGTH ? `${text.slice(0, LABEL_LENGTH)}…` : text;
@@ -413,5 +460,6 @@ document.addEventListener("DOMContentLoaded", () => {
   answered();
   changes();
   charts();
+  pipelines();
   ask();
 });
