@@ -44,7 +44,7 @@ ORIGIN = "https://www.example.org"
 SITES = ("www.example.org", "*.example.com")
 AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 NOW_NS = 1_790_000_000_123_456_789
-VIEW = {"path": "/a?b=c", "referrer": "https://other.example/secret?q=1", "ms": 321}
+VIEW = {"path": "/a?b=c", "referrer": "https://other.example/secret?q=1", "ms": 321.4}
 UNREAD_MAX = 5
 PAGE = (Path(__file__).parents[1] / "docs/webstats.md").read_text()
 

@@ -1,13 +1,15 @@
 """The page script of the web statistics in a real browser, up to the numbers of the views."""
 
+import json
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlparse
 
 import pytest
 
 from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import DataQueue
 from eddyline_apps.webstats.command import create, take_beacons
 from eddyline_apps.webstats.inputs import BEACONS, Run, open_streams
 from eddyline_apps.webstats.places import define_place
@@ -19,19 +21,24 @@ for needed in ("uvicorn", "jinja2", "prometheus_client"):
 
 from test_console_pages import browser, chromium  # noqa: E402, F401
 
-pytestmark = pytest.mark.spark
-
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/149.0.0.0 Safari/537.36"
 PAGE = """<!doctype html><title>a page</title><script async src="{script}"></script>
 <a href="/b.html?x=1">b</a> <a href="/c.html">c</a>"""
 NEVER_LOADED = '<img src="/hang">'
 EXECUTED = "document.addEventListener('load', e => { window.executed = e.target.src }, true)"
 AGAIN = "window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))"
+PRERENDERING = "Object.defineProperty(document, 'prerendering', {value: true})"
+OLD = "delete Request.prototype.keepalive"  # Firefox before 133 hasn't it
+HIDDEN = {"Referrer-Policy": "no-referrer"}
 
 
 @contextmanager
-def pages(address):
-    """A site whose pages have the script, and a policy that allows nothing else; yields its address."""
+def pages(address, **headers):
+    """A site whose pages have the script, and a policy that allows nothing else; yields its address.
+
+    Args:
+        headers: more headers of its answers.
+    """
 
     ended = threading.Event()
     stats = address.removesuffix(urlparse(address).path)
@@ -46,6 +53,8 @@ def pages(address):
             body += NEVER_LOADED * self.path.startswith("/slow")
             self.send_response(200 if body else 204)
             self.send_header("Content-Security-Policy", policy)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Type", "text/html")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -63,6 +72,70 @@ def pages(address):
             server.shutdown()
 
 
+@contextmanager
+def left_early(browser, site):  # noqa: F811
+    """A page of a site that was left before it had loaded."""
+    with browser.window(user_agent=AGENT) as window:
+        window.add_init_script(EXECUTED)
+        shown = browser.watched(window.new_page())
+        shown.goto(f"{site}/slow.html", wait_until="commit")
+        until(lambda: shown.evaluate("window.executed"))  # the policy forbids wait_for_function
+        shown.goto("about:blank")
+        yield
+
+
+def test_pages_that_hide_their_address_are_counted(browser, tmp_path):  # noqa: F811
+    run, waiting, kinds = Run(sites=("localhost",)), LogBackend(tmp_path / BEACONS), []
+    with ExitStack() as stack:
+        address = take_beacons(run, tmp_path, "0" * 32, stack, ("127.0.0.1", 0))
+        sandboxed = {"Content-Security-Policy": "sandbox allow-scripts"}
+        site, opaque = (stack.enter_context(pages(address, **more)) for more in (HIDDEN, sandboxed))
+        path = urlparse(address).path
+        own = f"{address.replace('127.0.0.1', 'localhost').removesuffix(path)}/own.html"
+
+        def own_page(route):
+            body = PAGE.format(script=path)
+            route.fulfill(body=body, content_type="text/html", headers=HIDDEN)
+
+        def asked(request):
+            if request.url.endswith("/hit"):
+                kinds.append(request.resource_type)
+
+        def window(script=""):
+            window = stack.enter_context(browser.window())
+            window.add_init_script(script)
+            shown = window.new_page()
+            shown.on("request", asked)
+            shown.route(own, own_page)
+            return shown
+
+        browser.watched(shown := window()).goto(f"{site}/a.html")
+        until(lambda: waiting.unread() == 1)
+        with left_early(browser, site):
+            until(lambda: waiting.unread() == 2)
+        shown.goto(own)  # of the same origin as the endpoint
+        until(lambda: waiting.unread() == 3)
+        browser.watched(shown := window(OLD))
+        shown.goto(f"{site}/old.html")
+        until(lambda: waiting.unread() == 4)
+        browser.watched(shown := window(PRERENDERING)).goto(
+            f"{site}/c.html", wait_until="networkidle"
+        )
+        assert waiting.unread() == 4
+        shown.evaluate("document.dispatchEvent(new Event('prerenderingchange'))")
+        until(lambda: waiting.unread() == 5)
+        for page in (f"{site.replace('localhost', '127.0.0.1')}/a.html", f"{opaque}/a.html"):
+            shown = window()
+            with shown.expect_console_message(lambda line: "CORS" in line.text):
+                shown.goto(page)
+    assert kinds == ["fetch", "fetch", "ping", "fetch", "fetch", "fetch"]
+    with closing(DataQueue(waiting)) as queue:
+        _, records = queue.read(1000)
+        paths = [json.loads(one)["path"] for one in records["payload"].to_pylist()]
+    assert paths == ["/a.html", "/slow.html", "/own.html", "/old.html", "/c.html"]
+
+
+@pytest.mark.spark
 def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_path):  # noqa: F811
     import eddyline as el
 
@@ -91,12 +164,7 @@ def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_pa
                 AGAIN
             )  # from the browser's cache of pages, which is off under its driver
             until(lambda: waiting.unread() == 4)
-        with browser.window(user_agent=AGENT) as window:
-            window.add_init_script(EXECUTED)
-            shown = browser.watched(window.new_page())
-            shown.goto(f"{site}/slow.html", wait_until="commit")
-            until(lambda: shown.evaluate("window.executed"))  # the policy forbids wait_for_function
-            shown.goto("about:blank")
+        with left_early(browser, site):
             until(lambda: waiting.unread() == 5)
         with browser.window(user_agent=AGENT) as window:
             shown = browser.watched(window.new_page())

@@ -59,8 +59,10 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 def page_script() -> bytes:
-    """Return the script, `SCRIPT_BYTES_MAX` bytes at most."""
-    return resources.files(__package__).joinpath("static/page.js").read_bytes()
+    """Return the script, `SCRIPT_BYTES_MAX` bytes at most: its file without comments, indentation and line ends."""
+    text = resources.files(__package__).joinpath("static/page.js").read_text(encoding="utf-8")
+    lines = [line.strip() for line in text.splitlines()]
+    return "".join(line for line in lines if not line.startswith("//")).encode()
 
 
 class Beacons:
@@ -172,7 +174,7 @@ class Beacons:
                 "agent": _text(request.headers.get("user-agent", ""))[:AGENT_LENGTH_MAX],
                 "path": _text(path)[:PATH_LENGTH_MAX],
                 "referrer": _origin(given.get("referrer")),
-                "ms": ms if timed else None,
+                "ms": round(ms) if timed else None,
             }
         )
 
