@@ -65,6 +65,8 @@ def request(chance):
         "referer": chance.choice([None, "https://search.example/?q=a+b"]),
         "agent": chance.choice([None, "Mozilla/5.0 (X11; Linux) Firefox/140.0", EVIL, "é\u2028ü"]),
         "seconds": chance.choice([0.0, 0.125, 61.5]),
+        "country": None,
+        "carrier": None,
     }
 
 
@@ -233,6 +235,8 @@ def plain(line):
         "referer": None if referer in ("", "-") else referer,
         "agent": None if agent in ("", "-") else agent,
         "seconds": None,
+        "country": None,
+        "carrier": None,
     }
 
 
@@ -428,6 +432,6 @@ def test_columns_under_their_header_are_read(parsed):
     assert found(rows[1])[:9] == [
         807_256_800_000_000, "+00:00", "-", "a.example", None, None, "GET", "/x", 200
     ]  # fmt: skip
-    assert found(rows[1])[9:] == [1713, None, "Reader", None]
+    assert found(rows[1])[9:] == [1713, None, "Reader", None, None, None]
     assert found(rows[2]) == NOTHING
     assert 0 not in rows

@@ -1,5 +1,6 @@
 """The views of the web statistics: the known figures of real logs, visits over midnight, and nothing personal."""
 
+import json
 import re
 from datetime import date
 
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eddyline.errors import DataError
+from eddyline.storage.files import Files
 from eddyline_apps import demo
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.log_formats import COMBINED
@@ -46,7 +48,7 @@ def session(spark):
 def offline(session, tmp_path):
     """Lines -> the rows of a query over the views."""
 
-    def run(lines, query, settings=None, files=None):
+    def run(lines, query, settings=None, files=None, places=()):
         lines = list(lines)
         path = tmp_path / "lines.parquet"
         files = pa.array(files or ["x"] * len(lines), pa.string())
@@ -55,7 +57,7 @@ def offline(session, tmp_path):
         )
         pq.write_table(table, path)
         define_key(session, SECRET)
-        define_place(session)
+        define_place(session, *places)
         session.read.parquet(str(path)).createOrReplaceTempView(INPUT)
         for name, text in queries(script(settings or Settings(COMBINED))).items():
             session.sql(text).createOrReplaceTempView(name)
@@ -262,6 +264,41 @@ def test_the_site_comes_from_the_file(offline):
     assert [site for (site,) in found] == ["www.example", "access", "b.example", "-", "access"]
     found = offline(lines, query, Settings(COMBINED, "/l*/{site}/access.log"), files)
     assert [site for (site,) in found] == ["-", "-", "-", "-", "a.example"]
+
+
+@pytest.mark.spark
+def test_beacons_have_the_place_that_they_were_stored_with(offline, tmp_path):
+    beacon = {
+        "time": 1_790_000_000_000_000,
+        "site": "a.example",
+        "host": "def052d7207e0d67",
+        "path": "/",
+    }
+    places = [
+        {"country": "DE", "carrier": "Alpha"},
+        {},
+        {},
+        {"country": "FR"},
+        {"country": None, "carrier": "Beta"},
+    ]
+    storage = Files(tmp_path / "storage")
+    storage.make_folder("")
+    periods, _ = keep_files(
+        storage, [countries(tmp_path / "c.mmdb", {"192.0.2.0/24": "AT"})], lambda: 2
+    )
+    query = "SELECT country, carrier FROM requests ORDER BY seq"
+    lines = [json.dumps(beacon | place) for place in places]
+    settings = Settings(COMBINED, relation="", beacons=INPUT)
+    found = offline(lines, query, settings, places=(storage, periods))
+    assert found == [
+        ("DE", "Alpha"),
+        (None, None),
+        ("unknown", None),
+        ("FR", None),
+        ("unknown", "Beta"),
+    ]
+    stored = [("DE", "Alpha"), (None, None), (None, None), ("FR", None), (None, "Beta")]
+    assert offline(lines, query, settings) == stored
 
 
 # --- live ---

@@ -5,7 +5,7 @@
     GET  /health               answers 204
 
 A beacon is a JSON object with `path`, `referrer` and `ms`, the load time. The server adds the site, the time, the
-client's address as a hash, and its user agent. What is refused isn't stored:
+client's address as a hash, its user agent, and where there are files of places its country and carrier. What is refused isn't stored:
 
 | status | reason |
 |---|---|
@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 from eddyline.errors import EddylineError, missing_package
 from eddyline.relay.queue import Producer
+from eddyline_apps.places import Places
 from eddyline_apps.webstats.inputs import Sites
 
 try:
@@ -72,6 +73,7 @@ class Beacons:
         producer: puts the records into the queue.
         secret: of the storage; addresses are hashed with it before they are stored.
         sites: whose pages may send beacons.
+        places: tell a client's country and carrier, which are stored in place of its address; None: neither is.
         proxies: how many proxies in front of it append to `X-Forwarded-For`. 0: the header is ignored.
         requests_max: see `REQUESTS_MAX`.
         clock: returns nanoseconds since 1970.
@@ -86,6 +88,7 @@ class Beacons:
         secret: str,
         sites: Sites,
         *,
+        places: Places | None = None,
         proxies: int = 0,
         requests_max: int = REQUESTS_MAX,
         clock: Callable[[], int] = time.time_ns,
@@ -93,6 +96,7 @@ class Beacons:
         self._writer = GroupWriter(producer)
         self._secret = secret
         self._sites = sites
+        self._places = places
         self._proxies = proxies
         self._requests_max = requests_max
         self._clock = clock
@@ -166,17 +170,19 @@ class Beacons:
             return None
         ms = given.get("ms")
         timed = type(ms) in (int, float) and 0 < ms <= LOAD_MS_MAX
-        return json.dumps(
-            {
-                "time": self._clock() // 1000,
-                "site": site,
-                "host": hashed(self._secret, "address", self._address(request)),
-                "agent": _text(request.headers.get("user-agent", ""))[:AGENT_LENGTH_MAX],
-                "path": _text(path)[:PATH_LENGTH_MAX],
-                "referrer": _origin(given.get("referrer")),
-                "ms": round(ms) if timed else None,
-            }
-        )
+        address = self._address(request)
+        record = {
+            "time": self._clock() // 1000,
+            "site": site,
+            "host": hashed(self._secret, "address", address),
+            "agent": _text(request.headers.get("user-agent", ""))[:AGENT_LENGTH_MAX],
+            "path": _text(path)[:PATH_LENGTH_MAX],
+            "referrer": _origin(given.get("referrer")),
+            "ms": round(ms) if timed else None,
+        }
+        if self._places is not None:
+            record |= self._places.of(address)._asdict()
+        return json.dumps(record)
 
     def _address(self, request: Request) -> str:
         """Return the client's address: of the connection, or what the outermost of the proxies has seen."""

@@ -36,6 +36,7 @@ from eddyline_apps.webstats.places import (
     define_place,
     keep_files,
     kept_periods,
+    newest_places,
 )
 from eddyline_apps.webstats.views import define_key, queries, script, secret_of, template
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from eddyline.api.engine import Engine
     from eddyline.runtime.progress import Progress
+    from eddyline_apps.places import Places
 
 LOOPBACK = "127.0.0.1"
 PORT = 8421
@@ -180,12 +182,14 @@ def run(args: argparse.Namespace) -> int:
         queues = stack.enter_context(ExitStack())  # closed after the engine, which reads them
         engine = stack.enter_context(Engine(str(storage)))
         define_key(engine.spark, secret)
-        define_place(engine.spark, engine.files, _periods(engine, args.places, views, out))
+        periods = _periods(engine, args.places, views, out)
+        define_place(engine.spark, engine.files, periods)
         open_streams(engine, asked, storage, queues)
         create(engine, views)
         port = PORT if args.port is None and args.follow else args.port
         if port is not None and asked.sites:
-            address = take_beacons(asked, storage, secret, stack, listen)
+            places = newest_places(engine.files, periods)
+            address = take_beacons(asked, storage, secret, stack, listen, places)
             out.say(f"page script: {address}", "address", page_script=address)
         if port is not None:
             address = serve(engine, stack, port)
@@ -350,7 +354,12 @@ def create(engine: Engine, views: dict[str, str]) -> None:
 
 
 def take_beacons(
-    run: Run, storage: Path, secret: str, stack: ExitStack, address: tuple[str, int]
+    run: Run,
+    storage: Path,
+    secret: str,
+    stack: ExitStack,
+    address: tuple[str, int],
+    places: Places | None = None,
 ) -> str:
     """Take the beacons of a run's sites until the stack is closed; return the address of the script."""
     # importing it needs packages that may be missing
@@ -358,7 +367,7 @@ def take_beacons(
 
     host, port = address
     producer = Producer(LogBackend(storage / BEACONS))
-    beacons = Beacons(producer, secret, Sites(run.sites), proxies=run.proxies)
+    beacons = Beacons(producer, secret, Sites(run.sites), places=places, proxies=run.proxies)
     server = BeaconServer(beacons, host=host, port=port)
     stack.enter_context(server)
     return server.url + SCRIPT_PATH

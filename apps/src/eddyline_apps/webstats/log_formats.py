@@ -28,12 +28,15 @@ COLUMNS = (
     ("referer", "STRING"),
     ("agent", "STRING"),
     ("seconds", "DOUBLE"),
+    ("country", "STRING"),
+    ("carrier", "STRING"),
 )
 """The columns of a request.
 
 `zone` is the UTC offset of the log's clock, such as `-04:00`. `site` is the name of the virtual host
 without its port, in lower case, `-` if the log has none. `host` is the client's name or address, `user`
-its login, `cookie` an id from a cookie. `seconds` is the duration. Missing values are null, `bytes` 0.
+its login, `cookie` an id from a cookie. `seconds` is the duration. `country` and `carrier` are the client's where
+the line itself tells them, as beacons do. Missing values are null, `bytes` 0.
 """
 
 STAMP = r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}"
@@ -270,7 +273,8 @@ TRAEFIK = LogFormat(
     },
 )
 _BEACON = (
-    "time STRING, site STRING, host STRING, agent STRING, path STRING, referrer STRING, ms STRING"
+    "time STRING, site STRING, host STRING, agent STRING, path STRING, referrer STRING, ms STRING, "
+    "country STRING, carrier STRING"
 )
 BEACON = LogFormat(
     "beacon",
@@ -286,6 +290,8 @@ BEACON = LogFormat(
         "referer": "f.referrer",
         "agent": "f.agent",
         "seconds": "CAST(try_cast(f.ms AS DOUBLE) / 1000 AS STRING)",
+        "country": "f.country",
+        "carrier": "f.carrier",
     },
 )
 """What the endpoint of the page script stores: a page view as JSON, its time in microseconds since 1970."""

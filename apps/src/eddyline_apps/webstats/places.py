@@ -1,6 +1,6 @@
 """The files of places of a storage of web statistics, and the function that the views call to look places up.
 
-A request keeps the place that it got: each storage has copies of its files, and a list of the
+A request keeps the place that it got: a beacon in its record, a line by its number. Each storage has copies of its files, and a list of the
 lines from which on each of them counts. So the views stay equal to what Spark computes offline, also after a
 file has been replaced by a newer one.
 """
@@ -103,16 +103,18 @@ def define_place(
     from pyspark.sql.udf import UserDefinedFunction
     from pyspark.util import PythonEvalType
 
-    kept = tuple(
-        (one.from_seq, tuple(storage.path(f"{FOLDER}/{name}") for name in one.files))
-        for one in periods
-    )
+    kept = tuple((one.from_seq, _paths(storage, one)) for one in periods)
     for _, files in kept:
         opened(files)  # fails here rather than in a view
     function = UserDefinedFunction(
         PlaceOf(kept), _SQL_TYPE, PLACE, PythonEvalType.SQL_SCALAR_ARROW_UDF
     )
     spark.udf.register(PLACE, function)
+
+
+def newest_places(storage: Files, periods: Sequence[Period]) -> Places | None:
+    """Return the files that count for what comes now; None if there are none."""
+    return opened(_paths(storage, periods[-1])) if periods else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,10 @@ class PlaceOf:
             return [(None, None)] * len(names)
         of = opened(self.periods[place][1]).of
         return [of(name) for name in names]
+
+
+def _paths(storage: Files, period: Period) -> tuple[str, ...]:
+    return tuple(storage.path(f"{FOLDER}/{name}") for name in period.files)
 
 
 def _keep(storage: Files, data: bytes) -> str:

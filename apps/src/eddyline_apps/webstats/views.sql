@@ -3,12 +3,12 @@
 --
 -- Input: in `WITH parsed_lines` stands the SELECT that parses the lines of the log (webstats/log_formats.py). It
 -- has the columns seq, line, ts, zone, site, host, user, cookie, method, path, status, bytes, referer,
--- agent and seconds; ts is null in malformed lines. In `is_program` stands the condition that the user agent `agent`, in
--- lower case `ua`, is one of a program (webstats/programs.py).
+-- agent, seconds, country and carrier; ts is null in malformed lines. In `is_program` stands the condition that
+-- the user agent `agent`, in lower case `ua`, is one of a program (webstats/programs.py).
 --
 -- webstats_key(salt, value) is a hash with the storage's secret. webstats_place(host, seq) gives the country and the
--- carrier of a client by the files after --places, or null. Nothing else of a client's address, login, cookie
--- or user agent is kept in these views.
+-- carrier of a client by the files after --places, or null; beacons of the page script have them in their lines.
+-- Nothing else of a client's address, login, cookie or user agent is kept in these views.
 
 -- The requests, described. A page is a successful request without the images, styles and downloads that
 -- belong to it. `visitor` is hashed with the salt of its day, so that a visitor can't be followed over
@@ -27,7 +27,7 @@ local AS (
     coalesce(cookie, concat_ws(' ', host, user, agent)) AS client,
     lower(coalesce(agent, '')) AS ua,
     regexp_extract(lower(referer), r'^https?://(?:[^/?#@]*+@)?([^/:?#@]+)', 1) AS origin,
-    webstats_place(host, seq) AS place
+    webstats_place(CASE WHEN country IS NULL AND carrier IS NULL THEN host END, seq) AS place
   FROM parsed_lines
   WHERE ts IS NOT NULL
 )
@@ -79,8 +79,8 @@ SELECT
       OR contains(ua, 'cros') THEN 'computer'
     ELSE 'other'
   END AS device,
-  place.country AS country,
-  place.carrier AS carrier,
+  coalesce(country, place.country) AS country,
+  coalesce(carrier, place.carrier) AS carrier,
   -- programs: by a word, by an address, by a name without the `Mozilla/5.0 (...)` of browsers, or by a name of the list
   {is_program}
     AS is_bot,
