@@ -1,8 +1,12 @@
-"""Lines of logs that reach the web statistics through a data queue, and through topics of Kafka."""
+"""Lines of logs that reach the web statistics through a data queue, and through topics of Kafka; also over kills."""
 
+import random
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 
@@ -15,6 +19,7 @@ from eddyline_apps.webstats import command
 from eddyline_apps.webstats.inputs import Run, open_streams, store_run, stored_run
 from eddyline_apps.webstats.places import define_place
 from eddyline_apps.webstats.views import define_key, queries, script, secret_of
+from processes import Child
 from test_web_statistics import line
 from test_webstats_command import webstats
 
@@ -162,3 +167,93 @@ def test_values_of_topics_are_lines(broker, spark, tmp_path, monkeypatch):
         (distinct,) = engine.sql("SELECT count(DISTINCT seq) FROM requests").first()
         assert distinct == 5
         assert engine.verify()
+
+
+# --- over kills ---
+
+
+@contextmanager
+def written(put):
+    """Lines that a thread writes, each with a path of its own; yields their sites by path."""
+    sites, stopped = {}, threading.Event()
+
+    def write():
+        while not stopped.wait(0.05):
+            new = {f"/{len(sites) + n}": f"site{random.randrange(3)}.example" for n in range(5)}
+            put([get(path, site=f"{site}:80 ") for path, site in new.items()])
+            sites.update(new)
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        try:
+            yield sites
+        finally:
+            stopped.set()
+        writing.result()
+
+
+def count_over_kills(put, arguments, folder):
+    """Kill the command while lines come, at random moments; at the end each must count once in the views."""
+    storage = folder / "storage"
+    command = [sys.executable, "-m", "eddyline", "webstats", *arguments]
+    command += ["--storage", str(storage), "--follow", "--port", "0"]
+    with written(put) as sites:
+        for sign, seconds in (
+            ("", 20),
+            ("dashboard:", 8),
+            ("epoch", 4),
+            ("epoch", 4),
+            ("epoch", 4),
+        ):
+            child = Child(command, folder / "errors")
+            try:
+                if sign:
+                    child.wait_for(sign)
+                time.sleep(random.uniform(0, seconds))
+            finally:
+                child.kill()
+    assert webstats("--storage", storage, "--verify") == 0
+    import eddyline as el
+
+    with el.Engine(str(storage)) as engine:
+        found = Counter(row.path for row in engine.sql("SELECT path FROM requests").collect())
+        daily = engine.sql(
+            "SELECT site, sum(page_pv) FROM daily_statistics GROUP BY site"
+        ).collect()
+        malformed = engine.sql("SELECT malformed FROM malformed_count").first()
+    assert len(sites) > 1000
+    assert found == Counter(sites.keys())
+    assert dict(map(tuple, daily)) == Counter(sites.values())
+    assert tuple(malformed) == (0,)
+
+
+@pytest.mark.guarantee(
+    "data queue, by `eddyline webstats`",
+    "exactly once",
+    "the command, 5 times by kill -9 at random moments",
+)
+@pytest.mark.slow
+@pytest.mark.spark
+def test_each_line_of_a_queue_counts_once_over_kills(tmp_path):
+    producer = Producer(LogBackend(tmp_path / "queue"))
+    count_over_kills(producer.put, ["--queue", str(tmp_path / "queue")], tmp_path)
+
+
+@pytest.mark.guarantee(
+    "stream `kafka`, by `eddyline webstats`",
+    "exactly once",
+    "the command, 5 times by kill -9 at random moments",
+)
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.spark
+def test_each_record_of_a_topic_counts_once_over_kills(broker, tmp_path):
+    pytest.importorskip("confluent_kafka")
+    from kafka_topics import Topic
+
+    topic = Topic(broker, partitions=2)
+
+    def put(lines):
+        topic.send(*lines, partition=random.randrange(2))
+
+    count_over_kills(put, ["--kafka", broker.address, "--topic", topic.name], tmp_path)
