@@ -576,6 +576,8 @@ def test_the_command_serves_beside_a_running_engine_without_a_jvm(engine, tmp_pa
         )
         last = document(url, "/api/progress")[-1]
         assert last["durationMs"] == {}  # only the engine's own process knows them
+        nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)  # the engine comes first
+        assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == nice
         os.kill(child.process.pid, signal.SIGTERM)
         assert child.process.wait(PATIENCE_S) == 0
     assert errors.read_text() == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 from contextlib import ExitStack, suppress
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from eddyline.api.engine import Engine
+
+NICENESS = 10
+"""The console leaves the cores to the engine beside it: of a busy core it gets a tenth."""
 
 
 def add_to(commands: Commands) -> None:
@@ -66,6 +70,7 @@ def _console(args: argparse.Namespace) -> int:
     from eddyline.options import Options
     from eddyline.storage.files import Files
 
+    os.nice(NICENESS)  # before there are threads, which get it from this one
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     files, options = Files(existing(args.storage)), Options.from_environment()
     with (
