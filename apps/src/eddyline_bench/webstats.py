@@ -15,7 +15,7 @@ import numpy as np
 
 from eddyline.api.engine import Engine
 from eddyline.options import Options
-from eddyline.spark.processes import tree_rss
+from eddyline.spark.processes import process_tree
 from eddyline.storage.files import folder_size
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats.command import create
@@ -57,7 +57,7 @@ class Sample:
         lines: lines so far.
         part: lines since the sample before.
         seconds, cpu: of the part; CPU seconds of the process tree.
-        resident: resident bytes of all processes, after a garbage collection of the JVM, without `mapped`.
+        resident: resident bytes of all processes, after a garbage collection of the JVM, without files that they have mapped.
         python: those of this process.
         mapped: resident bytes of files that this process has mapped, of which the system takes back what it needs.
         heap: bytes of the JVM's heap in use then.
@@ -289,15 +289,16 @@ def _sample(
 ) -> Sample:
     heap = heap_bytes(spark)
     logs, whole = folder_size(storage / "logs")[0], folder_size(storage)[0]
-    (resident, own), mapped = tree_rss(), ProcessMemory.of(os.getpid()).mapped
+    own = ProcessMemory.of(os.getpid())
+    private = sum(ProcessMemory.of(process).private for process in process_tree())
     return Sample(
         lines,
         part,
         seconds,
         cpu,
-        resident - mapped,
-        own - mapped,
-        mapped,
+        private,
+        own.private,
+        own.mapped,
         heap,
         logs,
         whole - logs,
