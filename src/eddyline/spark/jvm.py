@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from eddyline.errors import EngineError
@@ -28,12 +30,25 @@ def logging_settings() -> dict[str, str]:
     It is empty where the user has a log4j2 configuration in Spark's folder `conf`. One that is named
     in `spark.driver.extraJavaOptions` wins as well.
     """
-    folder = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
     kinds = ("properties", "xml", "yaml", "json")
-    if any(Path(folder, f"log4j2.{kind}").exists() for kind in kinds):
+    if any((_conf_folder() / f"log4j2.{kind}").exists() for kind in kinds):
         return {}
     # the "default" options come before all others that the user sets
     return {"spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"}
+
+
+def given_settings() -> frozenset[str]:
+    """Return the names of the settings in the user's `spark-defaults.conf`; none without that file."""
+    try:
+        text = (_conf_folder() / "spark-defaults.conf").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    return frozenset(re.findall(r"^[ \t]*(spark\.[^\s:=]+)", text, re.MULTILINE))
+
+
+def _conf_folder() -> Path:
+    """Return the folder of Spark's configuration files."""
+    return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
 
 
 def start_jvm(settings: Mapping[str, str]) -> None:

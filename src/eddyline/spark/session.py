@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
-from eddyline.spark.jvm import logging_settings, start_jvm
+from eddyline.spark.jvm import given_settings, logging_settings, start_jvm
 from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
@@ -88,7 +88,8 @@ _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> SparkSession:
     """Return the session that is active, else the default one, else a new one on all local cores.
 
-    A new session listens on loopback only. An existing one is used without a change.
+    A new session listens on loopback only, and what the user's `spark-defaults.conf` sets stays as it is. An existing
+    session is used without a change.
 
     Args:
         zone: time zone of a new session; empty for UTC.
@@ -98,7 +99,9 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    settings = _LOCAL | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
+    given = given_settings()
+    ours = {name: value for name, value in _LOCAL.items() if name not in given}
+    settings = ours | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
     builder = SparkSession.builder.master("local[*]")
     for name, value in settings.items():

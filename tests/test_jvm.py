@@ -1,8 +1,10 @@
-"""`kill -9` of Spark's JVM alone: the process ends, says why, and goes on when it is started again."""
+"""The JVM of a session: settings of the user, and `kill -9` of it alone, after which the process ends and says why."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,6 +62,35 @@ class Site:
             assert report, report
             (rows,) = engine.sql("SELECT sum(n) FROM pages").first() or (0,)
             assert rows == 20 * self.files
+
+
+OWN_SETTINGS = """
+# spark.ui.enabled true
+spark.driver.memory 600m
+  spark.sql.shuffle.partitions=5
+"""
+SHOW = """
+import sys
+import eddyline as el
+
+with el.Engine(sys.argv[1]) as engine:
+    heap = engine.spark._jvm.Runtime.getRuntime().maxMemory() >> 20
+    names = ("spark.sql.shuffle.partitions", "spark.ui.enabled")
+    print("found", heap, *map(engine.spark.conf.get, names))
+"""
+
+
+def test_settings_of_the_user_stay(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(OWN_SETTINGS)
+    child = subprocess.run(
+        [sys.executable, "-c", SHOW, str(tmp_path / "storage")],
+        env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    found = [line for line in child.stdout.splitlines() if line.startswith("found")]
+    assert found == ["found 600 5 false"], child.stderr
 
 
 def assert_ended(child: Child) -> None:
