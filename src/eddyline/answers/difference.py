@@ -30,6 +30,7 @@ from eddyline.runtime.worker import prepare_worker
 from eddyline.spark.schema import loosened
 from eddyline.state.kernels import repeat
 from eddyline.state.retyping import cast_to
+from eddyline.state.runs import ipc_bytes
 
 SHOWN_ROWS = 5
 _PENDING_ROWS = 1 << 18
@@ -126,7 +127,7 @@ def _differences(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if rest is None and not pending:
         return
     rest = _cancelled(rest, pending)
-    left, right = map(_written, _unmatched(rest))
+    left, right = map(ipc_bytes, _unmatched(rest))
     yield pa.RecordBatch.from_pydict(
         {"left_rows": [counts[1]], "right_rows": [counts[-1]], "left": [left], "right": [right]}
     )
@@ -136,14 +137,6 @@ def _cancelled(rest: pa.Table | None, pending: list[pa.RecordBatch]) -> pa.Table
     rows = pa.Table.from_batches(pending) if pending else None
     both = pa.concat_tables([table for table in (rest, rows) if table is not None])
     return net_changes(both, [name for name in both.column_names if name != WEIGHT])
-
-
-def _written(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
 
 
 def _read(data: bytes) -> pa.Table:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -34,6 +33,7 @@ from eddyline.console.settings import ConsoleSettings
 from eddyline.console.tally import Tally, streaming_progress
 from eddyline.console.values import as_json
 from eddyline.errors import BUG, USER, EddylineError, EngineError
+from eddyline.state.runs import ipc_bytes
 
 ARROW = "application/vnd.apache.arrow.stream"
 ROWS_DEFAULT, ROWS_MAX = 100, 10_000
@@ -236,7 +236,7 @@ class Api:
             rows = self.observer.rows(name, known, last_good=last_good, where=where)
             part = rows.table.slice(offset, None if limit < 0 else limit)
             if arrow:
-                return rows, _ipc(part)
+                return rows, ipc_bytes(part)
             head = {
                 "view": rows.name,
                 "epoch": rows.epoch,
@@ -460,14 +460,6 @@ def _fields(body: bytes, one: Posted) -> dict[str, str]:
             hint=f"fields: {known}",
         )
     return found
-
-
-def _ipc(rows: pa.Table) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write_table(rows)
-    data: bytes = out.getvalue().to_pybytes()
-    return data
 
 
 def _stream(events: Any) -> Response:

@@ -35,6 +35,15 @@ class Run:
         return [self.name, self.rows, self.bytes, self.crc]
 
 
+def ipc_bytes(rows: pa.Table) -> bytes:
+    """Return rows as an Arrow IPC stream."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows)
+    data: bytes = out.getvalue().to_pybytes()
+    return data
+
+
 def write_run(files: Files, name: str, table: pa.Table) -> Run:
     """Write a table, which must be sorted by key hash, as a run."""
     if table.nbytes <= BUFFERED_BYTES_MAX:
