@@ -93,9 +93,13 @@ def frames_difference(left: DataFrame, right: DataFrame, tasks: int) -> Differen
         loosened(side).toDF(*(f"c{i}" for i in range(len(names)))) for side in (left, right)
     )
     two = two.select(*(col(f.name).cast(f.dataType).alias(f.name) for f in one.schema))
-    both = one.withColumn(WEIGHT, lit(1)).unionAll(two.withColumn(WEIGHT, lit(-1)))
     exact = [col(field.name) for field in one.schema if _is_exact(field.dataType)]
-    parts = both.repartition(tasks, *exact) if exact else both.coalesce(1)
+    weighted = (
+        side.withColumn(WEIGHT, lit(weight).cast("bigint"))
+        for side, weight in ((one, 1), (two, -1))
+    )
+    both = DataFrame.unionAll(*weighted)
+    parts = both.repartition(tasks, *exact) if exact else both.repartition(1)
     found = parts.mapInArrow(_differences, _FOUND).toArrow()
     sides = [
         tuple(row for rest in found[side].to_pylist() for row in _dicts(_read(rest), names))
