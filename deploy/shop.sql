@@ -2,13 +2,13 @@
 CREATE STREAM IF NOT EXISTS orders (id BIGINT, country STRING, cents BIGINT, at TIMESTAMP)
 USING kafka OPTIONS (kafka.bootstrap.servers 'kafka:9092', subscribe 'orders', value.format 'json');
 
-CREATE VIEW IF NOT EXISTS by_country AS
+CREATE OR REPLACE VIEW by_country AS
 SELECT country, count(*) AS orders, sum(cents) AS cents FROM orders GROUP BY country;
 
-CREATE VIEW IF NOT EXISTS by_hour AS
+CREATE OR REPLACE VIEW by_hour AS
 SELECT date_trunc('hour', at) AS hour, count(*) AS orders, sum(cents) AS cents FROM orders GROUP BY 1;
 
-CREATE VIEW IF NOT EXISTS top3 AS
+CREATE OR REPLACE VIEW top3 AS
 SELECT country, cents FROM by_country ORDER BY cents DESC LIMIT 3;
 
 CREATE SINK IF NOT EXISTS to_postgres FROM by_country USING postgres OPTIONS (

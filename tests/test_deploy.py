@@ -67,6 +67,15 @@ def test_images_ports_users_and_secrets_are_those_of_the_other_files() -> None:
         assert host in services
 
 
+def test_secrets_are_files() -> None:
+    """Compose refuses secrets of the environment in read-only containers."""
+    page = (DEPLOY.parent / "docs" / "deployment.md").read_text()
+    for name, secret in COMPOSE["secrets"].items():
+        assert secret == {"file": f"./{name}"}
+        assert re.search(rf"for secret in .*\b{name}\b.*> deploy/\$secret", page)
+        assert f"/deploy/{name}\n" in (DEPLOY.parent / ".gitignore").read_text()
+
+
 def test_every_path_that_a_container_writes_is_a_volume() -> None:
     for name, one in CONTAINERS.items():
         mounts = {mount["mountPath"]: mount for mount in one["volumeMounts"]}
@@ -75,7 +84,7 @@ def test_every_path_that_a_container_writes_is_a_volume() -> None:
         assert bool(mounts["/data"].get("readOnly")) == (name == "console")
         service: dict[str, Any] = COMPOSE["services"][name]
         assert service["read_only"] is True
-        assert "/tmp" in [*service["volumes"], *service.get("tmpfs", ())]
+        assert {"/tmp", "/tmp:exec"} & {*service["volumes"], *service.get("tmpfs", ())}
 
 
 @pytest.mark.slow
