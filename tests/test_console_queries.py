@@ -201,3 +201,11 @@ def test_a_console_of_its_own_opens_spark_when_it_is_needed(engine, tmp_path):
         engine.advance()
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(PATIENCE_S) == 0
+
+
+def test_a_console_whose_jvm_is_killed_ends(engine, tmp_path):
+    with console_process(engine.files.root, tmp_path / "errors") as (child, url):
+        assert answered(url, "SELECT sum(n) FROM by_country")["spark"] is True
+        child.kill_jvm()
+        assert child.process.wait(PATIENCE_S) == 2
+    assert "[JVM_LOST]" in (tmp_path / "errors").read_text()

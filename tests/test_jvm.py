@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.spark.jvm import given_settings
 from processes import Child
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
@@ -49,9 +50,10 @@ class Site:
         self.files += 1
         part.rename(self.folder / f"{self.files}.json")
 
-    def run(self) -> Child:
+    def run(self, interval_s: float = 0.1) -> Child:
         command = [sys.executable, "-m", "eddyline", "run", str(self.script)]
-        return Child([*command, "--storage", str(self.storage), "--interval", "0.1"], self.errors)
+        interval = ["--interval", str(interval_s)]
+        return Child([*command, "--storage", str(self.storage), *interval], self.errors)
 
     def check(self, spark: SparkSession) -> None:
         """All views are live, and equal to offline SQL over all files."""
@@ -93,6 +95,18 @@ def test_settings_of_the_user_stay(tmp_path: Path) -> None:
     assert found == ["found 600 5 false"], child.stderr
 
 
+def test_settings_of_the_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(OWN_SETTINGS + "spark.master: local[1]\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert given_settings() == {
+        "spark.driver.memory": "600m",
+        "spark.sql.shuffle.partitions": "5",
+        "spark.master": "local[1]",
+    }
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "none"))
+    assert given_settings() == {}
+
+
 def assert_ended(child: Child) -> None:
     assert child.process.wait(ENDED_S) == 2
     assert "eddyline: [JVM_LOST] the JVM of Spark was killed by signal 9" in child.last_words()
@@ -101,7 +115,7 @@ def assert_ended(child: Child) -> None:
 def test_a_process_without_work_ends_too(tmp_path: Path, spark: SparkSession) -> None:
     site = Site(tmp_path)
     site.add()
-    child = site.run()
+    child = site.run(interval_s=600)
     try:
         child.wait_for("epoch")
         time.sleep(1)

@@ -13,8 +13,9 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.functions import col, udf
 
-from eddyline import Engine
+from eddyline import Engine, cli
 from eddyline.errors import DataError, EngineError, QueryError
+from eddyline.runtime.view_failures import failed_view
 from eddyline.spark.failures import lost_task, lost_worker, message_of
 from eddyline.spark.query_errors import LOGGERS
 from eddyline.spark.session import local_session
@@ -155,3 +156,50 @@ def test_the_cause_of_an_error_is_one_line() -> None:
     assert message_of(RecursionError()) == "it nests too deeply"
     python = "Traceback (most recent call last):\n  File x\nValueError: no\n\n\tat y"
     assert message_of(RuntimeError(f"{task}: {python}")) == "ValueError: no"
+
+
+TASK = "Lost task 0.0 in stage 1.0 (TID 1) (host executor 1): {}"
+OUR_FRAME = 'Traceback (most recent call last):\n  File "/x/eddyline/state/kernels.py", line 1, in f\n{}\n\n'
+OF_THE_MACHINE = [
+    "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: killed",
+    "TaskResultLost (result lost from block manager)",
+    "TaskKilled (another attempt succeeded)",
+    "FetchFailed(null, shuffleId=0, mapIndex=-1, mapId=-1, reduceId=0, message=gone)",
+    "org.apache.spark.shuffle.FetchFailedException: gone",
+    "org.apache.spark.memory.SparkOutOfMemoryError: [UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes",
+    "java.lang.OutOfMemoryError: Java heap space",
+    OUR_FRAME.format("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 1. TiB"),
+    OUR_FRAME.format("RuntimeError: can't start new thread"),
+]
+
+
+@pytest.mark.parametrize("reason", OF_THE_MACHINE)
+def test_failures_of_the_machine_are_no_failures_of_a_view(reason: str) -> None:
+    assert failed_view("v", RuntimeError(TASK.format(reason))).condition == "EPOCH_FAILED"
+
+
+def test_a_value_that_a_query_fails_on_is_one_message(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.table("zeros", "a INT").insert([(0,)])
+    engine.advance()
+    engine.stop()
+    command = ["sql", "SELECT 1 / a FROM zeros", "--storage", engine.files.root]
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err.startswith("eddyline: [QUERY_FAILED]")
+
+
+def test_a_script_with_flows_and_altered_streams_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "a.sql"
+    script.write_text(f"""
+        CREATE STREAM changes (id INT, name STRING, at INT, CONSTRAINT c EXPECT (at > 0))
+        USING json OPTIONS (path '{tmp_path}');
+        ALTER STREAM changes ADD COLUMN more INT;
+        ALTER STREAM changes DROP CONSTRAINT c;
+        CREATE FLOW people_flow AS AUTO CDC INTO people FROM changes KEYS (id) SEQUENCE BY at COLUMNS * EXCEPT (at);
+        CREATE VIEW names AS SELECT name, more, count(*) AS n FROM people GROUP BY name, more;
+    """)
+    assert cli.main(["explain", str(script)]) == 0
+    assert "names" in capsys.readouterr().out

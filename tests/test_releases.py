@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from py4j.java_gateway import JavaObject
-from py4j.protocol import GATEWAY_SERVER_OBJECT_ID
+from py4j.protocol import GATEWAY_SERVER_OBJECT_ID, Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from eddyline.spark import plan_trees as trees
-from eddyline.spark.releases import PAUSE_S
+from eddyline.spark.releases import PAUSE_S, Releases
 from eddyline.spark.scala import scala_of
 
 pytestmark = pytest.mark.spark
@@ -87,3 +88,29 @@ def test_the_server_is_found_again_after_python_has_dropped_it(
     gc.collect()
     until(lambda: held() < before)
     assert JavaObject(GATEWAY_SERVER_OBJECT_ID, client).getGateway().getBindings().size() > 0
+
+
+def test_a_call_that_fails_does_not_end_the_release_of_later_objects() -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.finalizer_deque = deque[Any]()
+
+    class Trees:
+        def __init__(self) -> None:
+            self.released = list[str]()
+
+        def release(self, ids: str) -> None:
+            self.released.append(ids)
+            if len(self.released) == 1:
+                raise Py4JNetworkError("out of memory")
+
+    client, trees = Client(), Trees()
+    thread = Releases(client, trees)
+    thread.start()
+    client.finalizer_deque.appendleft((None, "o1"))
+    until(lambda: trees.released == ["o1"])
+    client.finalizer_deque.appendleft((None, "o2"))
+    until(lambda: trees.released == ["o1", "o2"])
+    client.finalizer_deque.appendleft(None)  # the client ends
+    thread.join(20)
+    assert not thread.is_alive()

@@ -375,6 +375,30 @@ def test_a_view_that_fails_is_not_verified(engine: Engine) -> None:
     assert "DIVIDE_BY_ZERO" in found["not_compared"]["ratio"]
 
 
+def test_a_report_that_cannot_be_stored_is_stored_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, settle, store = engine.verify, engine._workspace.store.settle, engine._workspace.store
+    verified, tries = list[str | None](), list[int]()
+
+    def once(wanted: str | None) -> Report:
+        verified.append(wanted)
+        return verify(wanted)
+
+    def full(number: int, state: str, message: str) -> None:
+        tries.append(number)
+        if len(tries) < 3:
+            raise OSError("no space left on device")
+        settle(number, state, message)
+
+    monkeypatch.setattr(engine._running._verifying, "_verify", once)
+    monkeypatch.setattr(store, "settle", full)
+    number = store.add_request("verify", "by_k")
+    until(lambda: (engine.answer(), len(tries))[1] == 3)
+    assert json.loads(answered(engine, number).message)["equal"] is True
+    assert verified == ["by_k"]
+
+
 def test_a_verification_ends_with_the_engine(
     files: FaultyFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

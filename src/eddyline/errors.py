@@ -16,6 +16,9 @@ DATA: Fault = "data"
 ENVIRONMENT: Fault = "environment"
 BUG: Fault = "bug"
 
+JVM_LOST = "JVM_LOST"
+"""A condition after which nothing more can run in the process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from eddyline.answers.answer import QueryAnswer, spark_answer
@@ -67,7 +68,10 @@ class Question:
         self._why = why
         self._cancelled.set()
         if self._context is not None:
-            self._context.cancelJobGroup(self._group)
+            from eddyline.spark.failures import FAILURES
+
+            with suppress(*FAILURES, OSError):  # the JVM may be gone
+                self._context.cancelJobGroup(self._group)
 
     def _check(self) -> None:
         if self._cancelled.is_set():

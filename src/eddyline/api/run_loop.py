@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from eddyline.answers.dead_letters import MEND, parse_mended
@@ -22,12 +23,12 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import Request
-from eddyline.errors import EngineError, StateError
+from eddyline.errors import StateError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.lags import EVERY_S, FRESH_S
 from eddyline.runtime.progress import Timer
 from eddyline.source.lag import Lags, stored_lags
-from eddyline.spark.jvm import check_jvm
+from eddyline.spark.jvm import check_jvm, lost_jvm
 
 INTERVAL_S = 0.1
 """Between two looks for new input, where the user gives none."""
@@ -37,6 +38,9 @@ RETIRE_EVERY_S = 60.0
 
 INTERRUPT_S = 0.2
 """How long Ctrl-C may wait: a signal doesn't end a wait for a thread where polars has set its handler."""
+
+JVM_LOOK_S = 1.0
+"""How long the end of the JVM may stay unnoticed."""
 
 YIELD_S = 0.001
 """Between two epochs that follow each other, so that other threads get the lock."""
@@ -166,10 +170,14 @@ class RunLoop:
         if self._measuring is not None:
             self._measuring.join()
         try:
-            while workspace.closing:
-                workspace.closing.pop()()
-            self._epochs.sinks.stop()
-            self._epochs.merges.stop()
+            with ExitStack() as rest:  # runs all, the last one first, also where some fail
+                for close in (
+                    self._epochs.merges.stop,
+                    self._epochs.sinks.stop,
+                    *workspace.closing,
+                ):
+                    rest.callback(close)
+                workspace.closing.clear()
         finally:
             self._epochs.reporting.close()
             with workspace.lock:
@@ -232,10 +240,17 @@ class RunLoop:
                     pause_s = YIELD_S if more else interval_s
                 except Exception as error:  # noqa: BLE001  # nothing ends the run in silence
                     pause_s = self._failed(error)
-                workspace.stopping.wait(pause_s)
+                self._pause(pause_s)
         except BaseException as error:  # noqa: BLE001  # await_termination raises it
             _LOG.error("the background run has ended: %s", type(error).__name__)
             self._failure = error
+
+    def _pause(self, seconds: float) -> None:
+        """Wait until the next look for input, the end of the run, or that of the JVM."""
+        end = time.monotonic() + seconds
+        while not self._workspace.stopping.wait(min(end - time.monotonic(), JVM_LOOK_S)):
+            if time.monotonic() >= end or lost_jvm() is not None:
+                return
 
     def _failed(self, error: Exception) -> float:
         """Report a failure of the background run; return the seconds until the next try.
@@ -243,11 +258,9 @@ class RunLoop:
         Raises:
             Exception: the same error, or that the JVM is lost, if no later try can succeed.
         """
-        ended = isinstance(error, StateError) or not self._workspace.writes
-        try:
-            check_jvm(error)
-        except EngineError as lost:
-            error, ended = lost, True
+        lost = lost_jvm(error)
+        ended = lost is not None or isinstance(error, StateError) or not self._workspace.writes
+        error = lost or error
         self._last_error = error
         self._epochs.reporting.error(error)
         if ended:

@@ -15,12 +15,12 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import STREAM, Entry
 from eddyline.errors import EngineError
+from eddyline.spark.failures import FAILURES
 from eddyline.sql.names import literal, quoted
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Published:
 
     def remove(self) -> None:
         """Remove all names."""
-        with suppress(PySparkException, Py4JError):  # the JVM may be gone
+        with suppress(*FAILURES, OSError):  # the JVM may be gone
             for name in list(self._names):
                 self._drop(name)
             self._run(f"DROP DATABASE {self._database} CASCADE")

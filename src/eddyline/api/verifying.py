@@ -14,7 +14,7 @@ from eddyline.answers.verify import Report, report_document
 from eddyline.api.reporting import named
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.requests import DONE, REFUSED, Request
-from eddyline.errors import EddylineError
+from eddyline.intake.backoff import back_off
 from eddyline.spark.failures import FAILURES
 
 GROUP = "eddyline verify"
@@ -37,11 +37,11 @@ class Verifying:
         self._begun: set[int] = set()
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def begin(self, request: Request) -> None:
         """Begin to answer a request, unless that has begun already."""
-        if request.number in self._begun or self._stopped:
+        if request.number in self._begun or self._stopped.is_set():
             return
         self._begun.add(request.number)
         self._waiting.put(request)
@@ -52,24 +52,36 @@ class Verifying:
 
     def stop(self) -> None:
         """Cancel the running verification, refuse those that wait, and end the thread."""
-        self._stopped = True
+        self._stopped.set()
         self._waiting.put(None)
         thread = self._thread
         while thread is not None and thread.is_alive():
-            with suppress(*FAILURES, AttributeError):  # the session has ended already
+            with suppress(*FAILURES, OSError, AttributeError):  # the session has ended already
                 self._workspace.spark.sparkContext.cancelJobGroup(GROUP)
             thread.join(0.2)  # a job that begins between the two is cancelled the next time
 
     def _run(self) -> None:
         while (request := self._waiting.get()) is not None:
             state, message = REFUSED, _STOPPED
-            if not self._stopped:
+            if not self._stopped.is_set():
                 state, message = self._answer(request)
+            self._settle(request, state, message)
+            self._begun.discard(request.number)
+
+    def _settle(self, request: Request, state: str, message: str) -> None:
+        """Store an answer; try again until that succeeds, or the engine stops."""
+        failures = 0
+        while True:
             try:
                 self._workspace.store.settle(request.number, state, message)
-            except EddylineError as error:
-                _LOG.error("request %d stays unanswered: %s", request.number, named(error))
-            self._begun.discard(request.number)
+            except Exception as error:  # noqa: BLE001  # the answer would be lost, and this thread end
+                failures += 1
+                if failures == 1:
+                    _LOG.error("request %d stays unanswered: %s", request.number, named(error))
+                if self._stopped.wait(back_off(failures)):
+                    return
+            else:
+                return
 
     def _answer(self, request: Request) -> tuple[str, str]:
         """Return whether a request is done or refused, and the report or the reason."""
@@ -78,5 +90,5 @@ class Verifying:
             report = self._verify(request.name)
             keep_verified(self._workspace.files, self._workspace.catalog, report)
         except Exception as error:  # noqa: BLE001  # a request must not end the thread
-            return REFUSED, _STOPPED if self._stopped else str(error)
+            return REFUSED, _STOPPED if self._stopped.is_set() else str(error)
         return DONE, json.dumps(report_document(report), ensure_ascii=False)

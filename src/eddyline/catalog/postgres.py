@@ -22,6 +22,15 @@ CREATION_LOCK = 0x6564_6479
 """The advisory lock under which the tables are created."""
 
 
+LIVENESS = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""Limits, in seconds and milliseconds, after which a server that can't be reached any more is an error."""
+
+
 class PostgresDatabase:
     """A database on a PostgreSQL server. None of its error messages contains the password."""
 
@@ -36,7 +45,7 @@ class PostgresDatabase:
             raise missing_package("a catalog in PostgreSQL", "psycopg", "postgres") from error
         self._psycopg = psycopg
         try:
-            settings: dict[str, Any] = {"connect_timeout": CONNECT_S}
+            settings: dict[str, Any] = {"connect_timeout": CONNECT_S, **LIVENESS}
             settings |= conninfo.conninfo_to_dict(url)
         except psycopg.Error:
             # its message may quote the password

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from eddyline.errors import StorageError, condition_of
+from eddyline.errors import JVM_LOST, StorageError, condition_of
 
 WAITING, DONE, REFUSED = "waiting", "done", "refused"
 RETRY_S = 5.0
@@ -89,7 +89,7 @@ class Inbox:
     def answering(self, request: Request) -> Iterator[None]:
         """Answer a request with the outcome of this context: done, or refused for its error.
 
-        After a StorageError the request stays waiting, to be tried again.
+        After a StorageError, or if the JVM is lost, the request stays waiting, to be tried again.
         """
         self.number = request.number
         state, message = DONE, ""
@@ -98,7 +98,10 @@ class Inbox:
                 yield
             except StorageError:
                 raise
-            except Exception as error:  # noqa: BLE001  # a bad request must not end the other views
+            except Exception as error:
+                if condition_of(error) == JVM_LOST:
+                    raise
+                # a bad request must not end the other views
                 state, message = REFUSED, str(error)
                 log.warning(
                     "request %d refused: %s %s: %s",

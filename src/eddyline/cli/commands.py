@@ -96,12 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _cause(error: Exception) -> Exception:
     """Return the error that the JVM is lost if that has led to another one."""
     if "pyspark" in sys.modules:
-        from eddyline.spark.jvm import check_jvm
+        from eddyline.spark.jvm import lost_jvm
 
-        try:
-            check_jvm(error)
-        except EddylineError as lost:
-            return lost
+        return lost_jvm(error) or error
     return error
 
 

@@ -58,6 +58,13 @@ class _Reader:
                 self._engine = self._open.enter_context(open_engine(self._storage, read_only=True))
         return self._engine.sql(query, confined=True)
 
+    def check(self) -> None:
+        """Raise EngineError (JVM_LOST) if it has been opened, and its JVM has ended."""
+        if self._engine is not None:
+            from eddyline.spark.jvm import check_jvm
+
+            check_jvm()
+
     def __enter__(self) -> _Reader:
         return self
 
@@ -87,5 +94,5 @@ def _console(args: argparse.Namespace) -> int:
         suppress(KeyboardInterrupt),
     ):
         Output(args.format).say(console.url, "address", console=console.url)
-        await_interrupt()
+        await_interrupt(reader.check)
     return 0

@@ -109,7 +109,12 @@ def add_to(commands: Commands) -> None:
 def _sql(args: argparse.Namespace) -> int:
     answer = _answer_from_files(args.storage, args.query)
     if answer is None or (args.format == "json" and answer.lines is None):
-        with open_engine(existing(args.storage), read_only=True) as engine:
+        from eddyline.spark.failures import query_errors
+
+        with (
+            open_engine(existing(args.storage), read_only=True) as engine,
+            query_errors(args.query),
+        ):
             print(FORMATTERS[args.format](spark_answer(engine.sql(args.query))))
     else:
         print(FORMATTERS[args.format](answer))
@@ -127,20 +132,32 @@ def _answer_from_files(storage: str, query: str) -> QueryAnswer | None:
 
 def _explain(args: argparse.Namespace) -> int:
     from eddyline.api.script import (
+        AlterColumn,
+        CreateFlow,
         CreateStream,
         CreateTable,
         CreateView,
         Drop,
+        DropConstraint,
         parse_script,
         run_statement,
     )
 
+    defining = (
+        CreateTable,
+        CreateStream,
+        CreateFlow,
+        AlterColumn,
+        DropConstraint,
+        CreateView,
+        Drop,
+    )
     views: dict[str, None] = {}
     statements = parse_script(read_script(args.script))
     options = replace(Options.from_environment(), catalog="")  # the storage is thrown away
     with tempfile.TemporaryDirectory() as storage, open_engine(storage, options) as engine:
         for statement in statements:
-            if isinstance(statement, CreateTable | CreateStream | CreateView | Drop):
+            if isinstance(statement, defining):
                 run_statement(engine, statement)
             if isinstance(statement, CreateView):
                 views[statement.name] = None

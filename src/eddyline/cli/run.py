@@ -56,7 +56,10 @@ def _run(args: argparse.Namespace) -> int:
         if args.connect is not None:
             _say_address(out, "connect", engine.serve_connect(args.connect))
         if answer is not None:
-            print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
+            from eddyline.spark.failures import query_errors
+
+            with query_errors(""):
+                print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
         if args.once:
             engine.advance()
         else:

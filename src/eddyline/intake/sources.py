@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -243,9 +244,10 @@ class Sources:
         return errors
 
     def stop(self) -> None:
-        """Stop all sources."""
-        for source in self._sources.values():
-            source.stop()
+        """Stop all sources, also where some fail."""
+        with ExitStack() as rest:
+            for source in self._sources.values():
+                rest.callback(source.stop)
 
     def forget(self, entry: Entry, position: int) -> None:
         """Remove the entries before `position` from the log of a table or stream."""

@@ -152,7 +152,9 @@ class Execution:
         """Run a plan in the short lane; return None if it must run as a Spark job: too many rows, or Spark's private API fails."""
         try:
             return short.run(context, _by_leaf(plan, pieces), self.scans)
-        except Exception as error:  # whatever Spark or an operator raises: it is named
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever Spark or an operator raises, also a panic of a library in Rust: it is named
             named = failed_in_driver(plan.name, error)
             if named.condition != "EPOCH_FAILED":
                 raise named from error

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from eddyline.changes import Epoch
 from eddyline.errors import DATA, USER, EddylineError, EngineError, QueryError, StateError
-from eddyline.spark.failures import lost_task, message_of, python_cause
+from eddyline.spark.failures import lost_task, lost_worker, message_of, python_cause
 from eddyline.state.manifest import Failure
 
 VIEW_FAILING = "VIEW_FAILING"
@@ -22,8 +22,12 @@ _MACHINE = (
     *("MemoryError", "OSError", "IOError", "EOFError", "BrokenPipe", "Connection", "Timeout"),
     *("FileNotFound", "FileExists", "IsADirectory", "NotADirectory", "Permission", "Blocking"),
     *("InterruptedError", "ChildProcess", "ProcessLookup", "pyarrow.lib.ArrowMemoryError"),
+    *("numpy._core._exceptions._ArrayMemoryError", "RuntimeError: can't start new thread"),
     *("java.io.", "java.nio.", "java.net.", "java.lang.OutOfMemoryError", "java.lang.Interrupted"),
     *("java.util.concurrent.", "org.apache.spark.SparkException:", "org.apache.spark.TaskKilled"),
+    *("org.apache.spark.memory.SparkOutOfMemoryError", "org.apache.spark.shuffle."),
+    # reasons of Spark for a lost task, without an exception
+    *("ExecutorLostFailure", "FetchFailed", "TaskKilled", "TaskResultLost"),
 )
 
 
@@ -54,7 +58,7 @@ def failed_view(view: str, error: Exception) -> EddylineError:
     )
 
 
-def failed_in_driver(view: str, error: Exception) -> EddylineError:
+def failed_in_driver(view: str, error: BaseException) -> EddylineError:
     """Return the error for a view that has failed in the driver; the same as `failed_view` for a job."""
     if isinstance(error, EddylineError) and error.fault not in (DATA, USER):
         return error
@@ -105,6 +109,8 @@ def set_aside(view: str, since: Epoch, why: str, upstream: str) -> Failure:
 
 def _of_the_view(error: Exception, cause: str) -> bool:
     """Return whether a job failed because of the rows, expressions or functions of its view."""
+    if lost_worker(error):
+        return False
     text = str(error)
     own = _OWN_ERROR.search(text)
     if own is not None:

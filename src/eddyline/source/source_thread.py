@@ -60,6 +60,8 @@ class SourceThread:
             self._work()
         except Exception as error:  # noqa: BLE001  # the next call raises it
             self._failure = error
+        except BaseException as error:  # noqa: BLE001  # a panic of a library in Rust
+            self._failure = RuntimeError(f"{type(error).__name__}: {error}")
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

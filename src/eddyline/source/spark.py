@@ -21,7 +21,8 @@ from eddyline.source.log_files import BAD, LOGGED, LogTask
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
-from eddyline.spark.failures import message_of
+from eddyline.spark.failures import FAILURES, message_of
+from eddyline.spark.jvm import lost_jvm
 from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
@@ -90,7 +91,11 @@ class SparkStream(CopiedSource):
     def stop(self) -> None:
         """Stop the query."""
         if self.query is not None:
-            self.query.stop()
+            try:
+                self.query.stop()
+            except (*FAILURES, OSError) as error:
+                if lost_jvm(error) is None:  # else the query has ended with it
+                    raise
             self.query = None
 
     def _writer(self) -> DataStreamWriter:

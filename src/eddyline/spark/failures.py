@@ -57,6 +57,9 @@ def query_errors(query: str, **context: object) -> Iterator[None]:
     except FAILURES as error:
         check_jvm(error)
         raise query_error(query, error, **context) from error
+    except OSError as error:  # such as a refused connection
+        check_jvm(error)
+        raise
 
 
 def query_error(query: str, error: BaseException, **context: object) -> QueryError:

@@ -15,7 +15,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
-from eddyline.errors import EngineError
+from eddyline.errors import JVM_LOST, EngineError
 from eddyline.spark.java import provide_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -37,13 +37,14 @@ def logging_settings() -> dict[str, str]:
     return {"spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"}
 
 
-def given_settings() -> frozenset[str]:
-    """Return the names of the settings in the user's `spark-defaults.conf`; none without that file."""
+def given_settings() -> dict[str, str]:
+    """Return the settings in the user's `spark-defaults.conf`; none without that file."""
     try:
         text = (_conf_folder() / "spark-defaults.conf").read_text(encoding="utf-8")
     except OSError:
-        return frozenset()
-    return frozenset(re.findall(r"^[ \t]*(spark\.[^\s:=]+)", text, re.MULTILINE))
+        return {}
+    pairs = r"^[ \t]*(spark\.[^\s:=]+)[ \t]*[:= \t][ \t]*(.*?)[ \t]*$"
+    return dict(re.findall(pairs, text, re.MULTILINE))
 
 
 def _conf_folder() -> Path:
@@ -91,31 +92,39 @@ def _pass_on(reader: int) -> None:
                 errors.flush()
 
 
-def check_jvm(error: BaseException | None = None) -> None:
-    """Raise if the JVM that PySpark has started has ended: nothing more can run in this process.
+def lost_jvm(error: BaseException | None = None) -> EngineError | None:
+    """Return the error JVM_LOST if the JVM that PySpark has started has ended: nothing more can run in this process.
 
     Without an error that takes some microseconds.
 
     Args:
         error: what a call has raised; if a lost connection is among the causes, the end of the JVM is awaited for a moment.
-
-    Raises:
-        EngineError: JVM_LOST.
     """
     gateway = SparkContext._gateway  # noqa: SLF001
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is None:
-        return
+        return None
     with suppress(subprocess.TimeoutExpired):
         process.wait(_ENDING_S if _of_connection(error) else 0)
-    if (code := process.poll()) is not None:
-        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        raise EngineError(
-            f"the JVM of Spark {how}",
-            condition="JVM_LOST",
-            hint="start this process again: it goes on after its last epoch. If memory was short, give more to the JVM "
-            "(spark.driver.memory) or to the machine",
-        ) from error
+    if (code := process.poll()) is None:
+        return None
+    how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+    return EngineError(
+        f"the JVM of Spark {how}",
+        condition=JVM_LOST,
+        hint="start this process again: it goes on after its last epoch. If memory was short, give more to the JVM "
+        "(spark.driver.memory) or to the machine",
+    )
+
+
+def check_jvm(error: BaseException | None = None) -> None:
+    """Raise what `lost_jvm` returns.
+
+    Raises:
+        EngineError: JVM_LOST.
+    """
+    if (lost := lost_jvm(error)) is not None:
+        raise lost from error
 
 
 def _of_connection(error: BaseException | None) -> bool:

@@ -6,12 +6,17 @@ these commands were more than half of all while it was compiled.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from typing import Any
 
 from py4j.protocol import ENTRY_POINT_OBJECT_ID, GATEWAY_SERVER_OBJECT_ID, Py4JError
+
+from eddyline.spark.jvm import lost_jvm
+
+_LOG = logging.getLogger("eddyline.spark")
 
 PAUSE_S = 0.2
 """Between two looks for dropped objects."""
@@ -35,7 +40,7 @@ class Releases(threading.Thread):
         client.finalizer_deque = self._dropped
 
     def run(self) -> None:
-        """Release what was dropped, a few times a second."""
+        """Release what was dropped, a few times a second. What a call has failed for isn't released."""
         ended = False
         while not ended:
             time.sleep(PAUSE_S)
@@ -50,8 +55,10 @@ class Releases(threading.Thread):
             try:
                 if ids:
                     self._trees.release(" ".join(ids))
-            except (Py4JError, OSError):  # the JVM has ended
-                return
+            except (Py4JError, OSError) as error:
+                if lost_jvm(error) is not None:
+                    return
+                _LOG.warning("%d objects of the JVM stay there: %s", len(ids), error)
 
 
 def release_together(client: Any, trees: Any) -> None:

@@ -100,10 +100,11 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
-    ours = {name: value for name, value in _LOCAL.items() if name not in given}
-    settings = ours | logging_settings() | ({ZONE: zone} if zone else {}) | dict(fixed or {})
+    ours = {n: value for n, value in (_LOCAL | logging_settings()).items() if n not in given}
+    settings = ours | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
-    builder = SparkSession.builder.master("local[*]")
+    master = given.get("spark.master", "")
+    builder = SparkSession.builder.master(master if master.startswith("local") else "local[*]")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
