@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -234,6 +237,26 @@ def test_from_the_command_line(tmp_path):
     with closing(DataQueue(LogBackend(str(folder)))) as queue:
         _, records = queue.read(10)
         assert records["payload"].to_pylist() == [b"a", b"b"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("page", ["pipelines", "sources", "webstats"])
+def test_commands_with_curl_of_the_pages_are_taken(server, queue, tmp_path, page):
+    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text()
+    (line,) = re.findall(r"^curl .*--data-binary .*$", text, flags=re.MULTILINE)
+    *options, address = shlex.split(line)
+    token = next(word for word in options if word.startswith("Authorization: Bearer $"))
+    options[options.index(token)] = f"Authorization: Bearer {TOKEN}"
+    file = next(word for word in options if word.startswith("@"))
+    (tmp_path / file[1:]).write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    asked = urlparse(address)
+    url = asked._replace(netloc=urlparse(server.url).netloc, path="/records").geturl()
+    given = ["--silent", "--show-error", "--noproxy", "*", "--max-time", str(PATIENCE_S)]
+    answer = subprocess.run(
+        [*options, *given, url], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(answer.stdout) == {"records": 2}
+    assert waiting(queue) == [b'{"a": 1}', b'{"a": 2}']
 
 
 def without_token():

@@ -2,7 +2,7 @@
 
     POST /records          one record a line; answers {"records": 2} once they are durable
     POST /records?key=K    the same, and all records get the key K
-    GET  /health           answers 204 while the endpoint accepts records
+    GET  /health           answers 204 while the endpoint runs, also with a full queue
 
 A body of the type application/json is one record, with its line ends. Requests other than /health need
 `Authorization: Bearer <token>`. A request is accepted completely or not at all. Errors:
