@@ -106,5 +106,20 @@ def test_another_engine_is_noticed(folder: Path) -> None:
     with pytest.raises(StateError, match="SINK_TARGET_MOVED"):
         opened(folder).deliver(Epoch(5), Epoch(8), changes((4, 1)))
     other = FilesSink(Target("eddyline/s/k2", "m", TARGET.columns, SCHEMA), str(folder), FORMAT)
-    with pytest.raises(StateError, match="SINK_TARGET_NOT_EMPTY"):
+    with pytest.raises(StateError, match="SINK_TARGET_NOT_EMPTY") as refused:
         other.committed()
+    assert refused.value.hint == "empty the folder, or give another one"
+    assert "overwrite" not in FORMAT.options
+
+
+def test_a_folder_with_other_files_is_taken(folder: Path) -> None:
+    taken = folder / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    sink = opened(taken)
+    sink.replace(sink.committed(), Epoch(7), changes((8, 1)))
+    assert content(taken) == {8: 1}
+    assert (taken / "notes.txt").read_text() == "mine"
+    (taken / "_eddyline.json").unlink()
+    with pytest.raises(StateError, match="SINK_TARGET_NOT_EMPTY"):
+        opened(taken).committed()

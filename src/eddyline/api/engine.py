@@ -342,7 +342,7 @@ class Engine(ChangeFlows, Monitored, Served):
         self.writing.write(table, operations)
 
     def dead_letters(self, name: str) -> DataFrame:
-        """Read the dead letters of a pipeline or stream; see `Stream.dead_letters`."""
+        """Read the dead letters of a pipeline, stream or sink; see `Stream.dead_letters`."""
         return self.writing.dead_letters(name)
 
     def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:

@@ -127,7 +127,11 @@ class Sink:
         self._sinks.resume(self.name)
 
     def resend(self) -> None:
-        """Replace all rows of the target by those of the view, whatever it holds now."""
+        """Replace all rows of the target by those of the view, whatever has happened to them.
+
+        The target must be one that the sink has delivered to: another one is refused if it holds rows
+        (SINK_TARGET_NOT_EMPTY). Before the first delivery nothing is done.
+        """
         self._sinks.resend(self.name)
 
     def drop(self) -> None:

@@ -132,7 +132,7 @@ class Sinks:
             self._start(sink)
 
     def resend(self, name: str) -> None:
-        """Make the target's rows those of the view, whatever it holds."""
+        """Replace all rows of the target by those of the view; do nothing before the first delivery."""
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()

@@ -176,7 +176,7 @@ class Writing:
             raise being_altered()
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:
-        """Return the current dead letters of a pipeline or stream that meet a condition.
+        """Return the current dead letters of a pipeline, stream or sink that meet a condition.
 
         Letters that are already being replayed or removed are not among them.
         """

@@ -15,7 +15,7 @@ ACTIONS = {
     "pause": "deliver nothing to a sink; its epochs are held",
     "resume": "deliver to a paused sink again",
     "drop": "remove a sink; its target stays as it is",
-    "resend": "make the target's rows those of the view, whatever it holds",
+    "resend": "make the target's rows those of the view, whatever has happened to them",
 }
 
 

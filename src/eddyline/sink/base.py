@@ -20,6 +20,11 @@ from eddyline.errors import CatalogError, EngineError, StateError, without_secre
 REFUSED_MIN = 1_000
 """From so many refused rows on, they must be fewer than those that the target takes."""
 
+_OVERWRITE = (
+    "give another target, empty this one, or set the option overwrite = true: its rows are then "
+    "replaced by those of the view"
+)
+
 Refuse = Callable[[pa.Table, Sequence[str]], None]
 """Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.
 
@@ -123,7 +128,7 @@ class Sink(Protocol):
 
         Raises:
             StateError: SINK_TARGET_MOVED as in `deliver`; SINK_TARGET_NOT_EMPTY, `base` is None, the
-                target holds rows that no sink has written, and the option `overwrite` isn't true.
+                target holds rows that this sink hasn't written, and has no option `overwrite` that is true.
         """
 
     def close(self) -> None:
@@ -209,14 +214,17 @@ def target_moved(target: Target, base: Epoch | None, found: Epoch | None) -> Sta
     )
 
 
-def target_not_empty(target: Target, place: str) -> StateError:
-    """Return the error for a target with rows that no sink has written."""
+def target_not_empty(target: Target, place: str, way_out: str = _OVERWRITE) -> StateError:
+    """Return the error for a target with rows that this sink hasn't written.
+
+    Args:
+        way_out: what to do, where the format has no option `overwrite`.
+    """
     return StateError(
         f"{place}, the target of sink {target.name}, holds rows that this sink hasn't written",
         condition="SINK_TARGET_NOT_EMPTY",
         sink=target.name,
-        hint="give another target, empty this one, or set the option overwrite = true: its rows are "
-        "then replaced by those of the view",
+        hint=way_out,
     )
 
 

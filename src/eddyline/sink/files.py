@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from eddyline.arguments import wrong_argument
 from eddyline.changes import COMMIT_VERSION, Epoch
+from eddyline.errors import StateError
 from eddyline.sink.base import (
     Sink,
     Target,
@@ -98,12 +99,12 @@ class FilesSink:
                 position = json.load(stream)
         except FileNotFoundError:
             if self._epochs():
-                raise target_not_empty(self._target, f"the folder {self._path}") from None
+                raise self._not_empty() from None
             return None
         except (OSError, ValueError) as error:
             raise sink_failed(self._target, error) from error
         if position["sink"] != self._target.app:
-            raise target_not_empty(self._target, f"the folder {self._path}")
+            raise self._not_empty()
         if position.get("snapshot"):  # a crash came between its commit and its appearance
             self._show_snapshot(Epoch(position["epoch"]))
         last = max([position["epoch"], *self._epochs()])
@@ -135,6 +136,11 @@ class FilesSink:
 
     def close(self) -> None:
         pass
+
+    def _not_empty(self) -> StateError:
+        return target_not_empty(
+            self._target, f"the folder {self._path}", "empty the folder, or give another one"
+        )
 
     def _check(self, base: Epoch | None) -> None:
         found = self.committed()

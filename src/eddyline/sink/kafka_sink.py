@@ -60,7 +60,7 @@ class KafkaSink:
         envelope: the form of the messages.
         key: names of the key's columns; None for a changelog without a key.
         settings: of the client.
-        overwrite: whether records that no sink has written are replaced.
+        overwrite: whether records that this sink hasn't written are replaced.
         partitions, replication: of topics that are created; None for the default of the brokers.
         transaction_s: the time after which the brokers abort a transaction.
         clock: returns milliseconds since 1970.

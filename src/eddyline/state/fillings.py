@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from eddyline.changes import Epoch
@@ -269,7 +270,7 @@ def progress(files: Files) -> list[dict[str, Any]]:
 
     Returns:
         Documents of `view`, `epoch` (whose rows it reads), `rows` and `rows_read` (null if not known), `pieces`,
-        `pieces_done`, `rows_per_second`, `seconds_left`, and `stored_at` (seconds since 1970), when the last piece was.
+        `pieces_done`, `rows_per_second`, `seconds_left`, and `stored_at`, when the last piece was (ISO 8601, UTC).
     """
     found = []
     for one in checkpoints(files):
@@ -290,7 +291,7 @@ def progress(files: Files) -> list[dict[str, Any]]:
                     "pieces_done": done.pieces,
                     "rows_per_second": done.rows / done.seconds if known else None,
                     "seconds_left": done.seconds * (1 - share) / share,
-                    "stored_at": time.time() - one.age(),
+                    "stored_at": datetime.fromtimestamp(time.time() - one.age(), UTC).isoformat(),
                 }
             )
     return found
