@@ -179,6 +179,27 @@ def test_what_is_delivered_next(cursor, target, committed, oldest, wanted) -> No
         assert found == wanted
 
 
+class Replaced(Epochs):
+    """The changelog of a view that has replaced one with other columns in its epoch 4."""
+
+    def holder(self, epoch: Epoch) -> ViewId:
+        return self.view if epoch >= 4 else NO_VIEW
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_all_rows_are_sent_anew_after_a_replacement_with_other_columns(
+    tmp_path: Path, emptied: bool
+) -> None:
+    outbox, sink = Outbox(FaultyFiles(str(tmp_path)), "k1"), MemorySink()
+    assert Delivery(Epochs(ViewId("v0"), 2), outbox, sink).run() == 2
+    changelog = Replaced(VIEW, 5, oldest=4)
+    sink = MemorySink() if emptied else sink  # such as a function's, which has no rows to ask for
+    outbox.send_anew()
+    assert Delivery(changelog, outbox, sink).run() == 5
+    assert outbox.cursor() == at(5)
+    assert held(sink) == sorted(changelog.content(5))
+
+
 STEPS = st.one_of(
     st.tuples(st.just("commit"), st.integers(1, 5)),
     st.tuples(st.just("retire"), st.integers(1, 8)),

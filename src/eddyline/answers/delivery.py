@@ -221,7 +221,9 @@ class Delivery:
     def _cursor(self) -> Cursor | None:
         """Return the cursor; that of a replaced predecessor becomes one of this view."""
         cursor, view = self.outbox.cursor(), self.changelog.view
-        if cursor is not None and cursor.view == self.changelog.holder(cursor.epoch):
+        if cursor is None or cursor.view == NO_VIEW:  # so is the holder, if it had other columns
+            return cursor
+        if cursor.view == self.changelog.holder(cursor.epoch):
             return Cursor(view, cursor.epoch, cursor.until)
         return cursor
 
