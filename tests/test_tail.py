@@ -22,6 +22,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import read_arrow
 from eddyline.source.tail import COLUMNS, TailStream
 from eddyline.storage.files import Files
+from other_user import as_nobody, shared_folder
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +151,27 @@ def test_compressed_files_are_read_once_and_a_damaged_one_is_set_aside(tmp_path,
         packed.write("mended\n")
     assert lines(stream_of(tmp_path, str(logs / "*.gz"))) == [*wanted, "mended"]
     assert stream.log.files.read_json(f"{stream.log.folder}/set-aside.json") == {}
+
+
+@pytest.mark.parametrize("name", ["a.log", "a.log.gz"])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_file_that_could_not_be_opened_at_first_is_read_later(name, reopened):
+    """Its size and time don't change by then."""
+    with shared_folder() as folder, as_nobody():
+        log = folder / name
+        log.write_bytes(gzip.compress(b"one\n") if log.suffix == ".gz" else b"one\n")
+        os.utime(log, (time.time() - growing.SETTLE_S - 1,) * 2)  # nobody is writing it
+        log.chmod(0)
+        stream = stream_of(folder, str(log))
+        stream.pull()
+        assert lines(stream) == []
+        aside = stream.log.files.read_json(f"{stream.log.folder}/set-aside.json")
+        assert "Permission denied" in aside[str(log)]["fault"]
+        log.chmod(0o644)
+        if reopened:
+            stream = stream_of(folder, str(log))
+        assert lines(stream) == ["one"]
+        assert stream.log.files.read_json(f"{stream.log.folder}/set-aside.json") == {}
 
 
 def test_a_file_that_is_being_compressed_is_read_once(tmp_path, logs):

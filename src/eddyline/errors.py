@@ -142,7 +142,7 @@ CONDITIONS: dict[str, Condition] = {
     "OTHER_PLAN": Condition(USER, False, "The state of a table or stream was written by another plan, so that its rows would be wrong. Set the options back with which it was made."),
     "ROWS_EXPIRED": Condition(USER, False, "Rows of a stream are gone, which are older than the stream retains, and a view that has counted them can't be computed again. It keeps its results; replace it to begin anew, with the rows that are left."),
     "SETTINGS_DIFFER": Condition(USER, False, "A setting of Spark that results depend on has another value than when the storage was made. Set the session back before opening it."),
-    "READ_FAILED": Condition(ENVIRONMENT, True, "A file of the storage is there but can't be read now: the disk, permissions, or too many open files. Mend the cause; nothing was changed."),
+    "READ_FAILED": Condition(ENVIRONMENT, True, "A file of the storage, or of a stream, is there but can't be read now: the disk, permissions, or too many open files. Mend the cause; nothing was changed."),
     "SNAPSHOT_EXPIRED": Condition(USER, False, "A DataFrame was run after the epoch that it reads was retired: it was open for longer than `lease_seconds`, or held more than `held_bytes`. Make it again. Spark runs the DataFrame, so this comes in the last line of a `PythonException` of PySpark."),
     "STORAGE_IN_USE": Condition(USER, False, "Another engine writes to this storage, or this one is stopped. Stop the other and open the storage again."),
     "TIME_ZONE_DIFFERS": Condition(USER, False, "The storage is kept in another time zone than the session's. Set the session's zone before opening it."),

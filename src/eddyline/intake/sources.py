@@ -20,7 +20,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, FeedFormat, SourceFormat, SparkFormat
-from eddyline.source.base import HasRemoteResources, Source, cannot_read
+from eddyline.source.base import HasRemoteResources, LeavesOut, Source, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
@@ -46,11 +46,14 @@ class SourceOutage:
         error: of the last try.
         failures: number of tries that failed, one after the other.
         retry_at: when the background run tries it again, on the monotonic clock.
+        partial: whether only some files can't be read: all others are, and these at each look; an
+            error is reported again at `retry_at`.
     """
 
     error: EddylineError
     failures: int
     retry_at: float
+    partial: bool = False
 
 
 @dataclass(slots=True)
@@ -210,7 +213,11 @@ class Sources:
         `outages` only after it has worked for as long as the last pause.
         """
         now = time.monotonic()
-        waiting = {name for name, outage in self.outages.items() if now < outage.retry_at}
+        waiting = {
+            name
+            for name, outage in self.outages.items()
+            if now < outage.retry_at and not outage.partial
+        }
         errors = self._read(
             lambda source: source.follow(interval_s),
             [source for source in self.all if source.name not in waiting],
@@ -227,20 +234,32 @@ class Sources:
 
         Raises:
             StateError: what the storage holds of a source is damaged.
-            StorageError, OSError: the storage can't be used.
+            StorageError: the storage can't be used.
         """
         errors: list[EddylineError] = []
         for source in sources:
+            error: EddylineError | None = None
+            partial = False
             try:
                 read(source)
-            except (StateError, StorageError, OSError):
+            except (StateError, StorageError):
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever a source raises: it is named
-                errors.append(_as_eddyline_error(source, error))
-                before = self.outages.get(source.name)
+            except Exception as raised:  # noqa: BLE001  # whatever a source raises: it is named
+                error = _as_eddyline_error(source, raised)
+            else:
+                error = _left_out(source)
+                partial = error is not None
+            before = self.outages.get(source.name)
+            if error is None:
+                if before is not None and before.partial:
+                    del self.outages[source.name]
+            elif partial and before is not None and time.monotonic() < before.retry_at:
+                self.outages[source.name] = replace(before, error=error, partial=True)
+            else:
+                errors.append(error)
                 failures = 1 if before is None else before.failures + 1
                 retry_at = time.monotonic() + back_off(failures)
-                self.outages[source.name] = SourceOutage(errors[-1], failures, retry_at)
+                self.outages[source.name] = SourceOutage(error, failures, retry_at, partial)
         return errors
 
     def stop(self) -> None:
@@ -417,6 +436,16 @@ def _as_eddyline_error(source: Source, error: Exception) -> EddylineError:
     named = cannot_read(source.name, f"{type(error).__name__}: {error}")
     named.__cause__ = error
     return named
+
+
+def _left_out(source: Source) -> EddylineError | None:
+    """Return the error that names the files which a source has left out; None if there are none."""
+    found = source.left_out if isinstance(source, LeavesOut) else {}
+    if not found:
+        return None
+    path = min(found)
+    others = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+    return cannot_read(source.name, f"{path}: {found[path]}{others}")
 
 
 def _attached_entry(entry: Entry, letters: Entry | None) -> Entry:

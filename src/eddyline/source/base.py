@@ -8,7 +8,7 @@ A new format is a `SourceFormat` (see `intake/formats.py`) that opens a `Source`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from eddyline.errors import EngineError
@@ -87,6 +87,16 @@ class Measurable(Source, Protocol):
 
         It asks no server at each call, and may be called from any thread at any time.
         """
+
+
+@runtime_checkable
+class LeavesOut(Source, Protocol):
+    """A source that goes on without those of its files that can't be read now."""
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """The files that couldn't be read at the last look, with the reason; they are tried again."""
+        ...
 
 
 class CopiedSource:

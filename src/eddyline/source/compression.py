@@ -35,6 +35,7 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
 
     Raises:
         DataError: while it is open, it can't be decompressed.
+        OSError: it has an errno: the file can't be read now.
     """
     ending = _ending(path)
     try:
@@ -43,7 +44,8 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
         with _OPEN[ending](path) if ending in _OPEN else open(path, "rb") as stream:
             yield stream
     except (EOFError, ValueError, OSError, zlib.error) as error:
-        if not is_compressed(path):
+        failed = isinstance(error, OSError) and error.errno is not None
+        if failed or not is_compressed(path):
             raise
         raise DataError(
             f"a file of a stream can't be decompressed: {error}",
@@ -54,7 +56,11 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
 
 
 def compression_fault(path: str) -> str:
-    """Return the reason why a file can't be decompressed; empty if it can, or isn't compressed."""
+    """Return the reason why a file can't be decompressed; empty if it can, or isn't compressed.
+
+    Raises:
+        OSError: it has an errno: the file can't be read now, and nothing is known of its content.
+    """
     if not is_compressed(path):
         return ""
     try:

@@ -1,6 +1,7 @@
 """Streams of files: JSON or Parquet in a folder, each file read once, by the tasks of an epoch.
 
-A file that can't be read isn't logged: it is set aside with the reason, and tried again when it changes.
+A file whose content can't be read isn't logged: it is set aside with the reason, and tried again when it
+changes. One that the system doesn't let read now is left out, and tried again by itself.
 Of a JSON file that has grown only the new lines are read; a last line without a line end is read once the
 file hasn't changed for a moment.
 """
@@ -8,12 +9,11 @@ file hasn't changed for a moment.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from glob import escape as glob_escape
+from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from typing import Any, BinaryIO
 
@@ -28,12 +28,18 @@ from eddyline.source.parquet import read_parquet
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, Wanted
 from eddyline.storage.files import Files, damaged
+from eddyline.storage.os_errors import input_errors
 
 PART_BYTES = 32 << 20
 SETTLE_S = 0.2
 """For so long a file must not grow before its last line is taken without a line end."""
 
+RETRY_S = 1.0
+"""So many seconds after a file couldn't be read, the background run opens it again: it may be long."""
+
 TAIL_BYTES = 64 << 10
+
+_GONE = (FileNotFoundError, NotADirectoryError)
 
 _LOG = logging.getLogger("eddyline.sources")
 
@@ -51,7 +57,8 @@ class FileStream(PlannedSource):
         files_per_entry: maximum number of files in an entry.
         log: redo log of the stream.
         steps: whether an epoch processes one entry, rather than all that wait.
-        fault: returns the reason why a file can't be read; empty if it can.
+        fault: returns the reason why a file's content can't be read, empty if it can; raises OSError
+            if the file can't be read now.
     """
 
     def __init__(
@@ -75,6 +82,13 @@ class FileStream(PlannedSource):
         self._taken = 0  # the bytes of all of them
         self._next: int | None = None
         self._tails: dict[str, tuple[int, float]] = {}  # of unfinished lines: size, and since when
+        # at the last look: the reason, and when it was tried
+        self._left_out: dict[str, tuple[str, float]] = {}
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """The files that couldn't be read at the last look, with the reason; they are tried again."""
+        return {path: why for path, (why, _) in self._left_out.items()}
 
     def plan(self, first: int) -> Iterator[list[Segment]]:
         """Yield the segments of new files and of new lines, oldest file first."""
@@ -94,6 +108,7 @@ class FileStream(PlannedSource):
 
     def pull(self) -> None:
         """Log all available input, also last lines without a line end, once their file hasn't changed for a moment."""
+        self._left_out = {path: (why, -math.inf) for path, (why, _) in self._left_out.items()}
         super().pull()
         if self._tails:
             time.sleep(SETTLE_S)
@@ -107,11 +122,11 @@ class FileStream(PlannedSource):
         """Return the bytes of new files and of new lines, without those of files that can't be read."""
         if self._next is None:
             return None
-        faults = self._faults or {}
+        aside = {*(self._faults or {}), *self._left_out}
         grown = [
             status.st_size - self._logged.get(path, 0)
-            for path, status in self._files()
-            if path not in faults
+            for path, status in self._files({})
+            if path not in aside
         ]
         return Unread(sum(size for size in grown if size > 0), BYTES, self._taken)
 
@@ -124,32 +139,43 @@ class FileStream(PlannedSource):
     def _found(self) -> list[tuple[str, int]]:
         """Return the files with bytes that are in no entry yet, and the end of what to read of each."""
         found = []
-        for path, status in self._files():
+        failed = dict[str, tuple[str, float]]()
+        for path, status in self._files(failed):
             before = self._logged.get(path)
             if before is None or before != status.st_size:
-                found.append((status.st_mtime_ns, path, status.st_size))
-        bad = self._faulty(found)
-        self._tails = {path: tail for path, tail in self._tails.items() if path not in bad}
-        ends = [
-            (path, self._whole_lines(path, size))
-            for _, path, size in sorted(found)
-            if path not in bad
-        ]
-        return [(path, end) for path, end in ends if end is not None]
+                why, tried = self._left_out.get(path, ("", -math.inf))
+                if time.monotonic() - tried < RETRY_S:
+                    failed[path] = why, tried
+                else:
+                    found.append((status.st_mtime_ns, path, status.st_size))
+        readable = self._readable(found, failed)
+        ends = []
+        for path, size in readable:
+            try:
+                end = self._whole_lines(path, size)
+            except _GONE:  # it was moved away in this moment
+                continue
+            except OSError as error:
+                failed[path] = _why(error)
+                continue
+            if end is not None:
+                ends.append((path, end))
+        self._tails = {path: tail for path, tail in self._tails.items() if path not in failed}
+        for path in failed.keys() - self._left_out.keys():
+            _LOG.warning("stream %s: %s can't be read now: %s", self.name, path, failed[path][0])
+        self._left_out = failed
+        return ends
 
     def _whole_lines(self, path: str, size: int) -> int | None:
         """Return the end of what can be read of a file: its last line end, or its size if it has stopped growing.
 
-        None if there is nothing to read yet.
+        None if there is nothing to read yet. Raises OSError if the file can't be read now.
         """
         before = self._logged.get(path)
         if self.kind == PARQUET or is_compressed(path):
             return size if before is None else None
-        try:
-            with open(path, "rb") as stream:
-                end = _last_line_end(stream, before or 0, size)
-        except FileNotFoundError:  # it was moved away in this moment
-            return None
+        with open(path, "rb") as stream:
+            end = _last_line_end(stream, before or 0, size)
         if end < size:
             now = time.monotonic()
             seen, since = self._tails.get(path, (-1, now))
@@ -161,40 +187,73 @@ class FileStream(PlannedSource):
             self._tails.pop(path, None)
         return end if end > (before or 0) else None
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the files of the folder, or those that a glob matches, also as a folder of files."""
+    def _files(self, failed: dict[str, tuple[str, float]]) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files of the folder, or those that a glob matches, also as a folder of files.
+
+        Files and folders of which the system doesn't tell that are added to `failed`.
+        """
         roots = [self.path] if os.path.isdir(self.path) else glob(self.path)
         for root in roots:
-            for path in (
-                glob(os.path.join(glob_escape(root), "*")) if os.path.isdir(root) else [root]
-            ):
+            try:
+                paths = (
+                    [os.path.join(root, name) for name in os.listdir(root)]
+                    if os.path.isdir(root)
+                    else [root]
+                )
+            except _GONE:
+                continue
+            except OSError as error:
+                failed[root] = _why(error)
+                continue
+            for path in paths:
                 if os.path.basename(path).startswith((".", "_")):
                     continue
-                with suppress(FileNotFoundError):  # it was moved away in this moment
+                try:
                     status = os.stat(path)
-                    if stat.S_ISREG(status.st_mode):
-                        yield path, status
+                except _GONE:  # it was moved away in this moment
+                    continue
+                except OSError as error:
+                    failed[path] = _why(error)
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status
 
-    def _faulty(self, found: list[tuple[int, str, int]]) -> dict[str, dict[str, Any]]:
-        """Return the files that can't be read; log and store new faults."""
+    def _readable(
+        self, found: list[tuple[int, str, int]], failed: dict[str, tuple[str, float]]
+    ) -> list[tuple[str, int]]:
+        """Return the files whose content can be read, and their sizes, oldest first; log and store new faults.
+
+        Files that can't be read now are added to `failed`.
+        """
         if self._fault is None:
-            return {}
+            return [(path, size) for _, path, size in sorted(found)]
         name = f"{self.log.folder}/{SET_ASIDE}"
         if self._faults is None:
             known = self.log.files.exists(name)
             self._faults = self.log.files.read_json(name) if known else {}
-        bad = {}
-        for modified, path, size in found:
+        bad, readable = {}, []
+        for modified, path, size in sorted(found):
             old = self._faults.get(path)
             if old is not None and (old["size"], old["modified"]) == (size, modified):
                 bad[path] = old
-            elif fault := self._changed(path, size) or self._fault(path):
+                continue
+            try:
+                fault = self._changed(path, size) or self._fault(path)
+            except _GONE:  # it was moved away in this moment
+                continue
+            except OSError as error:
+                failed[path] = _why(error)
+                continue
+            if fault:
                 bad[path] = {"size": size, "modified": modified, "fault": fault}
                 _LOG.warning("stream %s: file %s is set aside: %s", self.name, path, fault)
+            else:
+                readable.append((path, size))
+        self._tails = {path: tail for path, tail in self._tails.items() if path not in bad}
         if bad != self._faults:
             self.log.files.write_json(name, bad)
             self._faults = bad
-        return bad
+        return readable
 
     def _changed(self, path: str, size: int) -> str:
         """Return the reason why the new bytes of a known file can't be read; empty if they can."""
@@ -220,6 +279,12 @@ class FileStream(PlannedSource):
         first = self._logged.get(path, 0)
         for start in range(first, max(end, 1), PART_BYTES):
             yield Segment(NDJSON, path, 0, start, 0, min(PART_BYTES, end - start))
+
+
+def _why(error: OSError) -> tuple[str, float]:
+    """Return the reason why a file can't be read now, and the time of the try."""
+    why = str(error) if error.errno is None else os.strerror(error.errno)
+    return why, time.monotonic()
 
 
 def _last_line_end(stream: BinaryIO, first: int, size: int) -> int:
@@ -254,8 +319,12 @@ def read_parquet_file(
 
 
 def check_size(segment: Segment) -> None:
-    """Raise StateError if a file is shorter than when it was logged, or gone."""
-    size = os.path.getsize(segment.file) if os.path.exists(segment.file) else -1
+    """Raise StateError if a file is shorter than when it was logged, or gone; StorageError if it can't be read now."""
+    with input_errors(segment.file):
+        try:
+            size = os.stat(segment.file).st_size
+        except _GONE:
+            size = -1
     if size < segment.start + segment.bytes:
         raise damaged(
             segment.file,

@@ -9,6 +9,7 @@ import pyarrow as pa
 from eddyline.source.compression import is_compressed, open_file
 from eddyline.source.json import BLOCK_BYTES, BY_POLARS, JsonDecoder
 from eddyline.source.scanner import BOM
+from eddyline.storage.os_errors import input_errors
 
 _ANY = 1 << 62
 
@@ -22,6 +23,10 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
     """Decode the lines of a file that begin within `length` bytes from `start` on; 0: up to its end.
 
     A compressed file is one part, whatever its length. Values that can't be converted are null.
+
+    Raises:
+        DataError: BAD_FILE, it can't be decompressed.
+        StorageError: READ_FAILED, it can't be read now.
     """
     if is_compressed(path):
         if start:
@@ -29,7 +34,7 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
         length = _ANY
     decoder = JsonDecoder(schema, "UTC")
     at, end = 0, start + (length or _ANY)
-    with open_file(path) as stream:
+    with input_errors(path), open_file(path) as stream:
         if start:
             stream.seek(start - 1)
             at = start - 1 + len(stream.readline())  # that line belongs to the part before

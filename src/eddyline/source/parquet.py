@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eddyline.errors import DataError
+from eddyline.storage.os_errors import input_errors
 
 
 def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> str:
@@ -17,11 +18,16 @@ def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> st
 
     Args:
         by_spark: judge for Spark's reader, which doesn't convert timestamps to another kind.
+
+    Raises:
+        OSError: it has an errno: the file can't be read now, and nothing is known of its content.
     """
     try:
         with _opened(path) as file:
             found = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     except (OSError, ValueError, pa.ArrowException) as error:  # names needn't be UTF-8
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         return str(error)
     present = _present(schema.names, list(found))
     for field in (field for field in schema if field.name in present):
@@ -38,10 +44,11 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
     """Read the columns of `schema`, matched by name; one that the file lacks is null.
 
     Raises:
-        DataError: the file can't be read, or a column's type can't be converted.
+        DataError: BAD_FILE, it is no whole Parquet file, or a column's type can't be converted.
+        StorageError: READ_FAILED, it can't be read now.
     """
     try:
-        with _opened(path) as file:
+        with input_errors(path), _opened(path) as file:
             present = _present(schema.names, file.schema_arrow.names)
             wanted = list(present.values())
             for batch in file.iter_batches(rows_max, columns=wanted, use_threads=False):

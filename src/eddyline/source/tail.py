@@ -217,8 +217,13 @@ def _lines_of(text: bytes) -> pl.Series:
 
 
 def _fault(path: str, error: Exception) -> dict[str, Any]:
-    """Return the reason why a file can't be read, with its size and time, by which a change is noticed."""
+    """Return the reason why a file can't be read, with its size and time, by which a change is noticed.
+
+    They are -1, so that it is read again at the next look, if the system doesn't let it be read now.
+    """
     fault = {"size": -1, "modified": -1, "fault": str(error.__cause__ or error)}
+    if isinstance(error, OSError) and error.errno is not None:
+        return fault
     with suppress(OSError):
         status = os.stat(path)
         fault.update(size=status.st_size, modified=status.st_mtime_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,4 +22,23 @@ def storage_errors(name: str) -> Iterator[None]:
             condition="WRITE_FAILED",
             file=name,
             hint="mend the cause and make the same call again: nothing is half written",
+        ) from error
+
+
+@contextmanager
+def input_errors(path: str) -> Iterator[None]:
+    """Translate OSError into StorageError READ_FAILED, naming the file of a stream.
+
+    One without an errno passes: it comes from a decoder, and tells of the content.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise StorageError(
+            f"a file of a stream can't be read now: {os.strerror(error.errno)}",
+            condition="READ_FAILED",
+            file=path,
+            hint="mend the cause (the disk, permissions, too many open files); nothing of the epoch was committed",
         ) from error

@@ -70,7 +70,9 @@ class LogReader:
                     self._read_file(known, at, path, names[at], lines, lines_max)
             except FileNotFoundError:  # it was moved in this moment; the next look finds it
                 continue
-            except DataError as error:
+            except (DataError, OSError) as error:
+                if isinstance(error, OSError) and not is_compressed(path):
+                    raise
                 if path not in self._unread:
                     _LOG.warning("%s can't be read: %s", path, error)
                     self._unread.add(path)
