@@ -593,6 +593,39 @@ def test_a_logged_file_that_cannot_be_looked_at_now_is_not_damaged(shared: Path)
         check_size(segment)
 
 
+@pytest.mark.spark
+def test_epochs_run_and_requests_are_answered_beside_an_unreadable_file(
+    engine: Engine, tmp_path: Path
+) -> None:
+    told: list[Exception] = []
+    engine.on_error(told.append)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1").write_bytes(b'{"id": 1}\n')
+        engine.create_stream(name, "id INT", "json", {"path": str(tmp_path / name)})
+        engine.view(f"of_{name}", f"SELECT id FROM {name}")
+    loop = tmp_path / "a" / "2"
+    loop.symlink_to(loop)
+    named = f"stream a can't be read: {loop}: Too many levels of symbolic links"
+    with pytest.raises(EngineError, match="STREAM_FAILED") as caught:
+        engine.advance()
+    assert named in str(caught.value)
+    assert rows(engine.snapshot("of_a")) == rows(engine.snapshot("of_b")) == [(1,)]
+    engine.start(0.05)
+    until(lambda: len(told) >= 2)
+    for name in "ab":
+        (tmp_path / name / "3").write_bytes(b'{"id": 3}\n')
+        until(lambda name=name: rows(engine.snapshot(f"of_{name}")) == [(1,), (3,)])
+    assert all(named in str(error) for error in told)
+    sources = {source["name"]: source for source in engine.status()["sources"]}
+    assert named in sources["a"]["error"]
+    assert "error" not in sources["b"]
+    loop.unlink()
+    loop.write_bytes(b'{"id": 2}\n')
+    until(lambda: engine.status()["run"] == {"state": "running"})
+    until(lambda: rows(engine.snapshot("of_a")) == [(1,), (2,), (3,)])
+
+
 def test_an_os_error_of_any_source_is_its_own_outage(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
