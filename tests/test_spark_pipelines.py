@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -276,17 +277,99 @@ def test_flows_of_change_records(project: Path, run: Run) -> None:
     ]
 
 
+def written(target: Path) -> list[tuple[str, int]]:
+    """Return the kind and the id of each change in the files of a sink, in their order."""
+    files = sorted(target.rglob("*.jsonl"))
+    changes = [json.loads(line) for path in files for line in path.open()]
+    return [(change["_change_type"], change["id"]) for change in changes]
+
+
+def held(target: Path) -> list[int]:
+    """Return the ids to which all changes add up, sorted."""
+    counts: Counter[int] = Counter()
+    for kind, number in written(target):
+        counts[number] += 1 if kind == "insert" else -1
+    assert min(counts.values()) >= 0
+    return sorted(counts.elements())
+
+
+def sinks(project: Path) -> list[str]:
+    with el.Engine(str(project / "storage"), read_only=True) as engine:
+        return [sink.name for sink in engine.catalog.sinks]
+
+
 def test_a_sink_of_a_project(project: Path, run: Run) -> None:
     target = project / "target"
-    define(project, sink_py=SINK.format(format="jsonl", path=target))
+    text = SINK.format(format="jsonl", path=target)
+    define(project, sink_py=text)
     visit(project, "1.json", (1, "a"), (2, "b"))
     code, printed, errors = run("run")
     assert (code, errors) == (0, "")
     assert table(printed)["out"][:2] == ["sink", "2"]
     visit(project, "2.json", (3, "c"))
     assert run("run")[0] == 0
-    written = [json.loads(line) for path in target.rglob("*.jsonl") for line in path.open()]
-    assert {row["id"] for row in written} == {1, 2, 3}
+    assert sorted(written(target)) == [("insert", number) for number in (1, 2, 3)]
+    # one that a project no longer has goes, with its view and what that has read
+    define(project, sink_py=ONE + text[text.index("@dp.table") :])
+    visit(project, "3.json", (4, "d"))
+    code, printed, errors = run("run")
+    assert (code, errors, sinks(project)) == (0, "", [])
+    assert len(written(target)) == 3
+    define(project, sink_py=ONE)
+    assert run("run")[0::2] == (0, "")
+
+
+CHANGED = """
+from pyspark import pipelines as dp
+
+dp.create_sink("out", "jsonl", {{"path": "{path}"{more}}})
+
+@dp.append_flow(target="out")
+def rows():
+    return spark.readStream.table("y")
+
+@dp.materialized_view
+def y():
+    return spark.table("x").where("id > {above}")
+
+@dp.table
+def x():
+    return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/visits")
+"""
+
+
+def test_a_sink_gets_the_difference_that_a_changed_definition_makes(
+    project: Path, run: Run
+) -> None:
+    target = project / "target"
+    define(project, sink_py=CHANGED.format(path=target, more="", above=0))
+    visit(project, "1.json", (1, "a"), (2, "b"))
+    assert run("run")[0::2] == (0, "")
+    define(project, sink_py=CHANGED.format(path=target, more="", above=1))
+    visit(project, "2.json", (3, "c"))
+    assert run("run")[0::2] == (0, "")
+    before = [("insert", 1), ("insert", 2), ("delete", 1), ("insert", 3)]
+    assert sorted(written(target)) == sorted(before)
+    for words in (("--full-refresh", "x"), ("--full-refresh-all",)):
+        assert run("run", *words)[0::2] == (0, "")
+        assert held(target) == [2, 3]
+    # a run that has ended in the middle
+    with el.Engine(str(project / "storage")) as engine:
+        engine.altering.detach("out__sink")
+        engine.drop("view", "y")
+    visit(project, "3.json", (4, "d"))
+    assert run("run")[0::2] == (0, "")
+    assert held(target) == [2, 3, 4]
+    # other options make another sink, in whose target no rows of the first one may be
+    define(project, sink_py=CHANGED.format(path=f"{target}2", more="", above=1))
+    assert run("run")[0::2] == (0, "")
+    assert sorted(written(project / "target2")) == [("insert", number) for number in (2, 3, 4)]
+    more = ', "commit_interval": "1 second"'
+    define(project, sink_py=CHANGED.format(path=f"{target}2", more=more, above=1))
+    code, _, errors = run("run")
+    assert code == 1
+    assert "SINK_TARGET_NOT_EMPTY" in errors
+    assert errors.endswith("failing: sink out\n")
 
 
 ONE = "from pyspark import pipelines as dp\n"

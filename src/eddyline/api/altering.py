@@ -1,4 +1,4 @@
-"""ALTER TABLE and ALTER STREAM: add, drop, rename and widen columns; set the retention."""
+"""ALTER TABLE and ALTER STREAM: add, drop, rename and widen columns; set the retention. Detaches views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eddyline.api.altered_columns import (
 from eddyline.api.altering_streams import AlteringStreams
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
-from eddyline.catalog.entries import STREAM, TABLE, Entry
+from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
 from eddyline.changes import APPEND
 from eddyline.intake.retention import retaining
 from eddyline.runtime.progress import Timer
@@ -60,6 +60,25 @@ class Altering:
                 while self._epochs.run_next(Timer()):
                     pass
                 self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
+
+    def detach(self, name: str) -> None:
+        """Pause a view of a DataFrame, and let it read nothing, so that its inputs can be dropped.
+
+        Rows and sinks stay. `Engine.view` with `replace` defines it anew, and its sinks get the difference.
+
+        Raises:
+            CatalogError: there is no such view.
+        """
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            view = workspace.catalog.get(name, VIEW)
+            paused = view.paused or workspace.manifest.epoch
+            # without the text of its plan no DataFrame is taken for the same
+            detached = replace(view, upstream=(), query="", paused=paused, paused_with="")
+            workspace.save(workspace.catalog.with_entries([detached]))
+            workspace.compiler.frames.forget(view.id)
+            workspace.forget_plan(view)
 
     def retain(self, change: Retain) -> None:
         """Change how long a stream keeps its rows; durable when this returns.

@@ -87,11 +87,7 @@ class Sinks:
 
     def sink(self, name: str, view: str, format: str, options: Mapping[str, object]) -> Entry:
         """Define a sink and start it; see `Engine.sink`."""
-        given = {
-            key.lower(): str(value).lower() if isinstance(value, bool) else str(value)
-            for key, value in options.items()
-        }
-        return self._define(name, view, format.lower(), given)
+        return self._define(name, view, format.lower(), given_options(options))
 
     def foreach_epoch(self, name: str, view: str, function: Function) -> Entry:
         """Define a sink that calls a function; see `View.foreach_epoch`."""
@@ -392,6 +388,14 @@ class Sinks:
             _LOG.warning("sink %s: its target refuses rows: %d", sink.name, len(payloads))
 
         return keep
+
+
+def given_options(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options of a sink with names in lower case and values as text."""
+    return {
+        key.lower(): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in options.items()
+    }
 
 
 def _format(name: str) -> SinkFormat:

@@ -123,9 +123,13 @@ def _run(args: argparse.Namespace) -> int:
         show_rows(args.format, HEADS, [asdict(line) for line in lines])
         if args.format == TABLE:
             print(f"{time.monotonic() - started:.1f} s in all", flush=True)
-        failing = any(view["state"] == "failing" for view in engine.status()["views"])
+        status = engine.status()
+        failing = [f"view {one['name']}" for one in status["views"] if one["state"] == "failing"]
+        failing += [f"sink {one['sink']}" for one in status["sinks"] if one["state"] == "failing"]
+        if failing:
+            print(f"failing: {', '.join(failing)}", file=sys.stderr, flush=True)
         if not args.verify:
-            return int(failing)
+            return int(bool(failing))
         report = engine.verify()
         show_report(args.format, report)
-        return int(failing or not report)
+        return int(bool(failing) or not report)

@@ -18,7 +18,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from eddyline.api.engine import Engine
 from eddyline.api.formats import SINKS
-from eddyline.catalog.entries import STREAM, VIEW
+from eddyline.api.sinks import COMMIT_INTERVAL, given_options
+from eddyline.catalog.entries import SINK, STREAM, VIEW, Entry
 from eddyline.errors import CatalogError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
@@ -28,7 +29,7 @@ from eddyline.spark_pipelines.project import Project, shown
 from eddyline.spark_pipelines.spec import INVALID, UNSUPPORTED
 from eddyline.sql.names import quoted
 
-TEMPORARY_KIND, SINK_KIND = "temporary view", "sink"
+TEMPORARY_KIND, SINK_KIND = "temporary view", SINK
 
 
 @dataclass(slots=True)
@@ -49,11 +50,15 @@ class DataflowGraph:
     _made: set[str] = field(default_factory=set)
 
     def define(self, *, sinks: bool = True) -> None:
-        """Define all datasets, then the sinks; drop the views that the project no longer has.
+        """Define all datasets, then the sinks; drop the sinks and views that the project no longer has.
 
         Args:
             sinks: whether the sinks begin to deliver; if not, only their queries are checked.
         """
+        for sink in self.engine.catalog.sinks:
+            own = sink.upstream[0].lower() == self.followed(sink.name).lower()
+            if own and not self._has_sink(sink):
+                self.engine.drop(SINK, sink.name)
         with chdir(self.project.spec.folder), self._names():
             for name in self.project.datasets():
                 self._dataset(name)
@@ -65,7 +70,7 @@ class DataflowGraph:
                     self.engine.drop(VIEW, entry.name)
 
     def refresh(self, names: Sequence[str]) -> None:
-        """Drop datasets and all that reads them; the next `define` computes them anew."""
+        """Drop datasets and all that reads them; the next `define` computes them anew. Sinks stay."""
         for name in map(self.project.plain, names):
             if name not in self.project.outputs:
                 known = ", ".join(self.project.outputs)
@@ -145,6 +150,17 @@ class DataflowGraph:
         """Return the name of the view that a sink of the project follows."""
         return f"{sink}__sink"
 
+    def _has_sink(self, sink: Entry) -> bool:
+        """Return whether the project has a sink, with the same format and options."""
+        output = self.project.outputs.get(sink.name.lower())
+        if not isinstance(output, Sink) or output.format.lower() != sink.format:
+            return False
+        given, present = given_options(output.options), dict(sink.options)
+        # it is stored in another form: `_sink` compares it
+        given.pop(COMMIT_INTERVAL, None)
+        present.pop(COMMIT_INTERVAL, None)
+        return given == present
+
     def _sink(self, name: str, *, deliver: bool) -> None:
         output = self.project.outputs[name]
         assert isinstance(output, Sink)
@@ -166,7 +182,11 @@ class DataflowGraph:
                 at=shown(output.source_code_location),
             )
         if deliver:
-            self.engine.sink(name, self.followed(name), output.format, **output.options)
+            options: dict[str, object] = dict(output.options)
+            self._put(
+                lambda: self.engine.sink(name, self.followed(name), output.format, **options),
+                lambda: self.engine.drop(SINK, name, if_exists=True),
+            )
         self.kinds[name], self.seconds[name] = SINK_KIND, time.monotonic() - started
 
     def _called(self, flow: Flow) -> DataFrame:
@@ -221,30 +241,50 @@ class DataflowGraph:
                 )
 
     def _stream(self, name: str, frame: DataFrame) -> None:
-        self._put(name, lambda: self.engine.stream(name, frame))
+        self._put(
+            lambda: self.engine.stream(name, frame), lambda: self._drop(name, with_sinks=True)
+        )
 
     def _view(self, name: str, frame: DataFrame) -> None:
         self._made.add(name)
-        self._put(name, lambda: self.engine.view(name, frame))
+        self._put(
+            lambda: self.engine.view(name, frame),
+            lambda: self._drop(name),
+            lambda: self.engine.view(name, frame, replace=True),  # its sinks get the difference
+        )
 
-    def _put(self, name: str, define: Callable[[], object]) -> None:
-        """Define a dataset; drop an older, different definition first, with all that reads it."""
+    @staticmethod
+    def _put(
+        define: Callable[[], object],
+        drop: Callable[[], object],
+        again: Callable[[], object] | None = None,
+    ) -> None:
+        """Define something; if it has another definition, drop that, and define it `again`."""
         try:
             define()
         except CatalogError as error:
             if error.condition != "NAME_TAKEN":
                 raise
-            self._drop(name)
-            define()
+            drop()
+            (again or define)()
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, name: str, *, with_sinks: bool = False) -> None:
+        """Drop a dataset and all that reads it; views that sinks follow keep their rows until they are replaced.
+
+        Args:
+            with_sinks: drop also the sinks of the dataset.
+        """
         entry = self.engine.catalog.find(name)
         if entry is None:
             return
         for reader in self.engine.catalog.readers(entry.name):
             self._drop(reader)
-        for sink in self.engine.catalog.followers(entry.name):
-            self.engine.drop("sink", sink)
+        followers = self.engine.catalog.followers(entry.name)
+        if followers and entry.of_frame and not with_sinks:
+            self.engine.altering.detach(entry.name)
+            return
+        for sink in followers:
+            self.engine.drop(SINK, sink)
         self.engine.drop(entry.kind, entry.name)
 
     @contextmanager
