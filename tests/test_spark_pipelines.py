@@ -130,7 +130,9 @@ def rows(project: Path, query: str) -> list[tuple[object, ...]]:
         return sorted(tuple(row) for row in engine.sql(query).collect())
 
 
-def test_sparks_sample_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_sparks_sample_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("init", "--name", "sample")[0] == 0
     assert run("init", "--name", "sample")[0] == 2
@@ -139,6 +141,13 @@ def test_sparks_sample_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (code, errors) == (0, "")
     assert table(printed)["example_sql_materialized_view"][:4] == ["view", "5", "10", "5"]
     assert printed.count("yes") == 2
+    # without the project's functions no view can be compared
+    storage = next((tmp_path / "sample").rglob("catalog.db")).parent
+    for form in ("table", "json"):
+        assert main(["verify", "--storage", str(storage), "--format", form]) == 1
+        printed, errors = capsys.readouterr()
+        assert ('"equal": false' in printed) == (form == "json")
+        assert "eddyline pipelines run --verify" in errors
     again = table(run("run")[1])
     assert again["example_sql_materialized_view"][:4] == ["view", "5", "0", "0"]
 

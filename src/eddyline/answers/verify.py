@@ -84,6 +84,11 @@ class Report:
         views = all(found.equal for found in self.views.values())
         return views and all(self.pipelines.values())
 
+    @property
+    def compared(self) -> bool:
+        """Whether any view was compared; true also if there are none."""
+        return bool(self.views) or not (self.failing or self.paused)
+
     def __bool__(self) -> bool:
         return self.equal
 

@@ -130,7 +130,8 @@ def show_progress(form: str, progress: Progress) -> None:
 def show_report(form: str, report: Report) -> None:
     """Print the result of a verification."""
     if form == JSON:
-        show_document({"event": "verification", "equal": report.equal, **asdict(report)})
+        equal = report.equal and report.compared
+        show_document({"event": "verification", "equal": equal, **asdict(report)})
     else:
         print(report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -44,6 +45,10 @@ PIPELINES = {
     "missed": "missed",
     "lag": "lag",
 }
+NOT_COMPARED = (
+    "eddyline: no view was compared. Way out: only the program that defines views by DataFrames can compare them: "
+    "for a project run `eddyline pipelines run --verify`, in a program call engine.verify()"
+)
 READERS = ("reader", "view", "epoch", "behind")
 FILLINGS = {
     "view": "view being filled",
@@ -305,4 +310,6 @@ def _verify(args: argparse.Namespace) -> int:
     with open_engine(existing(args.storage), read_only=True) as engine:
         report = engine.verify(args.view)
     show_report(args.format, report)
-    return 0 if report.equal else 1
+    if not report.compared:
+        print(NOT_COMPARED, file=sys.stderr, flush=True)
+    return 0 if report.equal and report.compared else 1
