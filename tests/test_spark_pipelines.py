@@ -76,6 +76,8 @@ def x():
     return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/visits")
 """
 
+SPEC = "name: project\nstorage: storage\nlibraries:\n"
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -86,9 +88,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "transformations").mkdir(parents=True)
     for name in ("visits", "more"):
         (folder / name).mkdir()
-    (folder / "spark-pipeline.yml").write_text(
-        "name: project\nstorage: storage\nlibraries:\n  - glob:\n      include: transformations/**\n"
-    )
+    library = "  - glob:\n      include: transformations/**\n"
+    (folder / "spark-pipeline.yml").write_text(SPEC + library)
     monkeypatch.chdir(folder)
     return folder
 
@@ -478,6 +479,10 @@ def test_wrong_spec_files_have_sparks_messages(project: Path, run: Run) -> None:
         (good + "configuration: 3\n", "PIPELINE_SPEC_FIELD_NOT_DICT"),
         (good + "configuration:\n  a: 3\n", "PIPELINE_SPEC_DICT_VALUE_NOT_STRING"),
         (good.replace("/**", "/*/x.py"), "PIPELINE_SPEC_INVALID_GLOB_PATTERN"),
+        (SPEC + "  - file:\n      path: x.py\n", "write each as `- glob: {include: PATH}`"),
+        (SPEC + "  - glob: x.py\n", "libraries in the spec file is {'glob': 'x.py'}"),
+        (SPEC + "  glob:\n    include: 3\n", "write each as"),
+        (SPEC + "  - glob:\n      include: /x.py\n", "is absolute"),
         ("name: [", "can't be read"),
     ):
         spec.write_text(text)

@@ -100,7 +100,7 @@ def load_spec(path: Path) -> Spec:
         _folder(path, str(document["storage"])),
         tuple(str(one).lower() for one in qualifiers if one),
         _texts(document.get("configuration") or {}),
-        tuple(_pattern(one["glob"]["include"]) for one in document.get("libraries") or ()),
+        tuple(_globs(document.get("libraries") or [])),
     )
 
 
@@ -127,8 +127,28 @@ def _texts(given: Any) -> Mapping[str, str]:
     return given
 
 
+def _globs(libraries: Any) -> Iterator[str]:
+    """Yield the glob of each library."""
+    for one in libraries if isinstance(libraries, list) else [libraries]:
+        match one:
+            case {"glob": {"include": str(pattern)}} if len(one) == 1 and pattern:
+                yield _pattern(pattern)
+            case _:
+                raise ScriptError(
+                    f"an entry of libraries in the spec file is {one!r}",
+                    condition=INVALID,
+                    hint="write each as `- glob: {include: PATH}`, where PATH is a file, or a folder with /** at its end",
+                )
+
+
 def _pattern(given: str) -> str:
     """Return a glob of files: one file, or all files below a folder."""
+    if Path(given).is_absolute():
+        raise ScriptError(
+            f"the path {given} of a library in the spec file is absolute",
+            condition=INVALID,
+            hint="give a path below the folder of the spec file",
+        )
     if not glob.has_magic(given):
         return given
     if given.endswith("/**") and not glob.has_magic(given[:-3]):
