@@ -25,7 +25,7 @@ from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.service import Guard
 from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target, script
 from mmdb_files import carriers, countries
-from test_console_pages import Tags, browser, chromium, page  # noqa: F401
+from test_console_pages import Tags, page
 
 EVIL = "<script>window.pwned=1</script>'&</td>"
 EVIL_AGENT = "Mozilla/5.0 (<img src=x onerror=window.pwned=1>)"
@@ -470,7 +470,7 @@ def test_people_with_the_token_decide_and_pages_of_other_sites_do_not(guarded, m
 
 
 @pytest.mark.spark
-def test_a_browser_blocks_and_shows_hostile_lines_as_they_are(browser, guarded, monkeypatch):  # noqa: F811
+def test_a_browser_blocks_and_shows_hostile_lines_as_they_are(browser, guarded, monkeypatch):
     monkeypatch.setenv("GUARD_TOKEN", TOKEN)
     with console(guarded, "${env:GUARD_TOKEN}") as url:
         context = browser.window(viewport={"width": 1200, "height": 900})

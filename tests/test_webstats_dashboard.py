@@ -23,7 +23,7 @@ for needed in ("uvicorn", "jinja2", "prometheus_client"):
 
 from eddyline.console.server import Console  # noqa: E402
 from eddyline_apps.webstats.dashboard import DASHBOARD  # noqa: E402
-from test_console_pages import Tags, browser, chromium, page  # noqa: E402, F401
+from test_console_pages import Tags, page  # noqa: E402
 
 pytestmark = pytest.mark.spark
 
@@ -202,7 +202,7 @@ def test_the_dashboard_is_behind_the_token(engine, monkeypatch):
         assert ask(console.url, "/webstats")[0] == 404
 
 
-def test_a_browser_shows_hostile_lines_and_follows_new_ones(browser, engine, url):  # noqa: F811
+def test_a_browser_shows_hostile_lines_and_follows_new_ones(browser, engine, url):
     PICTURES.mkdir(parents=True, exist_ok=True)
     with browser.open(f"{url}/webstats?site={SITE}&day={DAY}") as shown:
         shown.locator("[data-drawn]").nth(2).wait_for()

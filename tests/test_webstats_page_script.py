@@ -19,7 +19,6 @@ from waiting import PATIENCE_S, until
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
     pytest.importorskip(needed)
 
-from test_console_pages import browser, chromium  # noqa: E402, F401
 
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/149.0.0.0 Safari/537.36"
 PAGE = """<!doctype html><title>a page</title><script async src="{script}"></script>
@@ -73,7 +72,7 @@ def pages(address, **headers):
 
 
 @contextmanager
-def left_early(browser, site):  # noqa: F811
+def left_early(browser, site):
     """A page of a site that was left before it had loaded."""
     with browser.window(user_agent=AGENT) as window:
         window.add_init_script(EXECUTED)
@@ -84,7 +83,7 @@ def left_early(browser, site):  # noqa: F811
         yield
 
 
-def test_pages_that_hide_their_address_are_counted(browser, tmp_path):  # noqa: F811
+def test_pages_that_hide_their_address_are_counted(browser, tmp_path):
     run, waiting, kinds = Run(sites=("localhost",)), LogBackend(tmp_path / BEACONS), []
     with ExitStack() as stack:
         address = take_beacons(run, tmp_path, "0" * 32, stack, ("127.0.0.1", 0))
@@ -136,7 +135,7 @@ def test_pages_that_hide_their_address_are_counted(browser, tmp_path):  # noqa: 
 
 
 @pytest.mark.spark
-def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_path):  # noqa: F811
+def test_pages_in_a_browser_are_page_views_of_its_visitor(browser, spark, tmp_path):
     import eddyline as el
 
     storage, run = tmp_path / "storage", Run(sites=("localhost",))
