@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from eddyline.errors import ScriptError, missing_package
+from eddyline.sink.base import SinkFormat
+from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
+from eddyline.sink.webhook import WebhookFormat
 from eddyline_apps.guard.tables import RATED, Network
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.places import Places
@@ -41,6 +44,12 @@ NO_LIMIT = 1e15
 SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
 """The kinds of notification that write a file; the others are sinks of the engine."""
+
+SINKS: Mapping[str, tuple[SinkFormat, tuple[str, ...]]] = {
+    "webhook": (WebhookFormat(), ("url",)),
+    "kafka": (KafkaFormat(), (SERVERS, "topic")),
+}
+"""The kinds that are sinks, with their format and the options that they can't do without."""
 
 TIMEOUT_S_MAX = 10
 """The longest time that the guard waits for DNS in a round."""
@@ -82,7 +91,8 @@ class Notification:
 
     Attributes:
         to: one of FILES, `webhook` or `kafka`.
-        options: `file`, `pid`, `signal`, `table` and `set` of a file; else options of the sink.
+        options: `file`, `pid`, `signal`, `table` and `set` of a file; else options of the sink. The
+            `envelope` of `kafka` is `changelog` if left out.
     """
 
     to: str
@@ -301,21 +311,21 @@ def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
 
 
 def _notification(section: _Section) -> Notification:
-    to = section.choice("to", (*FILES, "webhook", "kafka"))
-    allowed = {
-        "nftables": ("file", "table", "set"),
-        "webhook": ("url", "secret", "timeout"),
-        "kafka": (
-            "bootstrap_servers", "topic", "envelope", "security_protocol", "sasl_mechanism",
-            "sasl_username", "sasl_password", "ssl_ca",
-        ),
-    }.get(to, ("file", "pid", "signal"))  # fmt: skip
+    to = section.choice("to", (*FILES, *SINKS))
+    required: tuple[str, ...] = ("file",)
+    allowed: tuple[str, ...] = ("file", "pid", "signal")
+    if to == "nftables":
+        allowed = ("file", "table", "set")
+    if to in SINKS:
+        sink, required = SINKS[to]
+        allowed = tuple(name for name in sink.options if name != SPARK_SERVERS)
     section.known("to", *allowed)
-    required = {"webhook": ("url",), "kafka": ("bootstrap_servers", "topic")}.get(to, ("file",))
     options = {name: section.text(name) for name in allowed}
     for name in required:
         if options[name] is None:
             raise section.wrong(name, "it is missing", f"a notification to {to} needs it")
+    if to == "kafka" and options["envelope"] is None:
+        options["envelope"] = CHANGELOG  # the only one for a view without a key, as `blocked` is
     if options.get("signal") is not None:
         section.choice("signal", tuple(SIGNALS))
     for name in ("table", "set"):
@@ -378,12 +388,13 @@ class _Section:
         return str(value)
 
     def text(self, name: str) -> str | None:
+        """Return a value as text, `true` and `false` as sinks spell them; None if it isn't given."""
         value = self.values.get(name)
         if value is None:
             return None
         if isinstance(value, (list, dict)) or not str(value) or "\n" in str(value):
             raise self.wrong(name, "it isn't a line of text", "give one value")
-        return str(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def texts(self, name: str) -> list[str]:
         """Return a text, or the texts of a list."""
