@@ -257,13 +257,23 @@ def test_the_site_comes_from_the_file(offline):
         "/x/b.example.log",
         "",
         "/l/a.example/access.log.1",
+        "/l/b.example/access.log-20260301.zst",
+        "/x/www.example.org.access.log.1.zst",
+        "/x/access-shop.log-20260101.bz2",
+        "/l/c.example/access.log.2.bz2",
+        "/x/d.example.log.deflate",
     ]
     lines = [line()] * len(files)
     query = "SELECT site FROM requests ORDER BY seq"
     found = offline(lines, query, Settings(COMBINED, "file"), files)
-    assert [site for (site,) in found] == ["www.example", "access", "b.example", "-", "access"]
+    assert [site for (site,) in found] == [
+        "www.example", "access", "b.example", "-", "access", "access", "www.example.org", "shop",
+        "access", "d.example",
+    ]  # fmt: skip
     found = offline(lines, query, Settings(COMBINED, "/l*/{site}/access.log"), files)
-    assert [site for (site,) in found] == ["-", "-", "-", "-", "a.example"]
+    assert [site for (site,) in found] == [
+        "-", "-", "-", "-", "a.example", "b.example", "-", "-", "c.example", "-",
+    ]  # fmt: skip
 
 
 @pytest.mark.spark

@@ -22,6 +22,8 @@ _OPEN: Mapping[str, Callable[[str], IO[bytes]]] = {
     ".zst": lambda path: io.BufferedReader(pa.CompressedInputStream(path, "zstd")),
 }
 _ONLY_HADOOP = (".lz4", ".snappy")
+READABLE = tuple(_OPEN)
+"""The ends of the names of compressed files that can be read."""
 
 
 def is_compressed(path: str) -> bool:

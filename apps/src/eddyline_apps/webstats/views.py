@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.api.script import CreateView, parse_script
 from eddyline.errors import DataError
+from eddyline.source.compression import READABLE
 from eddyline_apps.webstats.log_formats import BEACON, LogFormat
 from eddyline_apps.webstats.programs import is_program
 
@@ -24,6 +25,8 @@ SCHEMA = "line STRING, seq BIGINT, file STRING"
 
 KEY_FILE = "webstats-secret"
 HOST, FILE = "host", "file"
+COMPRESSED = rf"\.(?:{'|'.join(end[1:] for end in READABLE)})"
+"""A regular expression of the ends of compressed files, such as `.gz`."""
 SITE = "{site}"
 PROGRAM = "{is_program}"
 
@@ -99,7 +102,7 @@ def _site(site_from: str) -> str:
         return "site"
     if site_from == FILE:
         name = r"regexp_extract(lower(file), r'([^/]*)$', 1)"
-        plain = rf"regexp_replace({name}, r'(?:\.log|[-.]\d+|\.gz)+$', '')"
+        plain = rf"regexp_replace({name}, r'(?:\.log|[-.]\d+|{COMPRESSED})+$', '')"
         site = rf"regexp_replace({plain}, r'^access[-_.]|[-_.]access$', '')"
     else:
         before, found, after = site_from.partition(SITE)
@@ -109,7 +112,7 @@ def _site(site_from: str) -> str:
                 condition="LOG_FORMAT_UNKNOWN",
                 hint="give host, file, or a path with {site} in it, such as /var/log/{site}/access.log",
             )
-        rotated = r"(?:[-.]\d+)?(?:\.gz)?$"
+        rotated = rf"(?:[-.]\d+)?(?:{COMPRESSED})?$"
         pattern = f"{_regex(before)}([^/]+?){_regex(after)}{rotated}"
         site = f"regexp_extract(file, r'{pattern}', 1)"
     return f"coalesce(nullif({site}, ''), '-')"
