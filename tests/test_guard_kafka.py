@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from console_cases import ask, document
 from eddyline.errors import CatalogError, ScriptError
 from eddyline.sink.kafka import SPARK_SERVERS, KafkaFormat
+from eddyline_apps.guard import SHORT_LANE_ROWS
 from eddyline_apps.guard.config import load_config
 from processes import Child
 from sink_changes import target
@@ -68,7 +70,7 @@ def test_changes_of_the_list_arrive_in_the_topic(broker, tmp_path):
     options_of(tmp_path, bootstrap_servers=broker.address)
     log = tmp_path / "access.log"
     log.touch()
-    words = ["--follow", "--log", log, "--config", tmp_path / "guard.yml"]
+    words = ["--follow", "--log", log, "--config", tmp_path / "guard.yml", "--port", "0"]
     child = Child(
         [sys.executable, str(Path(__file__).with_name("guard_child.py")), *map(str, words)],
         tmp_path / "errors",
@@ -80,11 +82,20 @@ def test_changes_of_the_list_arrive_in_the_topic(broker, tmp_path):
 
     inserted = ("insert", "203.0.113.9", "flood")
     try:
+        url = child.wait_for("page:").removesuffix("/guard")
         child.wait_for("following")
         with log.open("a") as file:
             file.writelines([*map(line, ["203.0.113.9"] * 60), line("198.51.100.7")])
         assert until(changes, child.last_words, pause_s=0.5)[:1] == [inserted]
         until(lambda: len(changes()) == 2, child.last_words, pause_s=0.5)
         assert changes() == [inserted, ("delete", *inserted[1:])]
+        settings = document(url, "/api/settings")
+        assert settings["console"]["engine"] == "in this process"
+        options = {one["name"]: one["value"] for one in settings["options"]}
+        assert options["short_lane_rows"] == SHORT_LANE_ROWS
+        assert (
+            'eddyline_sink_rows_total{op="delete",sink="guard_kafka'
+            in ask(url, "/metrics")[2].decode()
+        )
     finally:
         child.kill()

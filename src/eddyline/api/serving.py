@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eddyline.api.epochs import Epochs
@@ -10,6 +11,7 @@ from eddyline.api.sql_servers import Published, start_connect, start_thrift
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number, checked
 from eddyline.catalog.entries import Entry
+from eddyline.console.additions import Addition  # light: hints are looked up when it is called
 from eddyline.plan.explain import explain_text
 
 if TYPE_CHECKING:
@@ -26,16 +28,24 @@ class Served:
     _console: Console | None = None
     _published: Published | None = None
 
-    def serve(self, port: int = 0, host: str = "127.0.0.1", token: str = "") -> str:
+    def serve(
+        self,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        token: str = "",
+        *,
+        additions: Sequence[Addition] = (),
+    ) -> str:
         """Serve the console, its JSON interface below `/api/`, `/metrics`, `/health` and `/ready`.
 
         It reads the storage in threads of this process, and ends with the engine. A second call returns
-        the same address.
+        the same address, and changes nothing.
 
         Args:
             port: 0 for any that is free.
             host: address to bind. Others than loopback need a token.
             token: a reference to a secret, `${env:NAME}` or `${file:PATH}`, that requests have to send.
+            additions: pages of applications.
 
         Returns:
             The address, such as `http://127.0.0.1:43121`.
@@ -62,6 +72,7 @@ class Served:
                 host=host,
                 port=port,
                 token=token,
+                additions=additions,
                 explain=self._known_plan,
                 sql=lambda query: self._reading.sql(query, confined=True),
             ).start()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import parse_qs
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -21,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from eddyline.catalog.entries import VIEW
 from eddyline.console.actions import outcome, report_of
+from eddyline.console.additions import Action, Addition, Answered
 from eddyline.console.api import Api, number_of, status_of
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
 from eddyline.console.guard import internal, limited_body
@@ -49,32 +49,9 @@ FIND_LENGTH = 200
 """The characters of a name to find in the graph."""
 STATIC = Path(__file__).with_name("static")
 
-Answered: TypeAlias = tuple[str, dict[str, Any]] | Response
-"""A template and its values, or a response of another kind."""
 Page = Callable[[Request], Answered]
-Action = Callable[[Observer, Mapping[str, str]], str]
 Form = Callable[[Request, Mapping[str, str]], str]
 """Does what a form with these fields asks for; returns the path of the page to show then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """Pages that an application adds to the console, behind the same guard and in the same layout.
-
-    Attributes:
-        name: of the application: its files are below `/static/NAME/`.
-        package: has the folders `templates` and `static`. Templates may extend those of the console.
-        links: paths and titles for the navigation.
-        pages: by path the function that answers it; called in a thread.
-        actions: by path the function for forms that are posted there; called in a thread with the form's fields. It
-            returns the path of the page to show next. Only a console with a token has actions.
-    """
-
-    name: str
-    package: str
-    links: Sequence[tuple[str, str]]
-    pages: Mapping[str, Callable[[Observer, Request], Answered]]
-    actions: Mapping[str, Action] = field(default_factory=dict)
 
 
 class Pages:

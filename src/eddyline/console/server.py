@@ -19,12 +19,13 @@ try:
     from starlette.exceptions import HTTPException
 
     from eddyline.console.actions import Actions
+    from eddyline.console.additions import Addition
     from eddyline.console.api import Api, Explain
     from eddyline.console.events import Hub
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
     from eddyline.console.observer import Observer
-    from eddyline.console.pages import Addition, Pages
+    from eddyline.console.pages import Pages
     from eddyline.console.queries import Queries, Sql
     from eddyline.console.settings import ConsoleSettings
     from eddyline.console.tally import Tally

@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         if args.port is not None:
             from eddyline_apps.guard.page import serve  # needs packages that may be missing
 
-            address = serve(engine, stack, args.port, args.token)
+            address = serve(engine, args.port, args.token)
             out.say(f"page: {address}", "address", page=address)
         if args.follow:
             follow(engine, guard, config, args.log, out)

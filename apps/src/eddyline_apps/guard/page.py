@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from starlette.requests import Request
 
-from eddyline.arguments import check_number
+from eddyline.console.additions import Addition
 from eddyline.console.observer import Observer
-from eddyline.console.pages import Addition
 from eddyline.errors import DataError
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
 from eddyline_apps.guard.tables import Network, parse_target
@@ -108,21 +105,12 @@ PAGE = Addition(
     {PATH: overview, f"{PATH}/evidence": evidence},
     {f"{PATH}/decisions": decided},
 )
-"""For `Console(additions=...)`."""
+"""For `Engine.serve(additions=...)`."""
 
 
-def serve(engine: Engine, stack: ExitStack, port: int, token: str) -> str:
-    """Serve the console with the page until the stack is closed; return the page's address."""
-    from eddyline.console.server import Console
-    from eddyline.options import Options
-
-    check_number("port", port, 0, 65_535)
-    options = Options.from_environment()
-    sql = partial(engine.sql, confined=True)
-    console = Console(engine.files, options, port=port, token=token, sql=sql, additions=(PAGE,))
-    stack.enter_context(console)
-    engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
-    return console.url + PATH
+def serve(engine: Engine, port: int, token: str) -> str:
+    """Serve the console with the page until the engine stops; return the page's address."""
+    return engine.serve(port, token=token, additions=(PAGE,)) + PATH
 
 
 def _is_in(address: Network | None, network: Network) -> bool:

@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
             address = take_beacons(asked, storage, secret, stack, listen, places)
             out.say(f"page script: {address}", "address", page_script=address)
         if port is not None:
-            address = serve(engine, stack, port)
+            address = serve(engine, port)
             out.say(f"dashboard: {address}", "address", dashboard=address)
         with suppress(KeyboardInterrupt):
             return _work(engine, args, out, wait=port is not None)
@@ -389,20 +389,12 @@ def address_of(listen: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def serve(engine: Engine, stack: ExitStack, port: int) -> str:
-    """Serve the console with the dashboard until the stack is closed; return the address of that."""
+def serve(engine: Engine, port: int) -> str:
+    """Serve the console with the dashboard until the engine stops; return the address of that."""
     # importing it needs packages that may be missing
-    from eddyline.console.server import Console
-    from eddyline.options import Options
     from eddyline_apps.webstats.dashboard import DASHBOARD, PATH
 
-    check_number("port", port, 0, PORT_MAX)
-    sql = partial(engine.sql, confined=True)
-    options = Options.from_environment()
-    console = Console(engine.files, options, port=port, sql=sql, additions=(DASHBOARD,))
-    stack.enter_context(console)
-    engine.on_progress(lambda progress: console.observe(progress.epoch, progress.seconds))
-    return console.url + PATH
+    return engine.serve(port, additions=(DASHBOARD,)) + PATH
 
 
 # --- text ---

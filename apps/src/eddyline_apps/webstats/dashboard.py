@@ -13,8 +13,8 @@ import polars as pl
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from eddyline.console.additions import Addition
 from eddyline.console.observer import Observer
-from eddyline.console.pages import Addition
 from eddyline.errors import DataError
 
 PATH = "/webstats"
@@ -153,7 +153,7 @@ DASHBOARD = Addition(
     ((PATH, "Web statistics"),),
     {PATH: overview, f"{PATH}/curve": curve, f"{PATH}/export": export},
 )
-"""For `Console(additions=...)`."""
+"""For `Engine.serve(additions=...)`."""
 
 
 def _frame(observer: Observer, view: str) -> pl.DataFrame:
