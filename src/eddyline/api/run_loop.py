@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from eddyline.answers.dead_letters import MEND, parse_mended
+from eddyline.answers.run_health import ENDED, RETRYING, RUNNING, STOPPED
 from eddyline.answers.tasks import VERIFY
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
@@ -60,6 +61,7 @@ class RunLoop:
         reading: Reading,
     ) -> None:
         self._workspace = workspace
+        workspace.health = self.health
         self._verifying = Verifying(workspace, reading.verify)
         self._epochs = epochs
         self._background: threading.Thread | None = None
@@ -218,6 +220,7 @@ class RunLoop:
         workspace = self._workspace
         looked = -math.inf
         try:
+            workspace.tell_health()
             with workspace.lock:
                 self._epochs.sinks.wake()
             while not workspace.stopping.is_set():
@@ -236,6 +239,7 @@ class RunLoop:
                         if not more and self._epochs.retry_due():
                             self._epochs.retry()
                     self._failures, self._last_error = 0, None
+                    workspace.tell_health()
                     # between consecutive epochs, other threads can get the lock
                     pause_s = YIELD_S if more else interval_s
                 except Exception as error:  # noqa: BLE001  # nothing ends the run in silence
@@ -244,6 +248,7 @@ class RunLoop:
         except BaseException as error:  # noqa: BLE001  # await_termination raises it
             _LOG.error("the background run has ended: %s", type(error).__name__)
             self._failure = error
+            workspace.tell_health()
 
     def _pause(self, seconds: float) -> None:
         """Wait until the next look for input, the end of the run, or that of the JVM."""
@@ -266,6 +271,7 @@ class RunLoop:
         if ended:
             raise error
         self._failures += 1
+        self._workspace.tell_health()
         pause_s = back_off(self._failures)
         _LOG.error("%s; the next try is in %.1f s", named(error), pause_s)
         return pause_s
@@ -273,13 +279,13 @@ class RunLoop:
     def health(self) -> dict[str, Any]:
         """Return the state of the background run; see `Engine.status`."""
         if self._failure is not None:
-            return {"state": "ended", "error": str(self._failure)}
+            return {"state": ENDED, "error": str(self._failure)}
         if self._background is None or not self._background.is_alive():
-            return {"state": "stopped"}
+            return {"state": STOPPED}
         if self._last_error is not None:
             error = str(self._last_error)
-            return {"state": "retrying", "error": error, "failures": self._failures}
+            return {"state": RETRYING, "error": error, "failures": self._failures}
         for outage in list(self._workspace.sources.outages.values()):
             error, failures = str(outage.error), outage.failures
-            return {"state": "retrying", "error": error, "failures": failures}
-        return {"state": "running"}
+            return {"state": RETRYING, "error": error, "failures": failures}
+        return {"state": RUNNING}

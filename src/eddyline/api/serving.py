@@ -74,6 +74,7 @@ class Served:
                 token=token,
                 additions=additions,
                 explain=self._known_plan,
+                health=lambda: workspace.health(),
                 sql=lambda query: self._reading.sql(query, confined=True),
             ).start()
             self._epochs.reporting.callbacks.append(

@@ -206,6 +206,7 @@ def _column(one: Mapping[str, str]) -> str:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from eddyline.answers.run_health import trouble
     from eddyline.source.lag import lag_text
 
     status = _stored_status(args.storage)
@@ -221,7 +222,8 @@ def _status(args: argparse.Namespace) -> int:
         for item in status["sources"]
     ]
     views = [{**item, "state": _state(item)} for item in status["views"]]
-    print(f"last committed epoch: {status['epoch']}\n")
+    print(f"last committed epoch: {status['epoch']}")
+    print(trouble(status["run"]) or f"background run: {status['run']['state']}", end="\n\n")
     show_rows(TABLE, _with_violations(SOURCES, sources), sources)
     print()
     show_rows(TABLE, _with_violations(VIEWS, views), views)
@@ -291,6 +293,7 @@ def _state(view: Mapping[str, Any]) -> str:
 
 def _stored_status(storage: str) -> dict[str, Any]:
     """Return the status of `Engine.status` from the files, without Spark's JVM."""
+    from eddyline.answers.run_health import stored_health
     from eddyline.answers.status import storage_status
     from eddyline.answers.tasks import stored_catalog
     from eddyline.pipelines.outcomes import pipelines_status
@@ -303,7 +306,8 @@ def _stored_status(storage: str) -> dict[str, Any]:
         with pinned(store.files) as manifest:
             status = storage_status(store.files, catalog, manifest, lags)
         pipelines = pipelines_status(store.files, catalog, lags)
-    return {**status, "pipelines": pipelines}
+        run = stored_health(store.files)
+    return {**status, "pipelines": pipelines, "run": run}
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from eddyline.answers.dead_letters import DeadLetter
+from eddyline.answers.run_health import trouble
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
@@ -167,7 +168,7 @@ class Api:
 
     @_guarded
     async def ready(self, request: Request) -> Response:
-        """Answer 200 while an engine runs, and no view fails; with `age`, if the last commit is younger.
+        """Answer 200 while an engine runs, and neither its run nor a view fails; with `age`, if the last commit is younger.
 
         The reasons are for those who have the token.
         """
@@ -184,6 +185,8 @@ class Api:
         reasons = []
         if status["engine"] != "running":
             reasons.append("no engine runs on this storage")
+        if problem := trouble(status["run"]):
+            reasons.append(problem)
         if failing:
             reasons.append(f"views fail: {', '.join(failing)}")
         if most and (age is None or age > most):

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from eddyline.answers.run_health import STATES as RUN_STATES
 from eddyline.answers.status import row_count
 from eddyline.catalog.entries import VIEW
 from eddyline.console.observer import Observer
@@ -68,6 +69,7 @@ class StorageCollector(Collector):
         self._tally.follow()
         status = self._observer.status()
         yield from self._epochs(status["epoch"], status["committed_at"], status["engine"])
+        yield from self._run(status["run"])
         yield from self._work()
         yield from self._sources(status["sources"])
         yield from self._views(status["views"])
@@ -105,6 +107,17 @@ class StorageCollector(Collector):
                     buckets.append((str(bound), float(below)))
                 family.add_metric([stage], buckets, total)
             yield family
+
+    def _run(self, health: Mapping[str, Any]) -> Iterator[Metric]:
+        text = (
+            "1 for the state of the engine's background run: running, retrying, ended or stopped."
+        )
+        state = _labelled("eddyline_run_state", text, "state")
+        for name in RUN_STATES:
+            state.add_metric([name], float(health["state"] == name))
+        yield state
+        text = "Failures of the background run in a row, after which it tries again."
+        yield _gauge("eddyline_run_failures", text, health.get("failures", 0))
 
     def _violations(self, relations: list[dict[str, object]]) -> Iterator[Metric]:
         text = "Rows that violate an expectation: of a stream all so far, of a view those that it has now."

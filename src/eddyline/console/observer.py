@@ -18,6 +18,7 @@ from eddyline.answers.changelog import RETRACT
 from eddyline.answers.dead_letters import DeadLetter, can_replay, find_letter, list_letters
 from eddyline.answers.profile import Spent, profile
 from eddyline.answers.quick import filtered, quick_answer
+from eddyline.answers.run_health import stored_health
 from eddyline.answers.sinks import sinks_status
 from eddyline.answers.status import row_count, storage_status
 from eddyline.answers.stored import StoredRelation, StoredSnapshot, check_stored
@@ -54,6 +55,7 @@ PROFILED = 16
 """The last epochs whose costs are shown."""
 
 T = TypeVar("T")
+Health = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,16 @@ class Observer:
 
     Args:
         store: the catalog of the storage.
+        health: in the engine's process: returns the health of its background run. Others read it from the storage.
 
     Raises:
         StorageError: NO_STORAGE: there is none.
     """
 
-    def __init__(self, store: CatalogStore) -> None:
+    def __init__(self, store: CatalogStore, health: Health | None = None) -> None:
         self.files: Files = store.files
         self._store = store
+        self._health: Health = health or (lambda: stored_health(self.files))
         self._lock = threading.Lock()
         self._now: tuple[Catalog, Manifest] | None = None
         self._seen: tuple[tuple[int, ...], float] = ((), 0.0)
@@ -182,7 +186,7 @@ class Observer:
     def status(self) -> dict[str, Any]:
         """Return the status of the storage, as `Engine.status`.
 
-        Also `engine`, whether one runs; `committed_at`, the time of the last commit (seconds since
+        Also `engine`, whether one holds the storage; `committed_at`, the time of the last commit (seconds since
         1970); and `dead_letters`, the number of each pipeline, stream and sink.
         """
         return self._cached("status", self._status)
@@ -203,6 +207,7 @@ class Observer:
         committed_at = manifest.committed_at / 1e6 if manifest.committed_at else None
         return {
             "engine": "running" if running else "stopped",
+            "run": self._health(),
             "committed_at": committed_at,
             **status,
             "sinks": sinks,

@@ -27,7 +27,7 @@ _AFTER = _parameter("after", "the epoch after which changes begin; without: the 
 _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
     "/health": ("204 while the console runs", [], ""),
     "/ready": (
-        "200 while an engine runs and no view fails, else 503",
+        "200 while an engine runs, and neither its background run nor a view fails, else 503",
         [_parameter("age", "the greatest age of the last commit, in seconds")],
         "application/json",
     ),

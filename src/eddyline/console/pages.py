@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from eddyline.answers.run_health import trouble
 from eddyline.catalog.entries import VIEW
 from eddyline.console.actions import outcome, report_of
 from eddyline.console.additions import Action, Addition, Answered
@@ -263,6 +264,7 @@ class Pages:
         return "overview.html", {
             "title": "Overview",
             "status": status,
+            "trouble": trouble(status["run"]),
             "failing": [view for view in status["views"] if view["state"] == "failing"],
             "committed": moment.isoformat(timespec="seconds") if moment else "",
             "age": _age(time.time() - committed) if committed else "",

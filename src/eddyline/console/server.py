@@ -24,7 +24,7 @@ try:
     from eddyline.console.events import Hub
     from eddyline.console.guard import Guard, check_token
     from eddyline.console.metrics import registry_of
-    from eddyline.console.observer import Observer
+    from eddyline.console.observer import Health, Observer
     from eddyline.console.pages import Pages
     from eddyline.console.queries import Queries, Sql
     from eddyline.console.settings import ConsoleSettings
@@ -54,6 +54,7 @@ class Console:
             other than loopback can't do without.
         explain: in the process of the storage's engine, which also calls `observe` and `delivered`: returns the plan of a
             view as text, None if that isn't compiled.
+        health: in that process: returns the health of the engine's background run.
         sql: runs a query that readers ask, as `Engine.sql` with `confined`. Without, only plain queries are answered,
             from the files.
         additions: pages of applications.
@@ -78,6 +79,7 @@ class Console:
         port: int = 0,
         token: str = "",
         explain: Explain | None = None,
+        health: Health | None = None,
         sql: Sql | None = None,
         additions: Sequence[Addition] = (),
         read_only: bool = False,
@@ -86,7 +88,7 @@ class Console:
         check_token(host, secret)
         self._store: CatalogStore = open_store(files, options.catalog)
         try:
-            observer = Observer(self._store)
+            observer = Observer(self._store, health)
             self._tally = Tally(observer)
             limiter = CapacityLimiter(READERS_MAX)
             self._hub = Hub(observer, limiter)
