@@ -262,17 +262,18 @@ def test_the_site_comes_from_the_file(offline):
         "/x/access-shop.log-20260101.bz2",
         "/l/c.example/access.log.2.bz2",
         "/x/d.example.log.deflate",
+        "/l/d.example/access.log-2026-03-01.gz",
     ]
     lines = [line()] * len(files)
     query = "SELECT site FROM requests ORDER BY seq"
     found = offline(lines, query, Settings(COMBINED, "file"), files)
     assert [site for (site,) in found] == [
         "www.example", "access", "b.example", "-", "access", "access", "www.example.org", "shop",
-        "access", "d.example",
+        "access", "d.example", "access",
     ]  # fmt: skip
     found = offline(lines, query, Settings(COMBINED, "/l*/{site}/access.log"), files)
     assert [site for (site,) in found] == [
-        "-", "-", "-", "-", "a.example", "b.example", "-", "-", "c.example", "-",
+        "-", "-", "-", "-", "a.example", "b.example", "-", "-", "c.example", "-", "d.example",
     ]  # fmt: skip
 
 

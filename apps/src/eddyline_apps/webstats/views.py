@@ -112,7 +112,7 @@ def _site(site_from: str) -> str:
                 condition="LOG_FORMAT_UNKNOWN",
                 hint="give host, file, or a path with {site} in it, such as /var/log/{site}/access.log",
             )
-        rotated = rf"(?:[-.]\d+)?(?:{COMPRESSED})?$"
+        rotated = rf"(?:[-.]\d+)*(?:{COMPRESSED})?$"
         pattern = f"{_regex(before)}([^/]+?){_regex(after)}{rotated}"
         site = f"regexp_extract(file, r'{pattern}', 1)"
     return f"coalesce(nullif({site}, ''), '-')"
