@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import signal
 import sqlite3
 import threading
 import traceback
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 import postgres
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
-from eddyline.catalog.postgres import POINTER
+from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, REFUSED, WAITING, Inbox
 from eddyline.catalog.sqlite import NAME
 from eddyline.catalog.store import DOCUMENT, CatalogStore, open_store
@@ -326,6 +328,23 @@ def test_a_storage_says_where_its_catalog_is(
     with pytest.raises(StorageError) as caught:
         open_store(files, "" if url else server.url)
     assert caught.value.condition == "CATALOG_ELSEWHERE"
+
+
+def test_a_connection_that_is_frozen_is_given_up(
+    files: FaultyFiles, server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eddyline.catalog.postgres.SILENT_S", 1.0)
+    with closing(open_store(files, server.url)) as store:
+        store.write(Catalog(2))
+        assert isinstance(store.database, PostgresDatabase)
+        assert store.database._connection is not None
+        process = store.database._connection.info.backend_pid
+        os.kill(process, signal.SIGSTOP)
+        try:
+            assert store.waiting() == []  # by another connection
+            assert store.database._connection.info.backend_pid != process
+        finally:
+            os.kill(process, signal.SIGCONT)
 
 
 def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postgres.Server) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,8 @@ POINTER = "postgresql.json"
 
 CONNECT_S = 10
 STATEMENT_MS = 30_000
+SILENT_S = 40.0
+"""After so long a server is given up that doesn't even end a statement at `STATEMENT_MS`, such as one that is frozen."""
 CREATION_LOCK = 0x6564_6479
 """The advisory lock under which the tables are created."""
 
@@ -62,6 +66,7 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[Execute]:
         with self._lock, self._translated_errors(), ExitStack() as stack:
+            stack.enter_context(self._limited())
             connection = self._begin(stack)
 
             def execute(sql: str, values: Sequence[object]) -> list[Row]:
@@ -94,6 +99,31 @@ class PostgresDatabase:
         connection.execute(f"SET statement_timeout = {STATEMENT_MS}".encode())
         stack.enter_context(connection.transaction())
         return connection
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Close the connection, on which the context then fails, if the context takes longer than `SILENT_S`.
+
+        The client itself waits for an answer without a limit.
+        """
+        running = threading.Lock()
+
+        def hang_up() -> None:
+            with running:
+                if self._connection is not None and not self._connection.closed and not over:
+                    with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
+                        connected.shutdown(socket.SHUT_RDWR)
+
+        over = False
+        timer = threading.Timer(SILENT_S, hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            with running:
+                over = True
+            timer.cancel()
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
