@@ -32,7 +32,7 @@ from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
 from eddyline.runtime.rows_at_fault import Piece
 from eddyline.runtime.view_failures import VIEW_FAILING, not_compiled, set_aside
-from eddyline.spark.failures import jvm_lost
+from eddyline.spark.jvm import is_unanswered
 from eddyline.spark.schema import plain_schema
 from eddyline.state.manifest import (
     Clock,
@@ -351,7 +351,7 @@ class Epochs:
             try:
                 plans[entry.name] = workspace.plan(entry).plan
             except QueryError as error:
-                if entry.kind != VIEW or jvm_lost(error.__cause__):
+                if entry.kind != VIEW or is_unanswered(error.__cause__):
                     raise
                 read = [
                     failure.view for failure in aside.values() if failure.view in entry.upstream

@@ -12,7 +12,8 @@ from eddyline.catalog.expectations import expectations_of, strict
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.sources import SourceOutage
-from eddyline.spark.failures import jvm_lost, query_errors
+from eddyline.spark.failures import query_errors
+from eddyline.spark.jvm import is_unanswered
 from eddyline.sql.expectations import STOP, Expectation
 
 SHOWN = 300
@@ -152,7 +153,7 @@ class Stops:
                 if evaluated:
                     rows.selectExpr(*(f"count_if({one.violated})" for one in evaluated)).collect()
         except QueryError as error:
-            if jvm_lost(error.__cause__):
+            if is_unanswered(error.__cause__):
                 raise
             return f"its constraints can't be evaluated: {error.message}"
         return ""

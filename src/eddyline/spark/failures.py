@@ -100,11 +100,6 @@ def lost_worker(error: BaseException) -> bool:
     return _LOST_WORKER.search(str(error)) is not None
 
 
-def jvm_lost(error: BaseException | None) -> bool:
-    """Return whether the JVM no longer answers: then the error isn't about the query."""
-    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
-
-
 def message_of(error: BaseException) -> str:
     """Return the cause of an error of Spark in one line, without plan, query and stack traces.
 

@@ -104,9 +104,10 @@ def lost_jvm(error: BaseException | None = None) -> EngineError | None:
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is None:
         return None
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_ENDING_S if _of_connection(error) else 0)
-    if (code := process.poll()) is None:
+    if (code := process.poll()) is None and _of_connection(error):
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(_ENDING_S)
+    if code is None:
         return None
     how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
     return EngineError(
@@ -127,12 +128,15 @@ def check_jvm(error: BaseException | None = None) -> None:
         raise lost from error
 
 
+def is_unanswered(error: BaseException | None) -> bool:
+    """Return whether a JVM, also one that another process has started, gave no answer: the error isn't about the query."""
+    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+
+
 def _of_connection(error: BaseException | None) -> bool:
     """Return whether an error, or one that has led to it, may be that of a connection to the JVM."""
     while error is not None:
-        if isinstance(error, OSError) or (
-            isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
-        ):
+        if isinstance(error, OSError) or is_unanswered(error):
             return True
         error = error.__cause__ or error.__context__
     return False
