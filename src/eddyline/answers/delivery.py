@@ -32,7 +32,7 @@ from eddyline.state.manifest import (
 from eddyline.state.recover import flush
 from eddyline.state.retyping import cast_to
 from eddyline.state.runs import Run, read_run
-from eddyline.state.weights import check_held
+from eddyline.state.weights import check_held, deletes_in
 from eddyline.storage.files import Files
 
 ROWS_MAX = 1_000_000
@@ -252,7 +252,7 @@ class Delivery:
 
     def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
         self.rows += rows.num_rows
-        self.deletes += int(np.count_nonzero(rows.column(-1).to_numpy() < 0))
+        self.deletes += deletes_in(rows.column(-1))
         if self.abandoned:
             return  # another delivery may have begun
         self.outbox.advance(Cursor(self.changelog.view, epoch))

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from eddyline.changes import BucketId, Epoch, ViewId
+from eddyline.changes import WEIGHT, BucketId, Epoch, ViewId
 from eddyline.errors import EddylineError
 from eddyline.intake.watermarks import Watermarks
 from eddyline.operators.base import numbered
@@ -397,7 +397,9 @@ class EpochRunner:
         delta: Buckets = {BucketId(0): runs} if runs else {}
         state.deltas[plan.result] = delta
         if plan.name in state.counters:
-            found = [deletes_in(read_run(self.files, run)) for run in runs] if before else []
+            found = (
+                [deletes_in(read_run(self.files, run)[WEIGHT]) for run in runs] if before else []
+            )
             state.counters[plan.name] |= {"out": row_count(delta), "deleted": sum(found)}
 
     def _next_manifest(

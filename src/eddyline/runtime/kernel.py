@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from eddyline.changes import BUCKET, HASH, BucketId, Epoch
+from eddyline.changes import BUCKET, HASH, WEIGHT, BucketId, Epoch
 from eddyline.operators.base import Operator, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
@@ -160,7 +160,7 @@ class Kernel:
                     if slot not in written:
                         written[slot] = self._writer(context, slot, task, state[slot])
                     written[slot].add(rows)
-                    counts["deleted"] += deletes_in(rows) if slot == ROWS else 0
+                    counts["deleted"] += deletes_in(rows[WEIGHT]) if slot == ROWS else 0
             for slot, writer in written.items():
                 slots[slot] = self._extended(writer, state[slot], limits.get(slot, ()))
             counts["touched"] = sum(arrangement.touched for arrangement in state.values())
@@ -233,7 +233,7 @@ class Kernel:
         reports[buckets[0]]["counts"] = {
             "in": delta.num_rows,
             "out": sum(table.num_rows for table in output),
-            "deleted": deletes_in(step.appends[ROWS]) if ROWS in step.appends else 0,
+            "deleted": deletes_in(step.appends[ROWS][WEIGHT]) if ROWS in step.appends else 0,
             "touched": sum(arrangement.touched for arrangement in together.values()),
             "us": round((time.perf_counter() - started) * 1e6),
         }

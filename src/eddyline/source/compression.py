@@ -14,6 +14,7 @@ from typing import IO
 import pyarrow as pa
 
 from eddyline.errors import DataError
+from eddyline.storage.os_errors import is_of_system
 
 _OPEN: Mapping[str, Callable[[str], IO[bytes]]] = {
     ".gz": lambda path: io.BufferedReader(gzip.open(path)),  # noqa: SIM115
@@ -46,8 +47,7 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
         with _OPEN[ending](path) if ending in _OPEN else open(path, "rb") as stream:
             yield stream
     except (EOFError, ValueError, OSError, zlib.error) as error:
-        failed = isinstance(error, OSError) and error.errno is not None
-        if failed or not is_compressed(path):
+        if is_of_system(error) or not is_compressed(path):
             raise
         raise DataError(
             f"a file of a stream can't be decompressed: {error}",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eddyline.errors import DataError
-from eddyline.storage.os_errors import input_errors
+from eddyline.storage.os_errors import input_errors, is_of_system
 
 
 def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> str:
@@ -26,7 +26,7 @@ def parquet_fault(path: str, schema: pa.Schema, *, by_spark: bool = False) -> st
         with _opened(path) as file:
             found = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     except (OSError, ValueError, pa.ArrowException) as error:  # names needn't be UTF-8
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_system(error):
             raise
         return str(error)
     present = _present(schema.names, list(found))

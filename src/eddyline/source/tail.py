@@ -24,6 +24,7 @@ from eddyline.source.growing import GrowingFiles, Known, pieces
 from eddyline.source.lag import BYTES, Unread
 from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.redo_log import RedoLog
+from eddyline.storage.os_errors import is_of_system
 
 VALUE, LINE, FILE = "value", "line", "file"
 COLUMNS = pa.schema([(VALUE, pa.string()), (LINE, pa.int64()), (FILE, pa.string())])
@@ -222,7 +223,7 @@ def _fault(path: str, error: Exception) -> dict[str, Any]:
     They are -1, so that it is read again at the next look, if the system doesn't let it be read now.
     """
     fault = {"size": -1, "modified": -1, "fault": str(error.__cause__ or error)}
-    if isinstance(error, OSError) and error.errno is not None:
+    if is_of_system(error):
         return fault
     with suppress(OSError):
         status = os.stat(path)

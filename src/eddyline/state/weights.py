@@ -10,9 +10,9 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import StateError
 
 
-def deletes_in(rows: pa.Table) -> int:
-    """Return how many rows of a delta are deletes: those with a negative weight."""
-    return int(np.count_nonzero(rows[WEIGHT].to_numpy() < 0))
+def deletes_in(weights: pa.ChunkedArray) -> int:
+    """Return how many rows of a delta are deletes, by their weights, which are negative then."""
+    return int(np.count_nonzero(weights.to_numpy() < 0))
 
 
 def check_held(holder: str, rows: pa.Table, **context: object) -> None:

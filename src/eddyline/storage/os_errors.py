@@ -25,19 +25,24 @@ def storage_errors(name: str) -> Iterator[None]:
         ) from error
 
 
+def is_of_system(error: BaseException) -> bool:
+    """Return whether the operating system has raised an error: then nothing is known of a file's content.
+
+    An OSError without an errno comes from a decoder, and tells of the content.
+    """
+    return isinstance(error, OSError) and error.errno is not None
+
+
 @contextmanager
 def input_errors(path: str) -> Iterator[None]:
-    """Translate OSError into StorageError READ_FAILED, naming the file of a stream.
-
-    One without an errno passes: it comes from a decoder, and tells of the content.
-    """
+    """Translate errors of the operating system into StorageError READ_FAILED, naming the file of a stream."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:
+        if not is_of_system(error):
             raise
         raise StorageError(
-            f"a file of a stream can't be read now: {os.strerror(error.errno)}",
+            f"a file of a stream can't be read now: {os.strerror(error.errno or 0)}",
             condition="READ_FAILED",
             file=path,
             hint="mend the cause (the disk, permissions, too many open files); nothing of the epoch was committed",
