@@ -31,10 +31,11 @@ from eddyline.spark.schema import loosened
 from eddyline.state.kernels import repeat
 from eddyline.state.retyping import cast_to
 from eddyline.state.runs import ipc_bytes
+from eddyline.state.weights import deletes_in
 
 SHOWN_ROWS = 5
 _PENDING_ROWS = 1 << 18
-"""A task puts so many rows together before equal ones cancel each other out."""
+"""A task holds at least so many rows before equal ones cancel each other out."""
 _EXACT = (
     BinaryType, BooleanType, DateType, DecimalType, IntegralType, TimestampNTZType, TimestampType,
 )  # fmt: skip
@@ -117,30 +118,28 @@ def _is_exact(kind: DataType) -> bool:
 def _differences(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Compare the rows of a task: those of the left side have the weight 1, those of the right one -1."""
     prepare_worker()
-    counts = {1: 0, -1: 0}
-    rest: pa.Table | None = None
-    pending, waiting = list[pa.RecordBatch](), 0
+    all_rows = right_rows = 0
+    held, held_rows, most = list[pa.Table](), 0, _PENDING_ROWS
     for batch in batches:
-        weights = batch.column(WEIGHT).to_numpy()
-        for weight in counts:
-            counts[weight] += int(np.count_nonzero(weights == weight))
-        pending.append(batch)
-        waiting += batch.num_rows
-        if waiting > max(_PENDING_ROWS, rest.num_rows if rest else 0):
-            rest, pending, waiting = _cancelled(rest, pending), [], 0
-    if rest is None and not pending:
+        all_rows += batch.num_rows
+        right_rows += deletes_in(batch.column(WEIGHT))
+        held.append(pa.Table.from_batches([batch]))
+        held_rows += batch.num_rows
+        if held_rows > most:
+            held = [_cancelled(held)]
+            held_rows = held[0].num_rows
+            most = max(_PENDING_ROWS, 2 * held_rows)
+    if not held:
         return
-    rest = _cancelled(rest, pending)
-    left, right = map(ipc_bytes, _unmatched(rest))
-    yield pa.RecordBatch.from_pydict(
-        {"left_rows": [counts[1]], "right_rows": [counts[-1]], "left": [left], "right": [right]}
-    )
+    left, right = map(ipc_bytes, _unmatched(_cancelled(held)))
+    counts = {"left_rows": [all_rows - right_rows], "right_rows": [right_rows]}
+    yield pa.RecordBatch.from_pydict({**counts, "left": [left], "right": [right]})
 
 
-def _cancelled(rest: pa.Table | None, pending: list[pa.RecordBatch]) -> pa.Table:
-    rows = pa.Table.from_batches(pending) if pending else None
-    both = pa.concat_tables([table for table in (rest, rows) if table is not None])
-    return net_changes(both, [name for name in both.column_names if name != WEIGHT])
+def _cancelled(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return the net changes of all parts."""
+    rows = pa.concat_tables(parts)
+    return net_changes(rows, [name for name in rows.column_names if name != WEIGHT])
 
 
 def _read(data: bytes) -> pa.Table:

@@ -10,7 +10,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import StateError
 
 
-def deletes_in(weights: pa.ChunkedArray) -> int:
+def deletes_in(weights: pa.ChunkedArray | pa.Array) -> int:
     """Return how many rows of a delta are deletes, by their weights, which are negative then."""
     return int(np.count_nonzero(weights.to_numpy() < 0))
 
