@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from eddyline.answers.answer import QueryAnswer, spark_answer
+from eddyline.answers.answer import QueryAnswer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
 from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_report, show_rows
-from eddyline.cli.text import FORMATTERS
+from eddyline.cli.text import FORMATTERS, frame_text
 from eddyline.errors import ScriptError
 from eddyline.options import Options
 
@@ -114,13 +114,8 @@ def add_to(commands: Commands) -> None:
 def _sql(args: argparse.Namespace) -> int:
     answer = _answer_from_files(args.storage, args.query)
     if answer is None or (args.format == "json" and answer.lines is None):
-        from eddyline.spark.failures import query_errors
-
-        with (
-            open_engine(existing(args.storage), read_only=True) as engine,
-            query_errors(args.query),
-        ):
-            print(FORMATTERS[args.format](spark_answer(engine.sql(args.query))))
+        with open_engine(existing(args.storage), read_only=True) as engine:
+            print(frame_text(args.format, engine.sql(args.query), args.query))
     else:
         print(FORMATTERS[args.format](answer))
     return 0

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from eddyline.answers.answer import spark_answer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
 from eddyline.cli.output import Output, add_format, show_progress
-from eddyline.cli.text import FORMATTERS
+from eddyline.cli.text import frame_text
 
 
 def add_to(commands: Commands) -> None:
@@ -56,10 +55,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.connect is not None:
             _say_address(out, "connect", engine.serve_connect(args.connect))
         if answer is not None:
-            from eddyline.spark.failures import query_errors
-
-            with query_errors(""):
-                print(FORMATTERS[args.format](spark_answer(answer)), flush=True)
+            print(frame_text(args.format, answer), flush=True)
         if args.once:
             engine.advance()
         else:

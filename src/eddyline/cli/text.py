@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from eddyline.answers.answer import QueryAnswer, as_csv
+from eddyline.answers.answer import QueryAnswer, as_csv, spark_answer
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from eddyline.runtime.progress import Progress
 
 SHORT = 60  # characters of an error or a payload in a list
@@ -102,3 +104,11 @@ FORMATTERS: dict[str, Callable[[QueryAnswer], str]] = {
     "json": as_json,
 }
 """The formats of `eddyline sql`."""
+
+
+def frame_text(form: str, frame: DataFrame, query: str = "") -> str:
+    """Format the rows of a DataFrame; QueryError if Spark fails on them."""
+    from eddyline.spark.failures import query_errors
+
+    with query_errors(query):
+        return FORMATTERS[form](spark_answer(frame))
