@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
-from eddyline.answers.status import operator_rows
+from eddyline.answers.state_sizes import operator_rows
 from eddyline.errors import DataError, EddylineError
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Crash, FaultyFiles, Offline, PlainTable

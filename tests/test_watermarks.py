@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
-from eddyline.answers.status import operator_rows
+from eddyline.answers.state_sizes import operator_rows
 from eddyline.errors import DataError, QueryError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Term, bound_of

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from eddyline.answers.named_readers import readers_status
+from eddyline.answers.state_sizes import operator_rows, state_size
 from eddyline.answers.verified import verified
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import RETAIN, VIEW, Entry
@@ -28,12 +29,6 @@ from eddyline.storage.files import Files
 
 LIVE = "live"  # the state of a view that epochs keep up to date
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def state_size(manifest: Manifest, entry: Entry) -> tuple[int, int]:
-    """Return the rows and bytes on disk of a table or view: its result and its operators' state."""
-    runs = [run for own in manifest.of(entry.id).values() for run in own]
-    return sum(run.rows for run in runs), sum(run.bytes for run in runs)
 
 
 def bucket_count(catalog: Catalog, manifest: Manifest) -> int:
@@ -187,13 +182,6 @@ def _growth(entry: Entry, earlier: Manifest, now: Manifest) -> float | None:
     epochs = now.epoch - earlier.epoch
     grown = operator_rows(entry, now) - operator_rows(entry, earlier)
     return grown / epochs if epochs > 0 else None
-
-
-def operator_rows(entry: Entry, manifest: Manifest) -> int:
-    """Return the number of rows in the state of a view's operators, without its result."""
-    result = manifest.result(entry.id, ROWS)
-    held = [runs for name, runs in manifest.of(entry.id).items() if name != result]
-    return sum(run.rows for runs in held for run in runs)
 
 
 def _timestamp(micros: int | None) -> str | None:

@@ -13,6 +13,7 @@ from pyspark.sql.types import VariantType
 from eddyline.answers.difference import Difference, frames_difference
 from eddyline.answers.results import Results
 from eddyline.answers.spark_files import read_by_spark
+from eddyline.answers.state_sizes import state_size
 from eddyline.catalog.altered import seen_by
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
@@ -186,7 +187,7 @@ def verify_views(
         offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing, frames)
         for entry in by_epoch[epoch]:
             live = results.content(entry, manifest, session)
-            rows = sum(run.rows for runs in then.of(entry.id).values() for run in runs)
+            rows, _ = state_size(then, entry)
             found[entry.name] = frames_difference(
                 _convertible(live), _convertible(offline[entry.name]), 1 + rows // ROWS_A_TASK
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.deliverer import Delivered
 from eddyline.answers.failing import view_failing
-from eddyline.answers.status import state_size
+from eddyline.answers.state_sizes import state_size
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import LATE, VIEW
 from eddyline.changes import ViewId

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from eddyline.answers.status import state_size
+from eddyline.answers.state_sizes import state_size
 from eddyline.api.dml import Dml
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
