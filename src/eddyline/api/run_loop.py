@@ -61,7 +61,6 @@ class RunLoop:
         reading: Reading,
     ) -> None:
         self._workspace = workspace
-        workspace.health = self.health
         self._verifying = Verifying(workspace, reading.verify)
         self._epochs = epochs
         self._background: threading.Thread | None = None
@@ -220,7 +219,7 @@ class RunLoop:
         workspace = self._workspace
         looked = -math.inf
         try:
-            workspace.tell_health()
+            self._tell_health()
             with workspace.lock:
                 self._epochs.sinks.wake()
             while not workspace.stopping.is_set():
@@ -239,7 +238,7 @@ class RunLoop:
                         if not more and self._epochs.retry_due():
                             self._epochs.retry()
                     self._failures, self._last_error = 0, None
-                    workspace.tell_health()
+                    self._tell_health()
                     # between consecutive epochs, other threads can get the lock
                     pause_s = YIELD_S if more else interval_s
                 except Exception as error:  # noqa: BLE001  # nothing ends the run in silence
@@ -248,7 +247,7 @@ class RunLoop:
         except BaseException as error:  # noqa: BLE001  # await_termination raises it
             _LOG.error("the background run has ended: %s", type(error).__name__)
             self._failure = error
-            workspace.tell_health()
+            self._tell_health()
 
     def _pause(self, seconds: float) -> None:
         """Wait until the next look for input, the end of the run, or that of the JVM."""
@@ -271,10 +270,15 @@ class RunLoop:
         if ended:
             raise error
         self._failures += 1
-        self._workspace.tell_health()
+        self._tell_health()
         pause_s = back_off(self._failures)
         _LOG.error("%s; the next try is in %.1f s", named(error), pause_s)
         return pause_s
+
+    def _tell_health(self) -> None:
+        """Store the health for other processes, if it has changed."""
+        if self._workspace.writes:
+            self._workspace.stored_health.store(self.health())
 
     def health(self) -> dict[str, Any]:
         """Return the state of the background run; see `Engine.status`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from eddyline.api.epochs import Epochs
 from eddyline.api.reading import Reading
+from eddyline.api.run_loop import RunLoop
 from eddyline.api.sql_servers import Published, start_connect, start_thrift
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number, checked
@@ -25,6 +26,7 @@ class Served:
     _workspace: Workspace
     _epochs: Epochs
     _reading: Reading
+    _running: RunLoop
     _console: Console | None = None
     _published: Published | None = None
 
@@ -74,7 +76,7 @@ class Served:
                 token=token,
                 additions=additions,
                 explain=self._known_plan,
-                health=lambda: workspace.health(),
+                health=self._running.health,
                 sql=lambda query: self._reading.sql(query, confined=True),
             ).start()
             self._epochs.reporting.callbacks.append(

@@ -17,7 +17,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 from eddyline.answers.named_readers import forget_readers
 from eddyline.answers.open_reads import OpenReads
 from eddyline.answers.results import Results
-from eddyline.answers.run_health import STOPPED, StoredHealth
+from eddyline.answers.run_health import StoredHealth
 from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
 from eddyline.api.formats import FORMATS
@@ -89,7 +89,7 @@ class Workspace:
         closing: functions to call when the engine stops.
         saved: functions to call after each change of the catalog.
         clock: returns the time, in microseconds since 1970: of the receipt of input, and of epochs.
-        health: returns the health of the background run.
+        stored_health: the health of the background run, for other processes.
         filling: by name, in lower case, of a view that is being filled: returns its entry for the status.
     """
 
@@ -110,8 +110,7 @@ class Workspace:
         self.saved: list[Callable[[], None]] = []
         self.clock: Callable[[], int] = lambda: time.time_ns() // 1000
         self.filling: dict[str, Callable[[], Mapping[str, Any]]] = {}
-        self.health: Callable[[], dict[str, Any]] = lambda: {"state": STOPPED}
-        self._stored_health = StoredHealth(self.files)
+        self.stored_health = StoredHealth(self.files)
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)
         self._storage_lock = None if read_only else StorageLock(self.files)
@@ -120,7 +119,7 @@ class Workspace:
             # raised before the storage is read, so that all commits of older writers are seen
             if self.writes:
                 self.files.fence = Fence.raised(self.files.root)
-                self._stored_health.forget()
+                self.stored_health.forget()
             self.store = open_store(self.files, options.catalog)
             self.inbox = Inbox(self.store)
             self.catalog, self.manifest = self._open(spark)
@@ -179,11 +178,6 @@ class Workspace:
                 condition="STORAGE_IN_USE",
                 hint="stop the other engine; reading works meanwhile",
             )
-
-    def tell_health(self) -> None:
-        """Store the health of the background run for other processes, if it has changed."""
-        if self.writes:
-            self._stored_health.store(self.health())
 
     def current(self) -> Manifest:
         """Return the last committed epoch; while another engine writes, read it again each time."""
@@ -363,7 +357,7 @@ class Workspace:
     def _unlock(self) -> None:
         if self._storage_lock is not None:
             if self.writes:
-                self._stored_health.forget()
+                self.stored_health.forget()
             self._storage_lock.release()
 
     def _read_catalog(self) -> None:
