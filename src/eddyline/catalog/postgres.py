@@ -22,10 +22,6 @@ CONNECT_S = 10
 STATEMENT_MS = 30_000
 SILENT_S = 40.0
 """After so long a server is given up that doesn't even end a statement at `STATEMENT_MS`, such as one that is frozen."""
-CREATION_LOCK = 0x6564_6479
-"""The advisory lock under which the tables are created."""
-
-
 LIVENESS = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -33,6 +29,8 @@ LIVENESS = {
     "tcp_user_timeout": 30_000,
 }
 """Limits, in seconds and milliseconds, after which a server that can't be reached any more is an error."""
+CREATION_LOCK = 0x6564_6479
+"""The advisory lock under which the tables are created."""
 
 
 class PostgresDatabase:
