@@ -25,7 +25,7 @@ from eddyline.catalog.postgres import POINTER, PostgresDatabase
 from eddyline.catalog.requests import DONE, REFUSED, WAITING, Inbox
 from eddyline.catalog.sqlite import NAME
 from eddyline.catalog.store import DOCUMENT, CatalogStore, open_store
-from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
+from eddyline.errors import CatalogError, EddylineError, EngineError, StateError, StorageError
 from eddyline.options import Options
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
@@ -328,6 +328,17 @@ def test_a_storage_says_where_its_catalog_is(
     with pytest.raises(StorageError) as caught:
         open_store(files, "" if url else server.url)
     assert caught.value.condition == "CATALOG_ELSEWHERE"
+
+
+def test_a_request_waits_for_the_next_process_if_the_jvm_is_lost(store: CatalogStore) -> None:
+    store.write(Catalog(2))
+    number, inbox = store.add_request("drop", "v"), Inbox(store)
+    with pytest.raises(EngineError), inbox.answering(store.request(number)):
+        raise EngineError("the JVM of Spark was killed by signal 9", condition="JVM_LOST")
+    assert store.request(number).state == WAITING
+    with inbox.answering(store.request(number)):
+        raise EngineError("there is no such view", condition="NOT_FOUND")
+    assert store.request(number).state == REFUSED
 
 
 def test_a_connection_that_is_frozen_is_given_up(

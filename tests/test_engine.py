@@ -597,3 +597,17 @@ def test_null_structs_whose_fields_cannot_be_null(engine):
     for form in ("retract", "update", "cdf"):
         assert view.changes(form=form).count() > 0
     assert engine.verify()
+
+
+def test_what_fails_at_the_end_keeps_nothing_from_ending(tmp_path, spark):
+    engine, ended = el.Engine(tmp_path / "storage", spark), []
+
+    def fail():
+        raise OSError("the JVM is gone")
+
+    for close in (lambda: ended.append("first"), fail, lambda: ended.append("last")):
+        engine._workspace.closing.append(close)
+    with pytest.raises(OSError, match="the JVM is gone"):
+        engine.stop()
+    assert ended == ["last", "first"]
+    el.Engine(tmp_path / "storage", spark).stop()  # the storage is free
