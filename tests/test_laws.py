@@ -31,7 +31,6 @@ from eddyline.changes import APPEND, DELETE, REJECTED, REPLACED, Epoch
 from eddyline.errors import DataError, StateError, StorageError
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.hold import Hold
-from eddyline.operators.join import Join, JoinKind
 from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
@@ -692,60 +691,6 @@ def test_regroup_gives_both_versions_of_the_touched_groups(epochs: list[list[Cha
             given_last |= in_order
 
 
-joined = st.tuples(st.integers(0, 1), small, words)  # side, key, value
-
-
-def join_delta(changes: list[Change], kind: JoinKind) -> pa.Table:
-    keys = {} if kind is JoinKind.INNER else {"k0": (pa.int64(), [r[1] for r, _ in changes])}
-    return table(
-        {
-            "h": (pa.int64(), [(r[1] or 0) % 2 if keys else r[1] or 0 for r, _ in changes]),
-            "side": (pa.int32(), [r[0] for r, _ in changes]),
-            "matchable": (pa.bool_(), [r[1] is not None for r, _ in changes]),
-            **keys,
-            "l0": (pa.int64(), [None if r[0] else r[1] for r, _ in changes]),
-            "l1": (pa.string(), [None if r[0] else r[2] for r, _ in changes]),
-            "r0": (pa.string(), [r[2] if r[0] else None for r, _ in changes]),
-            "w": (pa.int64(), [w for _, w in changes]),
-        }
-    )
-
-
-def joined_rows(rows: list[Row], kind: JoinKind) -> list[Change]:
-    left = [row[1:] for row in rows if row[0] == 0]
-    right = [row[1:] for row in rows if row[0] == 1]
-    if kind is JoinKind.EXISTS:
-        keys = {key for key, _ in right} - {None}
-        return [((*row, row[0] in keys), 1) for row in left]
-    found: list[Change] = [
-        ((*a, b[1]), 1) for a, b in product(left, right) if a[0] == b[0] and a[0] is not None
-    ]
-    if kind.keeps_left:
-        keys = {key for key, _ in right} - {None}
-        found += [((*row, None), 1) for row in left if row[0] not in keys]
-    if kind.keeps_right:
-        keys = {key for key, _ in left} - {None}
-        found += [((None, None, row[1]), 1) for row in right if row[0] not in keys]
-    return found
-
-
-@pytest.mark.parametrize("kind", JoinKind)
-@laws
-@given(epochs=epochs_of(joined))
-def test_joins_follow_from_the_rows(kind: JoinKind, epochs: list[list[Change]]) -> None:
-    names = ("l0", "l1", "x") if kind is JoinKind.EXISTS else ("l0", "l1", "r0")
-    operator = Join(kind, 0 if kind is JoinKind.INNER else 1, 2, 1)
-    for cut in (epochs, [[change] for epoch in epochs for change in epoch]):
-        bucket, output = Bucket(operator), list[Change]()
-        for number, epoch in enumerate(cut, start=1):
-            taken = epoch
-            if kind is JoinKind.INNER:  # rows without a key never reach its kernel
-                taken = [(row, w) for row, w in epoch if row[1] is not None]
-            for part in bucket.feed(join_delta(taken, kind)):
-                output += weighted(part, names)
-            assert z_set(output) == z_set(joined_rows(integrated(cut[:number]), kind))
-
-
 visits = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 6))
 
 
@@ -930,32 +875,6 @@ def test_what_is_not_there_can_not_be_retracted() -> None:
         with pytest.raises(StateError) as refused:
             Bucket(operator).feed(delta)
         assert refused.value.condition == "NEGATIVE_WEIGHT"
-
-
-def side_delta(side: int, weight: int) -> pa.Table:
-    """One row of one side of a join by k0, whose other side is null."""
-    return table(
-        {
-            "h": (pa.int64(), [1]),
-            "side": (pa.int8(), [side]),
-            "matchable": (pa.bool_(), [True]),
-            "k0": (pa.string(), ["a"]),
-            "l0": (pa.int64(), [None if side else 7]),
-            "r0": (pa.int64(), [7 if side else None]),
-            "w": (pa.int64(), [weight]),
-        }
-    )
-
-
-@pytest.mark.parametrize("kind", JoinKind)
-def test_a_join_refuses_rows_that_are_held_less_than_zero_times(kind: JoinKind) -> None:
-    """At once where it looks the row up, else when the row is to be paired."""
-    with pytest.raises(StateError) as refused:  # noqa: PT012  # one of the two
-        bucket = Bucket(Join(kind, 1, 1, 1))
-        bucket.feed(side_delta(0, -1))
-        bucket.feed(side_delta(1, 1))
-    assert refused.value.condition == "NEGATIVE_WEIGHT"
-    assert "operator join" in str(refused.value)
 
 
 def test_a_result_with_a_negative_weight_is_refused_by_readers_and_when_it_is_compacted() -> None:

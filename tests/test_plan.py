@@ -261,6 +261,30 @@ def test_distinct_calls_with_conditions_share_the_distinct_rows(engine: el.Engin
 
 
 @pytest.mark.spark
+def test_a_join_that_compares_both_sides_is_one_operator(engine: el.Engine) -> None:
+    shown = engine.explain("SELECT t.id, u.k FROM t FULL JOIN u ON t.x = u.x AND t.id < u.id")
+    assert shown.count("class 2") == 2, shown  # the join and the view
+    assert "rows of both sides by key, and how many pairs each is in" in shown
+    shown = engine.explain(
+        "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.x = t.x AND u.id <> t.id)"
+        " AND NOT EXISTS (SELECT 1 FROM u WHERE u.x = t.x AND u.id <> t.id AND u.k > 'a')"
+    )
+    assert shown.count("class 2") == 3, shown
+    # what may fail for rows without a partner is left to Spark, which evaluates it for pairs
+    shown = engine.explain("SELECT t.id, u.k FROM t LEFT JOIN u ON t.x = u.x AND u.id < 1 div t.id")
+    assert "rows with a pair" in shown
+
+
+@pytest.mark.spark
+def test_not_in_compares_by_value(engine: el.Engine) -> None:
+    shown = engine.explain("SELECT id FROM t WHERE x NOT IN (SELECT x FROM u)")
+    assert "keys: t.x" in shown
+    assert "warning" not in shown
+    shown = engine.explain("SELECT id FROM t WHERE (x, k) NOT IN (SELECT x, k FROM u)")
+    assert "warning: a join without an equality" in shown
+
+
+@pytest.mark.spark
 def test_deep_expressions_are_live(engine: el.Engine) -> None:
     engine.table("deeply", "v BIGINT").insert([(1,), (2,)])
     engine.view("deep", f"SELECT {' + '.join(['v'] * 400)} AS s FROM deeply")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField
 
-from eddyline.operators.base import numbered
-from eddyline.operators.join import LEFT, RIGHT, Join, JoinKind
+from eddyline.operators.base import Operator, numbered
+from eddyline.operators.conditional_join import ConditionalJoin, PairTest
+from eddyline.operators.join import Join
+from eddyline.operators.pairing import LEFT, RIGHT, JoinKind
 from eddyline.plan.build import Build, Delta, until
-from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.eventtime import Bound, Bounds, Expiry, bound_of, lowest
+from eddyline.plan.eventtime import Bounds, Expiry, lowest
+from eddyline.plan.join_conditions import Compared, conjunction, pair_condition
+from eddyline.plan.join_sides import JoinSide, time_of_pairs
 from eddyline.plan.logical import (
     Expression,
     JoinNode,
@@ -41,27 +44,6 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One input of a join: its delta, the columns that are needed, its keys."""
-
-    delta: Delta
-    columns: list[Expression]
-    keys: list[Expression]
-
-    def place(self, expression: Expression) -> int | None:
-        """Return the place of an expression among the columns; None if it is no column."""
-        if kind(expression) != "AttributeReference":
-            return None
-        ids = [id_of(column) for column in self.columns]
-        wanted = id_of(expression)
-        return ids.index(wanted) if wanted in ids else None
-
-    def bound(self, catalyst: Catalyst, expression: Expression) -> Bound | None:
-        """Return the bound of an expression over this side."""
-        return bound_of(catalyst, expression, self.delta.bounds)
-
-
 _TIME_OF_BOTH = (
     "declare a WATERMARK on both sides and let them meet in time: "
     "a.ts BETWEEN b.ts - INTERVAL 1 HOUR AND b.ts + INTERVAL 1 HOUR, or a.window = b.window"
@@ -75,6 +57,11 @@ def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
     if how is None:
         raise build.refused(JOIN_TYPE.about(name=name), join_text(node))
     left_keys, right_keys, rest = build.catalyst.equi_join_keys(node)
+    one = JoinSide(left, output_of(children_of(node)[0]), left_keys)
+    two = JoinSide(right, output_of(children_of(node)[1]), right_keys)
+    condition = pair_condition(rest, one.columns, two.columns)
+    if name == "LeftAnti" and condition.is_not_in and not left_keys:
+        return _not_in(build, node, one, two, condition.compared[0])
     most = children_of(node)[1].maxRows()
     one_row = most.isDefined() and int(most.get()) <= 1
     if not (left_keys or one_row or (_is_scalar(node) and rest is None)):
@@ -82,16 +69,17 @@ def join(build: Build, node: JoinNode, left: Delta, right: Delta) -> Delta:
             "a join without an equality compares every row of one side with every row of the "
             f"other, in one task: {join_text(node)}"
         )
-    one = _Side(left, output_of(children_of(node)[0]), left_keys)
-    two = _Side(right, output_of(children_of(node)[1]), right_keys)
     if how is JoinKind.INNER:
-        return _pairs(build, node, one, two)
-    if rest is None:
-        if how is JoinKind.EXISTS:
-            flagged, flag = _flagged(build, node, one, two, condition_text(node.condition()))
-            return _by_flag(build, node, flagged, flag)
-        return _matched(build, node, how, one, two)
-    return _with_rest(build, node, how, one, two)
+        return _pairs(build, node, *_tested(one, two, condition.compared))
+    if condition.others or (_is_scalar(node) and rest is not None):
+        return _with_rest(build, node, how, one, two, condition.compared)
+    one = replace(one, matchable=conjunction(build.catalyst, condition.left))
+    two = replace(two, matchable=conjunction(build.catalyst, condition.right))
+    if how is not JoinKind.EXISTS:
+        return _matched(build, node, how, *_tested(one, two, condition.compared))
+    two = replace(two, columns=_columns_of([two for _, _, two in condition.compared]))
+    sides = _tested(one, two, condition.compared)
+    return _by_flag(build, node, *_flagged(build, node, *sides, condition_text(node.condition())))
 
 
 def _is_scalar(node: JoinNode) -> bool:
@@ -104,34 +92,47 @@ def _name(node: JoinNode) -> str:
     return "LeftOuter" if _is_scalar(node) else kind(node.joinType())
 
 
-def _pairs(build: Build, node: JoinNode, left: _Side, right: _Side) -> Delta:
-    """Lower the inner join: the operator pairs rows by hash, the condition filters the pairs."""
-    pairs = _matched(build, node, JoinKind.INNER, left, right)
+def _pairs(
+    build: Build, node: JoinNode, left: JoinSide, right: JoinSide, tests: Sequence[PairTest]
+) -> Delta:
+    """Lower the inner join: the operator pairs rows by hash and tests them, the condition filters the pairs."""
+    pairs = _matched(build, node, JoinKind.INNER, left, right, tests)
     if not node.condition().isDefined():
         return pairs
     plan = build.catalyst.filter(node.condition().get(), pairs.plan)
     return replace(pairs, plan=plan)
 
 
-def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _Side) -> Delta:
+def _matched(
+    build: Build,
+    node: JoinNode,
+    how: JoinKind,
+    left: JoinSide,
+    right: JoinSide,
+    tests: Sequence[PairTest],
+) -> Delta:
     """Return the pairs, and with an outer join the rows without a match, padded with nulls."""
     condition = node.condition().get() if node.condition().isDefined() else None
-    time = _time_of_pairs(build.catalyst, how, left, right, condition)
+    inner = how is JoinKind.INNER
+    time = time_of_pairs(build.catalyst, inner or bool(tests), left, right, condition)
     _warn_of_growth(build, node, left, right, time.expiry)
     scalar = how is JoinKind.LEFT and _is_scalar(node)
-    frame = _operator(build, how, left, right, time.expiry, scalar=scalar)
-    rule = "bilinear" if how is JoinKind.INNER else "bilinear, match counts"
+    frame = _operator(build, how, left, right, time.expiry, scalar=scalar, tests=tests)
+    rule, state = "bilinear", "rows of both sides by key"
+    if not inner:
+        rule = "bilinear, pair counts" if tests else "bilinear, match counts"
+        state += ", and how many pairs each is in" if tests else ""
     shown = Node(
         f"Join {_name(node)}",
         f"{rule}, at most one match" if scalar else rule,
         condition_text(node.condition()),
         texts(left.keys),
-        until("rows of both sides by key", time.expiry),
+        until(state, time.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
     plan, others = build.rebound(frame, [*left.columns, *right.columns])
-    append_only = how is JoinKind.INNER and left.delta.append_only and right.delta.append_only
+    append_only = inner and left.delta.append_only and right.delta.append_only
     return Delta(
         plan,
         others[0],
@@ -144,110 +145,8 @@ def _matched(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _S
     )
 
 
-@dataclass(slots=True)
-class _TimeOfPairs:
-    """What a join's condition implies about event time.
-
-    Attributes:
-        expiry: the rows that can't pair with any later row, nor be retracted, and may be dropped.
-        bounds: of the output's columns.
-    """
-
-    expiry: list[Expiry] = field(default_factory=list)
-    bounds: dict[int, Bound] = field(default_factory=dict)
-
-
-def _time_of_pairs(
-    catalyst: Catalyst, how: JoinKind, left: _Side, right: _Side, condition: Expression | None
-) -> _TimeOfPairs:
-    found = _TimeOfPairs()
-    if how is not JoinKind.INNER:
-        _by_common_keys(catalyst, found, left, right)
-        return found
-    for one, two in zip(left.keys, right.keys, strict=True):
-        _by_partner(catalyst, found, LEFT, left, one, right.bound(catalyst, two))
-        _by_partner(catalyst, found, RIGHT, right, two, left.bound(catalyst, one))
-    if condition is not None:
-        _by_comparisons(catalyst, found, left, right, condition)
-    return found
-
-
-def _by_common_keys(catalyst: Catalyst, found: _TimeOfPairs, left: _Side, right: _Side) -> None:
-    """Add the rows of both sides whose key is at or above a bound on both."""
-    for number, (one, two) in enumerate(zip(left.keys, right.keys, strict=True)):
-        both = lowest(left.bound(catalyst, one), right.bound(catalyst, two))
-        if both is None:
-            continue
-        found.expiry.extend(Expiry(slot, f"k{number}", both) for slot in (LEFT, RIGHT))
-        for side, key in ((left, one), (right, two)):
-            if side.place(key) is not None:
-                found.bounds[id_of(key)] = both
-
-
-def _by_partner(
-    catalyst: Catalyst,
-    found: _TimeOfPairs,
-    slot: str,
-    side: _Side,
-    column: Expression,
-    partner: Bound | None,
-) -> None:
-    """Add the rows of a side whose `column` must be at or above a bound of the partner's rows."""
-    place = side.place(column)
-    if place is None:
-        return
-    either = lowest(side.bound(catalyst, column), partner)
-    kept = partner if side.delta.append_only else either
-    if kept is not None:
-        found.expiry.append(Expiry(slot, f"{slot[0]}{place}", kept))
-    if either is not None:
-        found.bounds[id_of(column)] = either
-
-
-def _by_comparisons(
-    catalyst: Catalyst, found: _TimeOfPairs, left: _Side, right: _Side, condition: Expression
-) -> None:
-    """Add the rows whose time the condition compares with the time of the other side."""
-    for larger, smaller in _orders(condition):
-        column, shift = _shifted(larger)
-        for slot, mine, other in ((LEFT, left, right), (RIGHT, right, left)):
-            if mine.place(column) is None or not _is_over(smaller, other):
-                continue
-            least = other.bound(catalyst, smaller)
-            if least is not None and not least.field:
-                partner = least.then(-shift) if shift else least
-                _by_partner(catalyst, found, slot, mine, column, partner)
-
-
-def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
-    """Yield the comparisons that must all hold, as (larger or equal, smaller)."""
-    name = kind(condition)
-    if name == "And":
-        yield from _orders(condition.left())
-        yield from _orders(condition.right())
-    elif name in ("GreaterThan", "GreaterThanOrEqual"):
-        yield condition.left(), condition.right()
-    elif name in ("LessThan", "LessThanOrEqual"):
-        yield condition.right(), condition.left()
-
-
-def _shifted(expression: Expression) -> tuple[Expression, int]:
-    """Return `column + interval` as the column and microseconds; any other expression and 0."""
-    if kind(expression) == "TimestampAddInterval":
-        column, interval = children_of(expression)
-        shift = interval.eval(None) if interval.foldable() else None
-        if isinstance(shift, int):
-            return column, shift
-    return expression, 0
-
-
-def _is_over(expression: Expression, side: _Side) -> bool:
-    ids = {id_of(column) for column in side.columns}
-    return all(id_of(e) in ids for e in items(expression.references().toSeq()))
-
-
 def _warn_of_growth(
-    build: Build, node: JoinNode, left: _Side, right: _Side, expiry: list[Expiry]
+    build: Build, node: JoinNode, left: JoinSide, right: JoinSide, expiry: list[Expiry]
 ) -> None:
     kept = {one.slot for one in expiry}
     for slot, side in ((LEFT, left), (RIGHT, right)):
@@ -256,22 +155,37 @@ def _warn_of_growth(
 
 
 def _flagged(
-    build: Build, node: JoinNode, left: _Side, right: _Side, detail: str, *, null_safe: bool = False
+    build: Build,
+    node: JoinNode,
+    left: JoinSide,
+    right: JoinSide,
+    tests: Sequence[PairTest],
+    detail: str,
+    *,
+    null_safe: bool = False,
 ) -> tuple[Delta, Expression]:
-    """Return the left rows, and an attribute that tells whether the right side has their key."""
-    right = _Side(right.delta, [], right.keys)
-    time = _time_of_pairs(build.catalyst, JoinKind.EXISTS, left, right, None)
+    """Return the left rows, and an attribute that tells whether they have a match on the right side.
+
+    Args:
+        right: with the columns that are compared only.
+    """
+    condition = node.condition().get() if tests else None
+    time = time_of_pairs(build.catalyst, bool(tests), left, right, condition)
     _warn_of_growth(build, node, left, right, time.expiry)
     scalar = _is_scalar(node)
+    how = JoinKind.EXISTS
     frame = _operator(
-        build, JoinKind.EXISTS, left, right, time.expiry, null_safe=null_safe, scalar=scalar
+        build, how, left, right, time.expiry, null_safe=null_safe, scalar=scalar, tests=tests
     )
+    rule, state = "match counts", "left rows, right counts by key"
+    if tests:
+        rule, state = "pair counts", "rows of both sides by key, and how many pairs each is in"
     shown = Node(
         f"Join {_name(node)}",
-        "match counts, at most one match" if scalar else "match counts",
+        f"{rule}, at most one match" if scalar else rule,
         detail,
         texts(left.keys),
-        until("left rows, right counts by key", time.expiry),
+        until(state, time.expiry),
         shuffle=True,
         children=(left.delta.node, right.delta.node),
     )
@@ -303,17 +217,82 @@ def _by_flag(build: Build, node: JoinNode, flagged: Delta, flag: Expression) -> 
     return replace(flagged, plan=plan)
 
 
-def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: _Side) -> Delta:
-    """Lower outer, semi and anti joins with more than equalities in the condition.
+def _tested(
+    left: JoinSide, right: JoinSide, compared: Sequence[Compared]
+) -> tuple[JoinSide, JoinSide, list[PairTest]]:
+    """Return the sides with what is compared, and the tests for the operator."""
+    tests = []
+    for one, sign, two in compared:
+        left, left_name = _operand(left, one, "la")
+        right, right_name = _operand(right, two, "rb")
+        tests.append(PairTest(left_name, sign, right_name))
+    return left, right, tests
+
+
+def _columns_of(expressions: Sequence[Expression]) -> list[Expression]:
+    """Return the columns that expressions read, each once."""
+    read = [one for e in expressions for one in items(e.references().toSeq())]
+    return list({id_of(one): one for one in read}.values())
+
+
+def _operand(side: JoinSide, expression: Expression, prefixes: str) -> tuple[JoinSide, str]:
+    """Return the side, and the name under which its rows hold an expression: that of a column, or of a further one."""
+    place = side.place(expression)
+    if place is not None:
+        return side, f"{prefixes[0]}{place}"
+    same = [one.semanticEquals(expression) for one in side.compared]
+    if any(same):
+        return side, f"{prefixes[1]}{same.index(True)}"
+    name = f"{prefixes[1]}{len(side.compared)}"
+    return replace(side, compared=[*side.compared, expression]), name
+
+
+def _not_in(
+    build: Build, node: JoinNode, left: JoinSide, right: JoinSide, compared: Compared
+) -> Delta:
+    """Lower `NOT IN (SELECT ...)` without a correlation, whose values may be null.
+
+    A row is in the result if no row of the subquery has its value, and none has a null. A row with a null is in it only
+    if the subquery has no row. These two conditions are joins without keys, each in one task: over the rows that
+    have no match, and over those with a null.
+    """
+    value, _, other = compared
+    catalyst = build.catalyst
+    right = replace(right, columns=[])
+    by_value = replace(left, keys=[value]), replace(right, keys=[other])
+    flagged = _flagged(build, node, *by_value, (), condition_text(node.condition()))
+    delta = _by_flag(build, node, *flagged)
+    if other.nullable():
+        nulls = catalyst.filter(catalyst.expression("IsNull", other), right.delta.plan)
+        with_null = replace(right, delta=replace(right.delta, plan=nulls))
+        without_match = replace(left, delta=delta)
+        flagged = _flagged(build, node, without_match, with_null, (), "a null on the right")
+        delta = _by_flag(build, node, *flagged)
+    if value.nullable():
+        unknown = replace(left, delta=delta, matchable=catalyst.expression("IsNull", value))
+        detail = "a null on the left, any row on the right"
+        delta = _by_flag(build, node, *_flagged(build, node, unknown, right, (), detail))
+    return delta
+
+
+def _with_rest(
+    build: Build,
+    node: JoinNode,
+    how: JoinKind,
+    left: JoinSide,
+    right: JoinSide,
+    compared: Sequence[Compared],
+) -> Delta:
+    """Lower outer, semi and anti joins whose condition Spark has to evaluate over pairs.
 
     The inner join gives the pairs. A second join, of a side with the pairs by the whole row, tells
     which rows of the side have a match.
     """
-    pairs = _pairs(build, node, left, right)
+    pairs = _pairs(build, node, *_tested(left, right, compared))
     if how is JoinKind.EXISTS:
         return _by_flag(build, node, *_flagged_by_row(build, node, left, pairs))
     branches = [pairs]
-    for wanted, side in ((how.keeps_left, left), (how.keeps_right, right)):
+    for wanted, side in ((how.watches_left, left), (how.watches_right, right)):
         if wanted:
             flagged, flag = _flagged_by_row(build, node, side, pairs)
             plan = build.catalyst.filter(build.catalyst.expression("Not", flag), flagged.plan)
@@ -334,12 +313,12 @@ def _with_rest(build: Build, node: JoinNode, how: JoinKind, left: _Side, right: 
 
 
 def _flagged_by_row(
-    build: Build, node: JoinNode, side: _Side, pairs: Delta
+    build: Build, node: JoinNode, side: JoinSide, pairs: Delta
 ) -> tuple[Delta, Expression]:
     """Return the rows of a side and an attribute that tells whether they are in a pair."""
-    whole = _Side(side.delta, side.columns, side.columns)
-    matches = _Side(pairs, [], side.columns)
-    return _flagged(build, node, whole, matches, "rows with a pair", null_safe=True)
+    whole = JoinSide(side.delta, side.columns, side.columns)
+    matches = JoinSide(pairs, [], side.columns)
+    return _flagged(build, node, whole, matches, (), "rows with a pair", null_safe=True)
 
 
 def _common_bounds(branches: list[Delta]) -> Bounds:
@@ -381,43 +360,60 @@ def _padded(build: Build, delta: Delta, columns: list[Expression]) -> DataFrame:
 def _operator(
     build: Build,
     how: JoinKind,
-    left: _Side,
-    right: _Side,
+    left: JoinSide,
+    right: JoinSide,
     expiry: list[Expiry],
     *,
     null_safe: bool = False,
     scalar: bool = False,
+    tests: Sequence[PairTest] = (),
 ) -> DataFrame:
     """Bring both sides into one frame, shuffled by key, and run the join operator over it."""
     keys = numbered("k", len(left.keys))
-    names = (numbered("l", len(left.columns)), numbered("r", len(right.columns)))
-    kept_keys = [] if how is JoinKind.INNER else list(keys)
-    present = " and ".join(f"{key} is not null" for key in keys) or "true"
+    shown = (numbered("l", len(left.columns)), numbered("r", len(right.columns)))
+    compared = (numbered("a", len(left.compared)), numbered("b", len(right.compared)))
     inner = how is JoinKind.INNER
-    matchable = "true" if null_safe or inner else present
+    kept_keys = [] if inner else list(keys)
+    present = [f"{key} is not null" for key in keys]
     sides = []
     for number, side in enumerate((left, right)):
         inputs = [
             *zip(side.keys, keys, strict=True),
-            *zip(side.columns, names[number], strict=True),
+            *zip(side.columns, shown[number], strict=True),
+            *zip(side.compared, compared[number], strict=True),
         ]
-        columns = [*(_nulls(left, names[0]) if number else names[0])]
-        columns += names[1] if number else _nulls(right, names[1])
-        rest = [f"{number} as side", f"{matchable} as matchable", *kept_keys, *columns]
-        where = present if inner else ""
+        matchable = [] if null_safe or inner else [*present]
+        if side.matchable is not None:
+            inputs.append((side.matchable, "p"))
+            matchable.append("coalesce(p, false)")
+        columns: list[str] = []
+        for place, other in enumerate((left, right)):
+            own = [*shown[place], *compared[place]]
+            columns += own if place == number else _nulls(other, own)
+        rest = [f"{number} as side", f"{_all(matchable)} as matchable", *kept_keys, *columns]
+        where = _all(present) if inner else ""
         sides.append(build.named_and_hashed(side.delta, inputs, keys, rest, where))
     united = build.steps.union(sides)
     rows = build.shuffled(united, single=not keys)
-    out = [rows.schema[name] for name in names[0]]
+    out = [rows.schema[name] for name in shown[0]]
     if how is JoinKind.EXISTS:
         out.append(StructField("x", BooleanType()))
     else:
-        out += [rows.schema[name] for name in names[1]]
-    operator = Join(how, len(kept_keys), len(left.columns), len(right.columns), scalar)
+        out += [rows.schema[name] for name in shown[1]]
+    counts = len(kept_keys), len(left.columns), len(right.columns)
+    operator: Operator = Join(how, *counts, scalar)
+    if tests:
+        further = len(left.compared), len(right.compared)
+        operator = ConditionalJoin(how, *counts, further, tuple(tests))
     return build.run(rows, operator, out, single=not keys, expiry=expiry)
 
 
-def _nulls(side: _Side, names: Sequence[str]) -> list[str]:
+def _all(conditions: Sequence[str]) -> str:
+    """Return SQL of the conjunction of some conditions."""
+    return " and ".join(conditions) or "true"
+
+
+def _nulls(side: JoinSide, names: Sequence[str]) -> list[str]:
     """Return SQL of the columns of a side in the rows of the other one."""
-    pairs = zip(side.columns, names, strict=True)
+    pairs = zip([*side.columns, *side.compared], names, strict=True)
     return [f"cast(null as {sql_type(type_of(column))}) as {name}" for column, name in pairs]

@@ -1,0 +1,190 @@
+"""The laws of joins, against models that a reader can check by eye. No JVM: see `test_laws.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eddyline.errors import StateError
+from eddyline.operators.conditional_join import ConditionalJoin, PairTest, Sign
+from eddyline.operators.join import Join
+from eddyline.operators.pairing import JoinKind
+from laws import (
+    Bucket,
+    Change,
+    Row,
+    epochs_of,
+    floats,
+    integrated,
+    laws,
+    small,
+    table,
+    weighted,
+    words,
+    z_set,
+)
+
+joined = st.tuples(st.integers(0, 1), small, words)  # side, key, value
+
+
+def join_delta(changes: list[Change], kind: JoinKind) -> pa.Table:
+    keys = {} if kind is JoinKind.INNER else {"k0": (pa.int64(), [r[1] for r, _ in changes])}
+    return table(
+        {
+            "h": (pa.int64(), [(r[1] or 0) % 2 if keys else r[1] or 0 for r, _ in changes]),
+            "side": (pa.int32(), [r[0] for r, _ in changes]),
+            "matchable": (pa.bool_(), [r[1] is not None for r, _ in changes]),
+            **keys,
+            "l0": (pa.int64(), [None if r[0] else r[1] for r, _ in changes]),
+            "l1": (pa.string(), [None if r[0] else r[2] for r, _ in changes]),
+            "r0": (pa.string(), [r[2] if r[0] else None for r, _ in changes]),
+            "w": (pa.int64(), [w for _, w in changes]),
+        }
+    )
+
+
+def joined_rows(rows: list[Row], kind: JoinKind) -> list[Change]:
+    left = [row[1:] for row in rows if row[0] == 0]
+    right = [row[1:] for row in rows if row[0] == 1]
+    if kind is JoinKind.EXISTS:
+        keys = {key for key, _ in right} - {None}
+        return [((*row, row[0] in keys), 1) for row in left]
+    found: list[Change] = [
+        ((*a, b[1]), 1) for a, b in product(left, right) if a[0] == b[0] and a[0] is not None
+    ]
+    if kind.watches_left:
+        keys = {key for key, _ in right} - {None}
+        found += [((*row, None), 1) for row in left if row[0] not in keys]
+    if kind.watches_right:
+        keys = {key for key, _ in left} - {None}
+        found += [((None, None, row[1]), 1) for row in right if row[0] not in keys]
+    return found
+
+
+@pytest.mark.parametrize("kind", JoinKind)
+@laws
+@given(epochs=epochs_of(joined))
+def test_joins_follow_from_the_rows(kind: JoinKind, epochs: list[list[Change]]) -> None:
+    names = ("l0", "l1", "x") if kind is JoinKind.EXISTS else ("l0", "l1", "r0")
+    operator = Join(kind, 0 if kind is JoinKind.INNER else 1, 2, 1)
+    for cut in (epochs, [[change] for epoch in epochs for change in epoch]):
+        bucket, output = Bucket(operator), list[Change]()
+        for number, epoch in enumerate(cut, start=1):
+            taken = epoch
+            if kind is JoinKind.INNER:  # rows without a key never reach its kernel
+                taken = [(row, w) for row, w in epoch if row[1] is not None]
+            for part in bucket.feed(join_delta(taken, kind)):
+                output += weighted(part, names)
+            assert z_set(output) == z_set(joined_rows(integrated(cut[:number]), kind))
+
+
+compared = st.tuples(st.integers(0, 1), small, floats)  # side, key, value
+
+
+def compared_delta(changes: list[Change]) -> pa.Table:
+    return table(
+        {
+            "h": (pa.int64(), [(r[1] or 0) % 2 for r, _ in changes]),
+            "side": (pa.int32(), [r[0] for r, _ in changes]),
+            "matchable": (pa.bool_(), [r[1] is not None for r, _ in changes]),
+            "k0": (pa.int64(), [r[1] for r, _ in changes]),
+            "l0": (pa.int64(), [None if r[0] else r[1] for r, _ in changes]),
+            "a0": (pa.float64(), [None if r[0] else r[2] for r, _ in changes]),
+            "r0": (pa.float64(), [r[2] if r[0] else None for r, _ in changes]),
+            "w": (pa.int64(), [w for _, w in changes]),
+        }
+    )
+
+
+def in_order(value: float) -> tuple[bool, float]:
+    """As Spark compares doubles: NaN is the largest and equals itself."""
+    return (True, 0.0) if math.isnan(value) else (False, value)
+
+
+MEETS: dict[Sign, Callable[[Any, Any], bool]] = {
+    Sign.EQUAL: lambda a, b: a == b,
+    Sign.DIFFERENT: lambda a, b: a != b,
+    Sign.LESS: lambda a, b: a < b,
+    Sign.AT_MOST: lambda a, b: a <= b,
+    Sign.MORE: lambda a, b: a > b,
+    Sign.AT_LEAST: lambda a, b: a >= b,
+    Sign.SAME: lambda a, b: a == b,
+    Sign.DISTINCT: lambda a, b: a != b,
+    Sign.EQUAL_OR_UNKNOWN: lambda a, b: a == b,
+}
+
+
+def meets(sign: Sign, left: float | None, right: float | None) -> bool:
+    if left is None or right is None:
+        both = left is None and right is None
+        unlike = sign is Sign.DISTINCT and not both
+        return sign is Sign.EQUAL_OR_UNKNOWN or unlike or (sign is Sign.SAME and both)
+    return MEETS[sign](in_order(left), in_order(right))
+
+
+def compared_rows(rows: list[Row], kind: JoinKind, sign: Sign) -> list[Change]:
+    left = [row[1:] for row in rows if row[0] == 0]
+    right = [row[1:] for row in rows if row[0] == 1]
+
+    def match(a: Row, b: Row) -> bool:
+        return a[0] is not None and a[0] == b[0] and meets(sign, a[1], b[1])
+
+    if kind is JoinKind.EXISTS:
+        return [((a[0], any(match(a, b) for b in right)), 1) for a in left]
+    found: list[Change] = [((a[0], b[1]), 1) for a, b in product(left, right) if match(a, b)]
+    if kind.watches_left:
+        found += [((a[0], None), 1) for a in left if not any(match(a, b) for b in right)]
+    if kind.watches_right:
+        found += [((None, b[1]), 1) for b in right if not any(match(a, b) for a in left)]
+    return found
+
+
+@pytest.mark.parametrize("sign", Sign)
+@pytest.mark.parametrize("kind", [kind for kind in JoinKind if kind is not JoinKind.INNER])
+@laws
+@given(epochs=epochs_of(compared))
+def test_joins_with_a_condition_follow_from_the_rows(
+    kind: JoinKind, sign: Sign, epochs: list[list[Change]]
+) -> None:
+    exists = kind is JoinKind.EXISTS
+    operator = ConditionalJoin(kind, 1, 1, 1, (1, 0), (PairTest("a0", sign, "r0"),))
+    names = ("l0", "x") if exists else ("l0", "r0")
+    for cut in (epochs, [[change] for epoch in epochs for change in epoch]):
+        bucket, output = Bucket(operator), list[Change]()
+        for number, epoch in enumerate(cut, start=1):
+            for part in bucket.feed(compared_delta(epoch)):
+                output += weighted(part, names)
+            assert z_set(output) == z_set(compared_rows(integrated(cut[:number]), kind, sign))
+
+
+def side_delta(side: int, weight: int) -> pa.Table:
+    """One row of one side of a join by k0, whose other side is null."""
+    return table(
+        {
+            "h": (pa.int64(), [1]),
+            "side": (pa.int8(), [side]),
+            "matchable": (pa.bool_(), [True]),
+            "k0": (pa.string(), ["a"]),
+            "l0": (pa.int64(), [None if side else 7]),
+            "r0": (pa.int64(), [7 if side else None]),
+            "w": (pa.int64(), [weight]),
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", JoinKind)
+def test_a_join_refuses_rows_that_are_held_less_than_zero_times(kind: JoinKind) -> None:
+    """At once where it looks the row up, else when the row is to be paired."""
+    with pytest.raises(StateError) as refused:  # noqa: PT012  # one of the two
+        bucket = Bucket(Join(kind, 1, 1, 1))
+        bucket.feed(side_delta(0, -1))
+        bucket.feed(side_delta(1, 1))
+    assert refused.value.condition == "NEGATIVE_WEIGHT"
+    assert "operator join" in str(refused.value)
