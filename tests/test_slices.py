@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.runtime.kernel import Kernel
 from eddyline.state.arrangement import runs_with_parts
 from eddyline.state.manifest import last_committed
 
@@ -61,3 +64,34 @@ def test_slices_and_parts_change_no_result(tmp_path: Path, spark: SparkSession) 
         engine.execute("DELETE FROM t WHERE id % 2 = 0")
         engine.advance()
         assert engine.verify().equal
+
+
+def test_a_table_applies_operations_in_pieces(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    run_all = Kernel.run_all
+
+    def measured(self: Kernel, context: Any, delta: pa.Table, *others: Any) -> Any:
+        sizes.append(delta.num_rows)
+        return run_all(self, context, delta, *others)
+
+    monkeypatch.setattr(Kernel, "run_all", measured)
+    options = el.Options(buckets=4, task_bytes=32 << 10)
+    with el.Engine(tmp_path, spark, options) as engine:
+        keyed = engine.table("keyed", "id INT, k INT, v INT, name STRING", ["id"])
+        many = engine.table("many", "id INT, k INT, v INT, name STRING")
+        for table in (keyed, many):
+            table.insert(rows(0, 3000))
+            table.delete(rows(100, 500))
+        keyed.upsert([(i, -1, -1, "again") for i in range(1000, 2000)])
+        many.insert(rows(2000, 500))
+        engine.advance()
+        assert max(sizes) < 2000
+        assert len(sizes) == 8
+        plain = rows(0, 100) + rows(600, 400) + rows(2000, 1000)
+        again = [(i, -1, -1, "again") for i in range(1000, 2000)]
+        held = [tuple(row) for row in engine.sql("SELECT * FROM keyed").collect()]
+        assert sorted(held) == sorted([*plain, *again])
+        held = [tuple(row) for row in engine.sql("SELECT * FROM many").collect()]
+        assert sorted(held) == sorted([*plain, *rows(1000, 1000), *rows(2000, 500)])

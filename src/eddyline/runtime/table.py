@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH
 from eddyline.runtime.context import EpochContext
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import Reports
+from eddyline.runtime.sizes import bytes_of
 from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.state.kernels import key_hashes
@@ -34,18 +36,34 @@ class TableUpkeep:
     key: tuple[str, ...]
     wire: pa.Schema
 
-    def __call__(self, context: EpochContext, segments: Iterable[Segment]) -> Reports:
-        """Apply the operations of some segments of the redo log."""
-        files, columns = self.kernel.files, range(len(self.wire) - 3)
-        tables = [
-            table
-            for segment in segments
-            for table in read_segment(files, segment, (), columns, self.wire)
-        ]
-        operations = cast_to(pa.concat_tables(tables), self.wire)
-        hashes = key_hashes(operations, self.key)
-        operations = operations.add_column(0, HASH, pa.array(hashes))
-        reports: list[dict[str, Any]] = []
-        of = hashes % self.buckets
-        self.kernel.run_all(context, operations, of, self.buckets, reports.append)
+    def __call__(self, context: EpochContext, segments: Sequence[Segment]) -> Reports:
+        """Apply the operations of some segments of the redo log.
+
+        Operations that take more than a slice of memory are read several times, each time for some of the buckets.
+        """
+        files, reports = self.kernel.files, list[dict[str, Any]]()
+        size = sum(bytes_of(files, segment) for segment in segments)
+        passes = min(-(-size // self.kernel.slice_bytes) or 1, self.buckets)
+        for number in range(passes):
+            given = self._read(segments)
+            if passes == 1:
+                given = iter([pa.concat_tables(given)])
+            rows, owners = [], []
+            for operations in given:
+                hashes = key_hashes(operations, self.key)
+                of = hashes % self.buckets
+                operations = operations.add_column(0, HASH, pa.array(hashes))
+                own = of % passes == number
+                rows.append(operations if passes == 1 else operations.filter(pa.array(own)))
+                owners.append(of[own])
+            of = np.concatenate(owners)
+            if len(of):
+                delta = pa.concat_tables(rows)
+                self.kernel.run_all(context, delta, of, self.buckets, reports.append)
         return {self.kernel.part: reports}
+
+    def _read(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
+        columns = range(len(self.wire) - 3)
+        for segment in segments:
+            for table in read_segment(self.kernel.files, segment, (), columns, self.wire):
+                yield cast_to(table, self.wire)
