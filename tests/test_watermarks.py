@@ -180,6 +180,25 @@ def test_views_equal_offline_sql_on_the_rows_in_time(fed: Fed) -> None:
 
 
 @pytest.mark.spark
+def test_views_that_need_no_column_of_a_stream(fed: Fed) -> None:
+    """Their scans read weights alone, also where a piece has only late rows, or none."""
+    dims = fed.engine.table("dims", "name STRING")
+    dims.insert([("x",), ("y",)])
+    fed.engine.view("present", "SELECT 'x' AS c FROM s")
+    fed.engine.view("left_out", "SELECT 'x' AS c FROM s__late")
+    fed.engine.view("crossed", "SELECT d.name FROM dims d CROSS JOIN s")
+    day = timedelta(days=1)
+    for events in ([(START, "a", 1)] * 2, [(START - day, "a", 1)] * 3, [(START + day, "b", 2)]):
+        fed.feed(events)
+        fed.engine.advance()
+        fed.check(["present"])
+    counts = {name: fed.engine.snapshot(name).count() for name in ("left_out", "crossed")}
+    assert counts == {"left_out": 3, "crossed": 6}
+    report = fed.engine.verify()
+    assert report, str(report)
+
+
+@pytest.mark.spark
 def test_emit_final_gives_each_window_once_when_it_is_closed(fed: Fed) -> None:
     for name, query in FINAL.items():
         fed.engine.view(name, f"{query} EMIT FINAL;")

@@ -118,7 +118,8 @@ def matched(left: pa.Table, right: pa.Table) -> np.ndarray:
 def merged_if_repetitive(rows: pa.Table) -> pa.Table:
     """Merge equal rows and add their weights, if a sample shows that enough rows are equal."""
     columns = [name for name in rows.column_names if name != WEIGHT]
-    if any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
+    nested = any(pa.types.is_nested(rows.schema.field(name).type) for name in columns)
+    if nested or not rows.num_rows:  # the sum of no weights is null
         return rows
     if not columns:
         return pa.table({WEIGHT: [pc.sum(rows[WEIGHT])]}, schema=rows.schema)
