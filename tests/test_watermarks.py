@@ -456,6 +456,62 @@ def test_the_bound_of_a_rising_expression_holds_through_clock_changes(
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("zone", "forward"),
+    [
+        ("Europe/Berlin", datetime(2026, 3, 29, 1)),
+        ("America/St_Johns", datetime(2026, 3, 8, 5, 30)),
+        ("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30)),
+        ("Pacific/Apia", datetime(2011, 12, 30, 10)),  # a day was left out
+    ],
+)
+def test_bounds_hold_when_clocks_go_forward(
+    spark: SparkSession, zone: str, forward: datetime
+) -> None:
+    """They are the least of what comes: a local time that is skipped becomes a later one than the first after it."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        catalyst = Catalyst(spark)
+        first = _micros(forward.replace(tzinfo=UTC) - timedelta(hours=50))
+        grid = (
+            spark.range(700)
+            .selectExpr(f"{first} + id * 900000000L AS at")
+            .selectExpr(
+                "at",
+                "timestamp_micros(at) AS ts",
+                "timestampadd(MICROSECOND, at, timestamp_ntz'1970-01-01') AS n",
+            )
+        )
+        rows = grid.selectExpr("at", *(f"unix_micros({text})" for text in LATER)).collect()
+        given = spark.createDataFrame(
+            spark.sparkContext.emptyRDD(), "ts TIMESTAMP, n TIMESTAMP_NTZ"
+        )
+        plan = catalyst.optimized(catalyst.plan(given.selectExpr(*LATER)))
+        bounds = {one.exprId().id(): Bound((Term("s"),)) for one in items(plan.child().output())}
+        for place, output in enumerate(items(plan.projectList()), 1):
+            bound = bound_of(catalyst, output, bounds)
+            assert bound is not None, LATER[place - 1]
+            for hours in (-24, 0, 24):
+                for number in range(4 * hours + 188, 4 * hours + 216):
+                    least = min(later[place] for later in rows[number:])
+                    told = bound.least(catalyst, {"s": rows[number].at})
+                    assert told == least, (LATER[place - 1], rows[number], told, least)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+LATER = [
+    "ts + INTERVAL 1 DAY",
+    "ts - INTERVAL 1 DAY",
+    "ts + INTERVAL 25 HOURS",
+    "ts + INTERVAL 2 HOURS",
+    "timestampadd(DAY, 1, ts)",
+    "date_trunc('MINUTE', ts + INTERVAL 1 DAY)",
+    "cast(n AS TIMESTAMP)",
+    "cast(n + INTERVAL 1 DAY AS TIMESTAMP)",
+]
 NAMES = [f"c{i}" for i in range(11)]
 RISING = [
     f"{text} AS c{i}"

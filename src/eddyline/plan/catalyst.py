@@ -44,7 +44,9 @@ _ASKING = (
 _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
-_OVERLAP_MAX = 24 * 3600 * MICROSECONDS  # clocks are never set back by a day
+_DAY = 24 * 3600 * MICROSECONDS
+_MOMENTS = ("timestamp", "timestamp_ntz")
+_OVERLAP_MAX = _DAY  # clocks are never set back by a day
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
@@ -174,17 +176,34 @@ class Catalyst(Builder):
     def least_from(self, function: Expression, argument: Expression, value: int) -> int:
         """Return the least value of a rising function for arguments of at least `value`.
 
-        A function of local time can decrease only when clocks are set back.
+        A function of local time falls when clocks are set back. One that turns local time into a moment, such as the
+        addition of a day, falls behind the hour that is skipped when clocks go forward: a local time in that hour
+        stands for a moment as long after the change, the next one for the change itself.
         """
-        found = function.eval(self._row(argument, value))
-        if argument.dataType().simpleString() == "timestamp":
-            instant = self._scala.static("java.time.Instant").ofEpochSecond(value // MICROSECONDS)
-            change = self.zone_rules.nextTransition(instant)
-            if change is not None and change.isOverlap():
+        arguments, given = [value], argument.dataType().simpleString()
+        if given in _MOMENTS and not self.zone_rules.isFixedOffset():
+            change = self.zone_rules.nextTransition(self._instant(value))
+            if given == "timestamp" and change is not None:
                 at = int(change.getInstant().getEpochSecond()) * MICROSECONDS
                 if at - value < _OVERLAP_MAX:
-                    found = min(found, function.eval(self._row(argument, at)))
-        return int(found)
+                    arguments.append(at)
+            if function.dataType().simpleString() == "timestamp":
+                after = _after_days(function)
+                for at in list(arguments):
+                    moment = int(function.eval(self._row(argument, at))) - after
+                    arguments.append(at + self._rest_of_gap(moment))
+        return min(int(function.eval(self._row(argument, at))) for at in arguments)
+
+    def _rest_of_gap(self, moment: int) -> int:
+        """Return how much of a skipped hour is left, if a moment may stand for a local time in it; else 0."""
+        change = self.zone_rules.previousTransition(self._instant(moment + MICROSECONDS))
+        if change is None or not change.isGap():
+            return 0
+        end = change.getInstant().plus(change.getDuration()).getEpochSecond()
+        return max(int(end) * MICROSECONDS - moment, 0)
+
+    def _instant(self, moment: int) -> Any:
+        return self._scala.static("java.time.Instant").ofEpochSecond(moment // MICROSECONDS)
 
     @cached_property
     def zone_rules(self) -> Any:
@@ -381,3 +400,11 @@ class Catalyst(Builder):
             self.expression("KnownNullable", argument) for argument in children_of(function)
         ]
         return self._call(node, function.withNewChildren(self.seq(arguments)), False, node.filter())
+
+
+def _after_days(function: Expression) -> int:
+    """Return the microseconds that an addition of an interval adds after its days, which it adds to local time."""
+    if kind(function) != "TimestampAddInterval":
+        return 0
+    interval = int(children_of(function)[1].eval(None))
+    return interval - int(interval / _DAY) * _DAY
