@@ -447,6 +447,7 @@ def test_the_bound_of_a_rising_expression_holds_through_clock_changes(
         falling = given.selectExpr(
             "ts - INTERVAL 1 MONTH AS a", "timestampadd(MONTH, 1, ts) AS b", "hour(ts) AS c",
             "timestamp_micros(-unix_micros(ts)) AS d", "date_format(ts, 'yyyy') AS e",
+            "date_sub(DATE'2030-01-01', unix_date(date(ts))) AS f",
         )  # fmt: skip
         plan = catalyst.optimized(catalyst.plan(falling))
         (attribute,) = items(plan.child().output())

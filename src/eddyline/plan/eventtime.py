@@ -200,7 +200,7 @@ _RISING: dict[str, Rises] = {
     "DateAdd": _always,
     "DateAddYMInterval": _always,
     "DateFromUnixDate": _always,
-    "DateSub": _always,
+    "DateSub": _as_first,
     "Floor": _always,
     "KnownNotNull": _always,
     "KnownNullable": _always,
