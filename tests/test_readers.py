@@ -371,3 +371,37 @@ def test_a_data_frame_past_its_time_tells_so(storage, spark):
         for read in (frame, changes):
             with pytest.raises(Exception, match=r"\[SNAPSHOT_EXPIRED\].*Way out"):
                 read.collect()
+
+
+# -- reads beside other calls ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["snapshot", "sql", "changes", "version"])
+def test_a_read_has_definitions_and_rows_of_one_moment(
+    engine: el.Engine, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Another thread replaces the view while a read begins."""
+    epoch = advance(engine, 1, 1, 2)
+    workspace, made = engine._workspace, []
+    current = workspace.current
+
+    def replaced_after():
+        found = current()
+        if not made:
+            made.append("replaced")
+            engine.view("counts", "SELECT v, 10 * count(*) AS n FROM t GROUP BY v", replace=True)
+        return found
+
+    monkeypatch.setattr(workspace, "current", replaced_after)
+    if form == "snapshot":
+        assert rows(engine.snapshot("counts")) == [(1, 2), (2, 1)]
+    elif form == "sql":
+        assert rows(engine.sql("SELECT * FROM counts")) == [(1, 2), (2, 1)]
+    elif form == "version":
+        assert rows(engine.sql(f"SELECT * FROM counts VERSION AS OF {epoch}")) == [(1, 2), (2, 1)]
+    else:
+        assert apply(Counter({(1, 2): 1}), engine.changes("counts", epoch - 1)) == Counter(
+            [(1, 2), (2, 1)]
+        )
+    assert made
+    assert rows(engine.snapshot("counts")) == [(1, 20), (2, 10)]

@@ -26,8 +26,7 @@ Query = str | DataFrame | FrameFunction
 def relation(workspace: Workspace, name: str) -> DataFrame:
     """Return the DataFrame that stands for a relation; see `Engine.relation`."""
     with workspace.lock:
-        workspace.current()
-        return workspace.compiler.frames.relation(workspace.catalog.get(name))
+        return workspace.compiler.frames.relation(workspace.current().catalog.get(name))
 
 
 def frame_of(workspace: Workspace, view: str, given: DataFrame | FrameFunction) -> DataFrame:

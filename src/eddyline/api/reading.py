@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from eddyline.answers.changed import changes_expired
 from eddyline.answers.failing import view_failing
@@ -15,6 +15,7 @@ from eddyline.answers.status import storage_status
 from eddyline.answers.verify import Report, verify_views
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_number
+from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError, StateError
@@ -27,6 +28,18 @@ from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+
+
+class _Views(ExitStack):
+    """Temporary views of a session, dropped at the end of the context."""
+
+    def __init__(self, session: SparkSession) -> None:
+        super().__init__()
+        self._session = session
+
+    def add(self, name: str, frame: DataFrame) -> None:
+        frame.createOrReplaceTempView(quoted(name))
+        self.callback(self._session.catalog.dropTempView, name)
 
 
 class Reading:
@@ -44,34 +57,30 @@ class Reading:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
         query, earlier = extract_versions(query)
-        with workspace.reading() as (manifest, keep):
-            query = workspace.plain_sql(query)
-            session = workspace.session()
+        session = workspace.session()
+        # Spark may keep the session; the epochs shall not stay with it
+        with workspace.reading() as ((catalog, manifest), keep), _Views(session) as views:
+            query = workspace.plain_sql(query, catalog)
             for alias, (name, epoch) in earlier.items():
                 self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
-            failing, names = None, []
-            for name in workspace.compiler.mentioned(query, workspace.catalog):
-                entry = workspace.catalog.get(name)
+            failing = None
+            for name in workspace.compiler.mentioned(query, catalog):
+                entry = catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
                     failing = failure  # its name may also be that of a column
                     continue
-                content = keep(workspace.results.content(entry, manifest, session))
-                content.createOrReplaceTempView(quoted(name))
-                names.append(name)
+                views.add(name, keep(workspace.results.content(entry, manifest, session)))
             try:
                 with query_errors(query):
                     check_query(workspace.compiler.catalyst, query)
                     if confined:
-                        known = [entry.name for entry in workspace.catalog.entries]
+                        known = [entry.name for entry in catalog.entries]
                         check_confined(workspace.compiler.catalyst, query, [*known, *earlier])
                     return session.sql(query)
             except QueryError as error:
                 if failing is None:
                     raise
                 raise view_failing(failing) from error
-            finally:
-                for name in names:  # Spark may keep the session; the epoch shall not stay with it
-                    session.catalog.dropTempView(name)
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
@@ -106,40 +115,36 @@ class Reading:
 
     def snapshot(self, name: str, epoch: int | None, *, last_good: bool = False) -> DataFrame:
         """Return a table or view as of an epoch; see `View.snapshot`."""
+        return self._snapshot(self._workspace.spark, name, epoch, last_good=last_good)
+
+    def _snapshot(
+        self, session: SparkSession, name: str, epoch: int | None, *, last_good: bool = False
+    ) -> DataFrame:
         workspace = self._workspace
-        with workspace.reading(epoch) as (now, keep):
-            entry, results = workspace.catalog.get(name), workspace.results
+        with workspace.reading(epoch) as ((catalog, now), keep):
+            entry, results = catalog.get(name), workspace.results
             if last_good:
-                return keep(results.stored(entry, now, workspace.spark))
+                return keep(results.stored(entry, now, session))
             if epoch is None or epoch == now.epoch:
-                return keep(results.content(entry, now, workspace.spark))
+                return keep(results.content(entry, now, session))
             then = read_manifest(workspace.files, Epoch(epoch))
-            return keep(results.earlier(entry, then, now, workspace.spark))
+            return keep(results.earlier(entry, then, now, session))
 
     def changes(self, view: str, after: int | None, form: str, reader: str | None) -> DataFrame:
         """Return the changes of a view; see `View.changes`."""
         if after is not None:
             check_number("after", after, 0)
         workspace = self._workspace
-        manifest = workspace.current()
-        entry = workspace.catalog.get(view, VIEW)
-        if after is not None and after > manifest.epoch:
-            raise StateError(
-                f"epoch {after} is not committed; the last epoch is {manifest.epoch}",
-                condition="NO_SUCH_EPOCH",
-                view=entry.name,
-                hint=f"call changes(after={manifest.epoch}) for what comes from now on",
-            )
-        if reader is not None:
-            after = self._position(entry, manifest, reader, after)
         while True:
+            catalog, manifest = workspace.current()
+            entry = catalog.get(view, VIEW)
+            start = self._start(entry, manifest, reader, after)
             retained = committed_epochs(workspace.files)
-            first = next((epoch for epoch in retained if epoch > (after or 0)), manifest.epoch)
+            first = next((epoch for epoch in retained if epoch > (start or 0)), manifest.epoch)
             if workspace.reads.begin(first):
                 break
-            manifest = workspace.current()
         try:
-            runs = workspace.results.changed_runs(entry, manifest, after)
+            runs = workspace.results.changed_runs(entry, manifest, start)
             frame = workspace.results.changes(entry, runs, workspace.spark, form)
             return workspace.reads.keep(first, frame)
         finally:
@@ -148,8 +153,8 @@ class Reading:
     def commit(self, view: str, reader: str, epoch: int | None) -> None:
         """Move a reader; see `View.commit`."""
         workspace = self._workspace
-        manifest = workspace.current()
-        entry = workspace.catalog.get(view, VIEW)
+        catalog, manifest = workspace.current()
+        entry = catalog.get(view, VIEW)
         file = reader_file(workspace.files, entry.name, reader)
         if file.cursor() is None:
             raise no_reader(entry.name, reader)
@@ -167,9 +172,21 @@ class Reading:
     def drop_reader(self, view: str, reader: str) -> None:
         """Forget a reader; see `View.drop_reader`."""
         workspace = self._workspace
-        workspace.current()
-        entry = workspace.catalog.get(view, VIEW)
+        entry = workspace.current().catalog.get(view, VIEW)
         reader_file(workspace.files, entry.name, reader).forget()
+
+    def _start(
+        self, entry: Entry, manifest: Manifest, reader: str | None, after: int | None
+    ) -> int | None:
+        """Return the epoch after which `changes` begin; None for the first."""
+        if after is not None and after > manifest.epoch:
+            raise StateError(
+                f"epoch {after} is not committed; the last epoch is {manifest.epoch}",
+                condition="NO_SUCH_EPOCH",
+                view=entry.name,
+                hint=f"call changes(after={manifest.epoch}) for what comes from now on",
+            )
+        return after if reader is None else self._position(entry, manifest, reader, after)
 
     def _position(self, entry: Entry, manifest: Manifest, reader: str, after: int | None) -> int:
         """Return the epoch up to which a reader has read, and retain the epochs after it for the reader."""
@@ -194,8 +211,8 @@ class Reading:
     def status(self, lags: Lags) -> dict[str, Any]:
         """Return the numbers of sources and views; see `Engine.status`. `lags` are from `stored_lags`."""
         workspace = self._workspace
-        with workspace.reading() as (manifest, _):
-            status = storage_status(workspace.files, workspace.catalog, manifest, lags)
+        with workspace.reading() as ((catalog, manifest), _):
+            status = storage_status(workspace.files, catalog, manifest, lags)
         outages = workspace.sources.outages
         for source in status["sources"]:
             if (outage := outages.get(source["name"])) is not None:
@@ -206,14 +223,14 @@ class Reading:
     def verify(self, view: str | None) -> Report:
         """Compare views with offline SQL; see `Engine.verify`."""
         workspace = self._workspace
-        with workspace.reading() as (manifest, _), self._pauses():
-            wanted = [e for e in workspace.catalog.entries if e.kind == VIEW]
+        with workspace.reading() as ((catalog, manifest), _), self._pauses(catalog):
+            wanted = [e for e in catalog.entries if e.kind == VIEW]
             if view is not None:
-                wanted = [workspace.catalog.get(view, VIEW)]
+                wanted = [catalog.get(view, VIEW)]
             session, catalyst = workspace.session(), workspace.compiler.catalyst
             return verify_views(
                 workspace.results,
-                workspace.catalog,
+                catalog,
                 manifest,
                 session,
                 wanted,
@@ -222,10 +239,10 @@ class Reading:
             )
 
     @contextmanager
-    def _pauses(self) -> Iterator[None]:
+    def _pauses(self, catalog: Catalog) -> Iterator[None]:
         """Retain the epochs in which views were paused during the context, as far as they exist."""
         workspace = self._workspace
-        paused = {Epoch(entry.paused) for entry in workspace.catalog.entries if entry.paused}
+        paused = {Epoch(entry.paused) for entry in catalog.entries if entry.paused}
         kept = [epoch for epoch in paused if workspace.reads.begin(epoch)]
         try:
             yield

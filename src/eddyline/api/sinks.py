@@ -174,8 +174,9 @@ class Sinks:
     def status(self) -> list[dict[str, Any]]:
         """Return the status of each sink; see `Engine.status`."""
         workspace = self._workspace
-        found = sinks_status(workspace.files, workspace.catalog, workspace.current().epoch)
-        for sink, status in zip(workspace.catalog.sinks, found, strict=True):
+        catalog, manifest = workspace.current()
+        found = sinks_status(workspace.files, catalog, manifest.epoch)
+        for sink, status in zip(catalog.sinks, found, strict=True):
             deliverer = self._deliverers.get(sink.id)
             if deliverer is not None:
                 status["rows"] = deliverer.rows

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
@@ -67,6 +67,17 @@ UNFLUSHED = {
     "at_most_once": ("epochs/", "manifests/", "logs/"),
 }
 """For each delivery semantics the folders whose files are not flushed one by one."""
+
+
+class Committed(NamedTuple):
+    """The definitions and the last committed epoch at one moment.
+
+    Calls that don't hold the lock read names and rows by this, not by the attributes of the workspace, which other
+    threads change in between: an epoch doesn't hold the rows of a view that was defined after it.
+    """
+
+    catalog: Catalog
+    manifest: Manifest
 
 
 class Workspace:
@@ -179,37 +190,39 @@ class Workspace:
                 hint="stop the other engine; reading works meanwhile",
             )
 
-    def current(self) -> Manifest:
-        """Return the last committed epoch; while another engine writes, read it again each time."""
-        if not self.writes:
-            with self.lock:
-                while True:  # until catalog and manifest belong together
-                    known = self.store.read()
-                    self.manifest = last_committed(self.files)
-                    self._read_catalog()
-                    if self.store.read() == known:
-                        break
-        return self.manifest
+    def current(self) -> Committed:
+        """Return what is committed; while another engine writes, read it again each time."""
+        if self.writes:
+            while True:  # until no other thread has changed the catalog in between
+                catalog, manifest = self.catalog, self.manifest
+                if self.catalog is catalog:
+                    return Committed(catalog, manifest)
+        with self.lock:
+            while True:  # until catalog and manifest belong together
+                known = self.store.read()
+                self.manifest = last_committed(self.files)
+                self._read_catalog()
+                if self.store.read() == known:
+                    return Committed(self.catalog, self.manifest)
 
     @contextmanager
     def reading(
         self, epoch: int | None = None
-    ) -> Iterator[tuple[Manifest, Callable[[DataFrame], DataFrame]]]:
+    ) -> Iterator[tuple[Committed, Callable[[DataFrame], DataFrame]]]:
         """Retain an epoch during the context, and as long as DataFrames that were made in it exist.
 
         Args:
             epoch: the epoch to retain, with all after it; None for the last committed one.
 
         Yields:
-            The last committed epoch, and a function to call on each DataFrame that reads it or the
-            retained one.
+            What is committed, and a function to call on each DataFrame that reads it or the retained epoch.
 
         Raises:
             StateError: that epoch is not retained.
         """
         while True:
             now = self.current()
-            kept = now.epoch if epoch is None else Epoch(epoch)
+            kept = now.manifest.epoch if epoch is None else Epoch(epoch)
             if self.reads.begin(kept):
                 break
             if epoch is not None:
@@ -233,14 +246,18 @@ class Workspace:
         """Return a clone of the user's session, with time zone and settings of the storage."""
         return cloned(self.spark, **self.settings, **{ZONE: self.zone})
 
-    def plain_sql(self, query: str) -> str:
-        """Return the query in plain Spark SQL: WINDOWING is expanded to Spark's functions."""
+    def plain_sql(self, query: str, catalog: Catalog | None = None) -> str:
+        """Return the query in plain Spark SQL: WINDOWING is expanded to Spark's functions.
+
+        Args:
+            catalog: has the columns of the relations; None for the current one.
+        """
         if "windowing" not in query.lower():
             return query
         read = possible_relations(query)
         times = {
             field.name
-            for entry in self.catalog.entries
+            for entry in (catalog or self.catalog).entries
             if entry.name.lower() in read
             for field in entry.columns
             if isinstance(field.dataType, TimestampType | TimestampNTZType)

@@ -188,7 +188,7 @@ class Writing:
     def _dml(self, text: str) -> tuple[Dml, int]:
         """Return a Dml over the relations that a text mentions, and about how many rows these hold."""
         workspace = self._workspace
-        session, manifest = workspace.session(), workspace.current()
+        session, (catalog, manifest) = workspace.session(), workspace.current()
 
         def waiting(entry: Entry) -> list[Segment]:
             """Return the operations on a table, or on dead letters, that no epoch has processed yet."""
@@ -202,8 +202,8 @@ class Writing:
             return workspace.sources.between(entry, manifest, end)
 
         dml, read = Dml(session, workspace.files), 0
-        for name in workspace.compiler.mentioned(text, workspace.catalog):
-            entry = workspace.catalog.get(name)
+        for name in workspace.compiler.mentioned(text, catalog):
+            entry = catalog.get(name)
             operations, held = waiting(entry), SMALL_ROWS + 1
             if entry.kind != STREAM or entry.arranged:  # a log may only name data
                 held = state_size(manifest, entry)[0]
