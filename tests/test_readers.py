@@ -405,3 +405,16 @@ def test_a_read_has_definitions_and_rows_of_one_moment(
         )
     assert made
     assert rows(engine.snapshot("counts")) == [(1, 20), (2, 10)]
+
+
+def test_sql_over_earlier_epochs_leaves_the_session_as_it_was(
+    engine: el.Engine, spark: SparkSession
+) -> None:
+    epoch = advance(engine, 1)
+    spark.range(1).createOrReplaceTempView(f"counts_version_{epoch}")
+    before = {table.name for table in spark.catalog.listTables()}
+    assert rows(engine.sql(f"SELECT * FROM counts VERSION AS OF {epoch}")) == [(1, 1)]
+    assert rows(engine.sql(f"SELECT * FROM t VERSION AS OF {epoch}")) == [(1,)]
+    assert {table.name for table in spark.catalog.listTables()} == before
+    assert rows(spark.table(f"counts_version_{epoch}")) == [(0,)]
+    spark.catalog.dropTempView(f"counts_version_{epoch}")

@@ -62,7 +62,7 @@ class Reading:
         with workspace.reading() as ((catalog, manifest), keep), _Views(session) as views:
             query = workspace.plain_sql(query, catalog)
             for alias, (name, epoch) in earlier.items():
-                self.snapshot(name, epoch).createOrReplaceTempView(quoted(alias))
+                views.add(alias, self._snapshot(session, name, epoch))
             failing = None
             for name in workspace.compiler.mentioned(query, catalog):
                 entry = catalog.get(name)
