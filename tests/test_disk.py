@@ -23,6 +23,7 @@ from eddyline.state.recover import open_storage
 from eddyline.state.runs import Run, keep_open, read_run, verify_run, write_run
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
+from eddyline.testing import FaultyFiles
 
 SIZE = 1 << 20
 
@@ -99,6 +100,30 @@ def test_a_disk_that_became_read_only_is_named(small: Path) -> None:
     assert open_storage(files, writable=False).epoch == 1  # reading goes on
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     write_manifest(files, Manifest(Epoch(2)))
+
+
+def test_rows_whose_entry_could_not_be_flushed_are_written_once(tmp_path: Path) -> None:
+    """The disk fails when the entry of the log has its name already."""
+    files = FaultyFiles(str(tmp_path))
+    log, rows = RedoLog(files, "t1"), pa.table({"c0": [1]})
+    for _ in range(2):
+        files.arm(0)
+        log.append_tables([rows])
+    effects = files.effects()
+    assert effects[-2:] == ["rename logs/t1/000000000001.json", "sync logs/t1"]
+    files.arm(len(effects))
+    with pytest.raises(StorageError) as error:
+        log.append_tables([rows])
+    assert error.value.condition == "WRITE_FAILED"
+    assert RedoLog(files, "t1").end() == log.end() == 2
+    log.append_tables([rows])
+    assert len(log.segments(0, log.end())) == 3
+    files.arm(len(effects), "broken")  # nor can it be removed
+    with pytest.raises(StorageError) as error:
+        log.append_tables([rows])
+    assert error.value.condition == "WRITE_UNCERTAIN"
+    assert not error.value.retryable
+    assert log.end() == 4
 
 
 def run_of(files: Files) -> Run:

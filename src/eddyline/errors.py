@@ -150,6 +150,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNSUPPORTED_STORAGE": Condition(USER, False, "The storage is not on a file system that this version can use. Give a local or mounted path."),
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
+    "WRITE_UNCERTAIN": Condition(ENVIRONMENT, False, "Rows were written, but the disk has neither made them durable nor let them be removed. Mend it, and look whether they are there before you write them again."),
     # sinks
     "SECRET_MISSING": Condition(ENVIRONMENT, True, "An option of a sink or stream, or the console's token, refers to an environment variable or file that can't be read. Set it for that process; a sink or stream tries again by itself."),
     "SINK_FAILED": Condition(ENVIRONMENT, True, "A sink's target can't be used: the message ends with the cause. Mend it; the sink tries again by itself, and nothing is lost."),

@@ -84,11 +84,12 @@ class RedoLog:
         """Write an entry, with the time; it is durable when this returns.
 
         Args:
-            new: never replace an entry.
+            new: never replace an entry; after an error it isn't there.
             batch: the writer of the rows, and the version of its batch, for `holds`; None for other rows.
 
         Raises:
             StateError: FENCED, another engine writes to the storage.
+            StorageError: WRITE_FAILED; or WRITE_UNCERTAIN, a new entry is there, but not flushed.
         """
         numbered = []
         sequence, now = number << SEQUENCE_SHIFT, self.clock()
@@ -102,7 +103,8 @@ class RedoLog:
         with self._entries.changing() as index, self.files.committing():
             known = None if batch is None else self._written(index)
             try:
-                self.files.write_json(self._entries.entry_file(number), numbered, new=new)
+                name = self._entries.entry_file(number)
+                self.files.write_json(name, numbered, new=new, undo=new)
             except FileExistsError as error:
                 raise StateError(
                     f"entry {number} of the redo log is there already",

@@ -106,14 +106,18 @@ class Files:
         *,
         durable: bool = True,
         new: bool = False,
+        undo: bool = False,
     ) -> int:
         """Create or replace a file atomically with what `fill` writes; return its size in bytes.
 
         Args:
             new: never replace a file.
+            undo: remove the file again if its name can't be flushed to the disk; only for a file that no other
+                process reads yet.
 
         Raises:
-            StorageError: the file can't be written; the old one is unchanged.
+            StorageError: the file can't be written; the old one is unchanged. If only its name couldn't be flushed,
+                it is there without `undo`; with it, where it can't be removed, the condition is WRITE_UNCERTAIN.
             FileExistsError: the file exists, and `new` is set.
         """
         target = self.path(name)
@@ -138,8 +142,25 @@ class Files:
                 self.remove(name + suffix)
             raise
         if durable:
-            self.sync(os.path.dirname(name))
+            try:
+                self.sync(os.path.dirname(name))
+            except StorageError as error:
+                if undo:
+                    self._undo(name, error)
+                raise
         return size
+
+    def _undo(self, name: str, error: StorageError) -> None:
+        """Remove a file whose name couldn't be flushed; raise StorageError WRITE_UNCERTAIN if that fails, too."""
+        try:
+            self.remove(name)
+        except StorageError:
+            raise StorageError(
+                f"{error.message}; what was written is there, but may be lost with the machine",
+                condition="WRITE_UNCERTAIN",
+                file=name,
+                hint="mend the disk, and look whether the rows are there before you write them again",
+            ) from error
 
     def link(self, name: str, second: str) -> None:
         """Create a hard link, or a copy where the file system has no links. Durable after `sync`."""
@@ -197,13 +218,21 @@ class Files:
                 os.close(handle)
 
     def write_json(
-        self, name: str, value: object, *, durable: bool = True, new: bool = False
+        self,
+        name: str,
+        value: object,
+        *,
+        durable: bool = True,
+        new: bool = False,
+        undo: bool = False,
     ) -> int:
         """Write a JSON document, preceded by its checksum, which is returned; see `write`."""
         body = json.dumps(value, separators=(",", ":")).encode()
         crc = zlib.crc32(body)
         head = f"{crc:08x} ".encode()
-        self.write(name, lambda stream: stream.write(head + body), durable=durable, new=new)
+        self.write(
+            name, lambda stream: stream.write(head + body), durable=durable, new=new, undo=undo
+        )
         return crc
 
     def read_json(self, name: str) -> Any:
