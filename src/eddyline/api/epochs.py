@@ -19,7 +19,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError, EngineError, QueryError
+from eddyline.errors import EddylineError, EngineError, QueryError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.retention import rows_expired, views_with_expired_rows
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
@@ -485,7 +485,7 @@ class Epochs:
                 _LOG.error("epoch %d failed: %s", epoch, named(error))
             self.reporting.failed(epoch, timer, error)
             # raises FENCED if a newer writer has removed the attempt
-            with workspace.files.committing():
+            with suppress(StorageError), workspace.files.committing():
                 pass
             # the commit may have succeeded although the call failed after it
             workspace.manifest = last_committed(workspace.files).owned(workspace.catalog.ids)
