@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+import eddyline.api.epochs
 from eddyline.errors import StorageError
 from eddyline.storage.fence import NAME
 from eddyline.storage.files import Files
@@ -62,3 +63,21 @@ def test_an_epoch_whose_commit_fails_after_it_counts_though_the_fence_cannot_be_
     engine.execute("INSERT INTO t VALUES (2)")
     assert engine.advance() == before + 2
     assert sorted(map(tuple, engine.snapshot("n").collect())) == [(1, 1), (2, 2)]
+
+
+def test_sinks_and_callbacks_get_an_epoch_after_which_old_ones_cannot_be_removed(
+    engine: el.Engine, files: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eddyline.api.epochs, "RETIRE_EVERY", 1)
+    engine.sink("k", "n", "jsonl", path=str(tmp_path / "sink"))
+    told: list[int] = []
+    engine.on_progress(lambda progress: told.append(progress.epoch))
+    engine.execute("INSERT INTO t VALUES (2)")
+    files.armed = ("remove", "manifests")
+    with pytest.raises(StorageError):
+        engine.advance()
+    assert files.armed is None
+    epoch = engine.status()["epoch"]
+    assert told == [epoch]
+    engine._epochs.sinks.wait(epoch)
+    assert [sink["epoch"] for sink in engine.status()["sinks"]] == [epoch]

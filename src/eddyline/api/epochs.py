@@ -311,12 +311,14 @@ class Epochs:
         return time.monotonic() >= self._next_retry
 
     def after_commit(self, timer: Timer, *, retire: bool = True) -> None:
-        """Report a committed epoch; then remove what is no longer retained, if `retire` is set."""
+        """Report a committed epoch; first remove what is no longer retained, if `retire` is set."""
         self.reporting.epoch(self._workspace.manifest, self._workspace.catalog, timer)
-        if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:
-            retire_old(self._workspace)
-        self.sinks.wake()
-        self.reporting.call_back()
+        try:
+            if retire and self._workspace.manifest.epoch % RETIRE_EVERY == 0:
+                retire_old(self._workspace)
+        finally:  # callbacks come last: they may define views, or stop the engine
+            self.sinks.wake()
+            self.reporting.call_back()
 
     def _show_rows(self, pieces: Sequence[Piece]) -> list[str]:
         """Return the first rows of pieces of input as texts for an error, each with its relation."""
