@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eddyline.errors import QueueError
 from eddyline.relay.acker import (
     DONE,
     FAILED,
@@ -24,6 +25,7 @@ from eddyline.relay.acker import (
     new_ids,
     xor_by_root,
 )
+from eddyline.relay.trees import Trees
 
 PROPERTY = settings(deadline=None, max_examples=60)
 
@@ -288,6 +290,16 @@ def test_tuples_of_several_inputs_are_parts_of_all_their_trees(records, outputs,
         done |= set(acker.ack(*xor_by_root(made.roots[mine], made.edges[mine])).tasks.tolist())
     assert done == set(range(records))
     assert acker.counts.done == records
+
+
+def test_rows_that_nobody_acknowledged_are_no_outcome():
+    trees = Trees(3, np.random.default_rng(1))
+    assert trees.finish([b"a", b"b", b"c"]).done.all()
+    with pytest.raises(
+        QueueError, match="3 records"
+    ) as error:  # a second time opens each edge again
+        trees.finish([b"a", b"b", b"c"])
+    assert error.value.condition == "ACCOUNT_WRONG"
 
 
 def test_what_has_failed_is_told_once_and_before_its_init_waits_for_it():

@@ -101,6 +101,7 @@ CONDITIONS: dict[str, Condition] = {
     # epochs, streams and pipelines at work
     "EPOCH_FAILED": Condition(ENVIRONMENT, True, "An epoch failed and nothing of it was committed. After a lost worker the next call succeeds; an error of a function or a query stays until it is corrected."),
     "MISSING_REPORT": Condition(BUG, True, "A task of an epoch ended without its report. The next call runs the epoch again; report it if it stays."),
+    "WRONG_REPORT": Condition(BUG, False, "A task of an epoch has read another state than that of the last epoch. Nothing was committed; report it."),
     "WRONG_PARTITIONS": Condition(BUG, False, "Spark's plan of a view doesn't bring the rows of an operator into the buckets of its state. Nothing was stored. Report the query."),
     "WRONG_BUCKET": Condition(BUG, False, "A stored row isn't in its bucket, so the number of buckets can't be changed. The storage is as it was. Report it."),
     "NO_EPOCH": Condition(USER, False, "A compiled plan ran outside of an epoch. Read results with `view.snapshot()`."),

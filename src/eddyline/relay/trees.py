@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.errors import QueueError
 from eddyline.relay.acker import Anchors, Indices, new_ids
 from eddyline.relay.calls import Reasons
 from eddyline.relay.keys import group_by_key
@@ -115,10 +116,19 @@ class Trees:
         return self._without_failed(output.rows)
 
     def finish(self, rows: Rows) -> ChainOutput:
-        """Acknowledge the output of the last bolt; return the outcome of each record."""
+        """Acknowledge the output of the last bolt; return the outcome of each record.
+
+        Raises:
+            QueueError: ACCOUNT_WRONG, the tree of a record that is done has an open edge.
+        """
         self._acknowledge(self._anchors)
         output = ChainOutput(rows, self._bolts, self._reasons, self._held)
-        assert not np.any(self._values[output.done]), "a row was neither acknowledged nor failed"
+        if wrong := np.count_nonzero(self._values[output.done]):
+            raise QueueError(
+                f"{wrong} records have rows that were neither acknowledged nor failed",
+                condition="ACCOUNT_WRONG",
+                hint="nothing of them was committed; report it, as this is a bug",
+            )
         return output
 
     @property

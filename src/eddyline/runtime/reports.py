@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eddyline.changes import BucketId, ViewId
-from eddyline.errors import EngineError
+from eddyline.errors import EngineError, StateError
 from eddyline.intake.watermarks import Observed, Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
@@ -126,6 +126,7 @@ def collect_reports(
 
     Raises:
         EngineError: a task of a stateful operator hasn't reported.
+        StateError: WRONG_REPORT, a task has read another state than that of the last epoch.
     """
     reports = _Reports(files, folder, plan, reported)
     rows_in, deleted = sum(_leaf(reports, leaf, watermarks, state) for leaf in plan.leaves), 0
@@ -226,7 +227,13 @@ def _slot(name: str, bucket: BucketId, written: Mapping[str, Any], state: EpochS
     """Add the runs of a bucket to `state`; return those that this epoch has written."""
     held = state.arrangements.get(name, {})
     kept = held.get(bucket, ())[: written["kept"]]
-    assert len(kept) == written["kept"]  # the task has read the state of the same epoch
+    if len(kept) != written["kept"]:
+        raise StateError(
+            f"a task has read {written['kept']} runs of bucket {bucket}, of which the last epoch has {len(kept)}",
+            condition="WRONG_REPORT",
+            arrangement=name,
+            hint="nothing was committed; report it, as this is a bug, or the storage was changed by hand",
+        )
     if merged := held.get(bucket, ())[len(kept) :]:
         state.count(MERGES, "bytes", sum(run.bytes for run in merged))
     added = [Run(*run) for run in written["runs"]]
