@@ -11,10 +11,15 @@ import pytest
 from pyspark.sql import DataFrame
 
 import eddyline as el
-from eddyline.answers.changed import commit_time
 from eddyline.changes import Epoch
 from eddyline.spark.session import local_session
-from eddyline.state.manifest import Manifest, manifest_name, read_manifest, write_manifest
+from eddyline.state.manifest import (
+    Manifest,
+    committed_at,
+    manifest_name,
+    read_manifest,
+    write_manifest,
+)
 from eddyline.storage.files import Files
 
 VIEWS = {
@@ -123,7 +128,10 @@ def test_an_epoch_of_an_older_version_has_the_time_of_its_manifest(tmp_path):
     files.make_folder("manifests")
     write_manifest(files, Manifest(Epoch(1)))
     os.utime(files.path(manifest_name(Epoch(1))), ns=(0, 5_000_000_000))
-    assert commit_time(files, Epoch(1)) == 5_000_000
+    assert committed_at(files, Epoch(1)) == 5_000_000
     write_manifest(files, Manifest(Epoch(2), committed_at=7, keys={"v1": (0,)}))
-    assert commit_time(files, Epoch(2)) == 7
+    assert committed_at(files, Epoch(2)) == 7
     assert read_manifest(files, Epoch(2)).keys == {"v1": (0,)}
+    with pytest.raises(el.StateError) as error:
+        committed_at(files, Epoch(3))
+    assert error.value.condition == "NO_SUCH_EPOCH"

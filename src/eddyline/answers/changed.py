@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from eddyline.answers.changelog import CDF
@@ -13,8 +12,8 @@ from eddyline.errors import QueryError, StateError
 from eddyline.state.manifest import (
     ROWS,
     Manifest,
+    committed_at,
     committed_epochs,
-    manifest_name,
     read_manifest,
     runs_of,
     without_gaps,
@@ -100,15 +99,7 @@ def epoch_changes(
     """
     return [
         EpochChanges(
-            files, epoch, own, columns, form, key, commit_time(files, epoch) if form == CDF else 0
+            files, epoch, own, columns, form, key, committed_at(files, epoch) if form == CDF else 0
         )
         for epoch, own in runs
     ]
-
-
-def commit_time(files: Files, epoch: Epoch) -> int:
-    """Return when an epoch was committed, in microseconds since 1970."""
-    if recorded := read_manifest(files, epoch).committed_at:
-        return recorded
-    # written by an older version
-    return os.stat(files.path(manifest_name(epoch))).st_mtime_ns // 1000

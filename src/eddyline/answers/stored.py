@@ -12,7 +12,6 @@ from eddyline.answers.changed import (
     changed_runs,
     changes_expired,
     check_feed,
-    commit_time,
     epoch_changes,
 )
 from eddyline.answers.changelog import CDF
@@ -26,7 +25,14 @@ from eddyline.changes import Epoch, ViewId
 from eddyline.errors import CatalogError, StateError
 from eddyline.options import Options
 from eddyline.state.leases import hold_for
-from eddyline.state.manifest import ROWS, Manifest, committed_epochs, last_committed, read_manifest
+from eddyline.state.manifest import (
+    ROWS,
+    Manifest,
+    committed_at,
+    committed_epochs,
+    last_committed,
+    read_manifest,
+)
 from eddyline.storage.files import Files, no_storage
 
 
@@ -98,7 +104,7 @@ class StoredSnapshot:
         """Return the rows as the first changes of a feed."""
         if not self.epoch:
             return []
-        time = commit_time(self.files, self.epoch)
+        time = committed_at(self.files, self.epoch)
         return [Inserts(bucket, time) for bucket in self.parts()]
 
 

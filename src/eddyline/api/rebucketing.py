@@ -19,7 +19,7 @@ from eddyline.runtime.progress import Timer
 from eddyline.runtime.rebucket import divided
 from eddyline.runtime.reports import row_count
 from eddyline.runtime.view_failures import failed_view
-from eddyline.state.manifest import Manifest, commit_time, last_committed, write_manifest
+from eddyline.state.manifest import Manifest, last_committed, next_commit_time, write_manifest
 from eddyline.state.recover import attempt_folder
 from eddyline.state.run_lists import Buckets
 
@@ -120,6 +120,6 @@ def _next_manifest(
         counters={},
         plans=plans,
         writer=workspace.files.writer,
-        committed_at=commit_time(base),
+        committed_at=next_commit_time(base),
         buckets=buckets,
     )

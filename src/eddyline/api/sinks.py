@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from eddyline.answers.changed import commit_time
 from eddyline.answers.deliverer import Delivered, Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
@@ -36,6 +35,7 @@ from eddyline.source.dead_letters import Rejects
 from eddyline.spark.intervals import interval_micros
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.sql.names import check_name
+from eddyline.state.manifest import committed_at
 
 WAIT_S = 30.0
 """How long `advance` waits for a sink that doesn't fail."""
@@ -321,7 +321,7 @@ class Sinks:
         """Return a wrapper that calls a user's function with a DataFrame."""
 
         def call(feed: pa.Table, epoch: Epoch) -> None:
-            rows = with_commit(feed, epoch, commit_time(self._workspace.files, epoch))
+            rows = with_commit(feed, epoch, committed_at(self._workspace.files, epoch))
             function(self._workspace.session().createDataFrame(rows), epoch)
 
         return call

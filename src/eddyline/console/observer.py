@@ -292,7 +292,7 @@ class Observer:
     def epochs(self, name: str) -> list[tuple[Epoch, float]]:
         """Return the retained epochs of which a table or view has rows, and when each was committed.
 
-        Times are seconds since 1970, 0 where unknown. Each manifest is read once.
+        Times are seconds since 1970. Each manifest is read once.
 
         Raises:
             CatalogError: NOT_FOUND, NOT_STORED.

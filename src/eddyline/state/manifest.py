@@ -7,6 +7,7 @@ epoch before as its base; some manifests in between name all runs. `state/recove
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -233,7 +234,7 @@ def runs_of(buckets: Buckets) -> list[Run]:
     return [run for runs in buckets.values() for run in runs]
 
 
-def commit_time(base: Manifest) -> int:
+def next_commit_time(base: Manifest) -> int:
     """Return `committed_at` of the epoch after `base`: the time, but never less than that of `base`."""
     return max(time.time_ns() // 1000, base.committed_at)
 
@@ -355,17 +356,19 @@ def read_manifest(files: Files, epoch: Epoch) -> Manifest:
 
 
 def committed_at(files: Files, epoch: Epoch) -> int:
-    """Return when an epoch was committed, in microseconds since 1970; 0 if its manifest doesn't tell.
+    """Return when an epoch was committed, in microseconds since 1970.
 
-    Reads only one file, not the bases of the manifest.
+    Reads only one file, not the bases of the manifest. An older version didn't record it: then it is the file's time.
 
     Raises:
         StateError: it is damaged or of a newer format, or it is not retained.
     """
     name = manifest_name(epoch)
-    if not files.exists(name):
-        raise _not_retained(epoch)
-    return int(_parsed(files.read_checked(name)[0], name).get("committed_at", 0))
+    try:
+        written = os.stat(files.path(name)).st_mtime_ns // 1000
+    except FileNotFoundError:
+        raise _not_retained(epoch) from None
+    return int(_parsed(files.read_checked(name)[0], name).get("committed_at") or written)
 
 
 def stored_manifest(files: Files, epoch: Epoch) -> Stored:
