@@ -26,8 +26,8 @@ class Regroup:
     epoch, +1 for those after; a row of weight n comes n times. Spark then
     evaluates both versions, with w as one more grouping key that becomes the weight of the result.
     A group is all rows of one key hash: the results of colliding keys are equal in both versions, and cancel out.
-    The rows of a version always have the same order, so results that depend on it (`collect_list`, `first`,
-    the last bits of a sum of doubles) are the same when they are retracted.
+    The rows of a version always have the same order. An aggregation of Spark needn't keep it: results that depend on it
+    (`collect_list`, `first`, the last bits of a sum of doubles) are stored by `Replace`.
     """
 
     family: ClassVar[str] = "recompute"

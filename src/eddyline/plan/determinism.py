@@ -24,8 +24,8 @@ USER_FUNCTIONS = frozenset(
     ("PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF", "ScalaUDAF", "ScalaAggregator")
 )
 
-# Aggregates that some versions mark as not deterministic because they depend on the order of rows. It
-# is the same for both versions of a group.
+# Aggregates that some versions mark as not deterministic because they depend on the order of rows: their
+# results are stored, and retracted as they were emitted (`plan/recompute.py`).
 _BY_ORDER = frozenset(("First", "Last", "CollectList", "CollectSet", "CollectUnion", "ListAgg"))
 
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery"))

@@ -6,7 +6,7 @@ rows before and after the epoch. The first result is retracted, the second is ap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -25,11 +25,29 @@ from eddyline.plan.eventtime import (
     projected,
 )
 from eddyline.plan.lanes import Placed
-from eddyline.plan.logical import Expression, Plan, child_of, id_of, items, kind, output_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    child_of,
+    find,
+    id_of,
+    items,
+    kind,
+    output_of,
+    type_of,
+)
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.render import texts
 from eddyline.plan.types import column_type
+
+_OF_ANY_ORDER = frozenset(
+    {
+        "BitAndAgg", "BitOrAgg", "BitXorAgg", "BoolAnd", "BoolOr", "Count", "CountIf", "HyperLogLogPlusPlus", "Max",
+        "Min", "Percentile",
+    }
+)  # fmt: skip
+"""Aggregates whose result doesn't depend on the order of rows, nor on how they are cut into parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +159,11 @@ def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
     )
     weight = build.catalyst.alias(rows.version, "w")
     if calls_python(aggregation.results):
-        plan, change = _called_once(build, aggregation, rows, weight, kept_keys)
+        plan, change = _kept(build, aggregation, rows, weight, kept_keys)
         shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
+    elif any(map(_is_by_order, _calls(aggregation.results))):
+        plan, change = _kept(build, aggregation, rows, weight, kept_keys)
+        shown = replace(shown, rule=f"{shown.rule}, outputs kept")
     else:
         plan = build.catalyst.aggregate(
             [*keys, rows.version], [*aggregation.results, weight], rows.plan
@@ -193,14 +214,36 @@ def _over_real_rows(build: Build, results: list[Expression], real: Expression) -
     return [build.catalyst.rewrite(result, filtered) for result in results]
 
 
-def _called_once(
+def _calls(results: list[Expression]) -> Iterator[Expression]:
+    for result in results:
+        yield from find(result, lambda name: name == "AggregateExpression")
+
+
+def _is_by_order(call: Expression) -> bool:
+    """Return whether an aggregate may give another result for the same rows in another order, or cut into other parts.
+
+    Spark doesn't keep the order of a group's rows: above 128 groups its hash aggregation goes on by sorting, and merges
+    what it has so far. Where it cuts a group depends on the other groups of the epoch. DISTINCT shuffles the values.
+    """
+    function = call.aggregateFunction()
+    name = kind(function)
+    if call.isDistinct():
+        return True
+    if name in ("Sum", "Average"):  # of integers, Average adds up doubles
+        return not type_of(function).simpleString().startswith(("bigint", "decimal"))
+    return name not in _OF_ANY_ORDER
+
+
+def _kept(
     build: Build,
     aggregation: _Recomputed,
     rows: Versions,
     weight: Expression,
     bounds: Mapping[int, Bound],
 ) -> tuple[Plan, Expression]:
-    """Aggregate with Python functions that are called for the rows after the epoch only.
+    """Aggregate, and store the results: they are retracted as they were emitted.
+
+    Python functions are called for the rows after the epoch only.
 
     Returns:
         The plan of the results' change, and its weight.
