@@ -86,7 +86,8 @@ class Deliverer:
         self._noted: str | None = None  # None: it isn't known yet
         self._delivery: Delivery | None = None
         self._changed = threading.Condition()
-        self._wanted, self._outdated, self._stopping = True, False, False
+        self._wanted, self._outdated = True, False
+        self._stopping = self._abandoned = False
         self._not_before = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sink {sink}", daemon=True)
         self._thread.start()
@@ -115,17 +116,29 @@ class Deliverer:
         return self.epoch >= epoch
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Let the delivery that is under way finish, and release the target."""
+        """Begin no other delivery, let the one that is under way finish, and release the target.
+
+        Args:
+            timeout_s: how long to wait at most; after that, nothing but the delivery itself happens any more.
+        """
         with self._changed:
             self._stopping = True
+            if self._delivery is not None:
+                self._delivery.stopping = True
             self._changed.notify_all()
-        delivery = self._delivery
-        if delivery is not None:
-            delivery.stopping = True
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-            if delivery is not None and self._thread.is_alive():
-                delivery.abandoned = True
+            if self._thread.is_alive():
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Stop, and let the delivery that is under way write nothing more into the storage."""
+        with self._changed:
+            self._stopping = self._abandoned = True
+            delivery = self._delivery
+            self._changed.notify_all()
+        if delivery is not None:
+            delivery.abandon()
 
     def _run(self) -> None:
         while True:
@@ -150,9 +163,8 @@ class Deliverer:
         clock = SteadyClock()
         tell = partial(self._report_try, clock, clock.now(), self.rows, self.deletes)
         try:
-            if self._delivery is None:
-                self._delivery = self._open()
-            delivery, before = self._delivery, (self._delivery.rows, self._delivery.deletes)
+            delivery = self._opened()
+            before = delivery.rows, delivery.deletes
             try:
                 epoch = delivery.run()
             finally:
@@ -172,6 +184,17 @@ class Deliverer:
             self.epoch, self.failures, self.error = epoch, 0, None
             self._not_before = time.monotonic() + self._interval_s
             self._changed.notify_all()
+
+    def _opened(self) -> Delivery:
+        """Return the delivery, which is opened first if it isn't."""
+        if self._delivery is None:
+            opened = self._open()
+            with self._changed:  # `stop` may have come in the meantime
+                opened.stopping = self._stopping
+                self._delivery = opened
+            if self._abandoned:
+                opened.abandon()
+        return self._delivery
 
     def _report_try(
         self,
@@ -198,7 +221,7 @@ class Deliverer:
         """Note an error, or that there is none, unless it was the last one that was noted."""
         # a port or a time in a message makes it no other one
         text = "" if error is None else _NUMBERS.sub("", f"{condition_of(error)} {error}")
-        if text != self._noted:
+        if text != self._noted and not self._abandoned:
             with suppress(EddylineError, OSError):  # a storage that is full: the next try notes it
                 self._note(error)
                 self._noted = text
@@ -218,7 +241,7 @@ class Deliverer:
             self._changed.notify_all()
         name = condition_of(error)
         _LOG.warning("sink %s: %s; the next try is in %.1f s", self.sink, name, pause_s)
-        if self.failures == 1:
+        if self.failures == 1 and not self._abandoned:
             self._report(error)
 
     def _close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -166,8 +167,8 @@ class Delivery:
 
     Attributes:
         rows, deletes: number of rows that were delivered, and of deletes among them.
-        stopping: set to end `run` after the delivery that is under way.
-        abandoned: set when nobody waits for that delivery any more: it then doesn't write the cursor.
+        stopping: set to end `run`: a delivery that is under way finishes, and no other one begins.
+        abandoned: whether nobody waits for that delivery any more, so that it doesn't write the cursor; see `abandon`.
     """
 
     def __init__(
@@ -180,6 +181,12 @@ class Delivery:
         self.rows = self.deletes = 0
         self.stopping = False
         self.abandoned = False
+        self._writing = threading.Lock()
+
+    def abandon(self) -> None:
+        """End `run` without waiting for it: once this has returned, the cursor isn't written any more."""
+        with self._writing:
+            self.stopping = self.abandoned = True
 
     def run(self) -> Epoch:
         """Deliver all committed epochs; return the epoch that the target then holds.
@@ -202,20 +209,23 @@ class Delivery:
             if isinstance(decision, UpToDate):
                 if target and (cursor is None or cursor.epoch < target):
                     # a crash has prevented the write of the cursor, or the view was replaced
-                    self.outbox.advance(Cursor(changelog.view, target))
+                    self._advance(Cursor(changelog.view, target))
                 return committed
+            if self.stopping:
+                return target or Epoch(0)
             first = decision.first if isinstance(decision, Deliver) else decision.epoch
             with changelog.holding(first) as held:
                 if not held:
                     continue  # it has been retired in the meantime
                 if isinstance(decision, Snapshot):
                     rows = changelog.rows(decision.epoch)
-                    self._begin(cursor, decision.epoch)
+                    if not self._begin(cursor, decision.epoch):
+                        return target or Epoch(0)
                     self.sink.replace(target, decision.epoch, rows)
                     self._delivered(decision.epoch, rows)
                     return decision.epoch
                 reached = self._deliver(decision)
-                if self.stopping or reached >= committed:
+                if reached >= committed or self.stopping:
                     return reached
 
     def _cursor(self) -> Cursor | None:
@@ -227,10 +237,21 @@ class Delivery:
             return Cursor(view, cursor.epoch, cursor.until)
         return cursor
 
-    def _begin(self, cursor: Cursor | None, until: Epoch) -> None:
-        """Store durably that a delivery up to `until` begins, before the target can hold that epoch."""
+    def _begin(self, cursor: Cursor | None, until: Epoch) -> bool:
+        """Store durably that a delivery up to `until` begins, before the target can hold that epoch.
+
+        Returns:
+            Whether it begins; it doesn't if `stopping` is set.
+        """
         view, epoch = (NO_VIEW, Epoch(0)) if cursor is None else (cursor.view, cursor.epoch)
-        self.outbox.advance(Cursor(view, epoch, until))
+        return not self.stopping and self._advance(Cursor(view, epoch, until))
+
+    def _advance(self, cursor: Cursor) -> bool:
+        """Store the cursor; return False if the delivery is abandoned, as another one may have begun."""
+        with self._writing:
+            if not self.abandoned:
+                self.outbox.advance(cursor)
+            return not self.abandoned
 
     def _deliver(self, decision: Deliver) -> Epoch:
         """Deliver epochs until all are delivered, or `stopping` is set; return the last one."""
@@ -244,7 +265,8 @@ class Delivery:
             if self.stopping:
                 break
             changes = self.changelog.changes(first, epoch)
-            self._begin(Cursor(self.changelog.view, base), epoch)
+            if not self._begin(Cursor(self.changelog.view, base), epoch):
+                break
             self.sink.deliver(base, epoch, changes)
             self._delivered(epoch, changes)
             base, first, count = epoch, Epoch(epoch + 1), 0
@@ -253,6 +275,4 @@ class Delivery:
     def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
         self.rows += rows.num_rows
         self.deletes += deletes_in(rows.column(-1))
-        if self.abandoned:
-            return  # another delivery may have begun
-        self.outbox.advance(Cursor(self.changelog.view, epoch))
+        self._advance(Cursor(self.changelog.view, epoch))

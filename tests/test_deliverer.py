@@ -1,0 +1,134 @@
+"""The thread of a sink: what it still does once it is to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from eddyline.answers.deliverer import Deliverer
+from eddyline.answers.delivery import Delivery
+from eddyline.changes import Epoch, ViewId
+from eddyline.sink.cursors import Cursor
+from eddyline.sink.outbox import Outbox
+from eddyline.storage.files import Files
+from eddyline.testing import MemorySink
+from test_sinks import VIEW, Epochs, held
+from waiting import until
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a blocked call waits for; open at the end."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(Files(str(tmp_path)), "k1")
+
+
+def started(open_delivery: Callable[[], Delivery], **others: Callable) -> Deliverer:
+    return Deliverer("k", open_delivery, 0, lambda _: None, **others)
+
+
+@pytest.mark.parametrize("point", ["open", "committed", "rows", "changes"])
+def test_nothing_is_delivered_once_a_sink_has_stopped(
+    gate: threading.Event, outbox: Outbox, point: str
+) -> None:
+    """Wherever it was before the delivery began: no rows, and no cursor, which would hold epochs."""
+    blocked = threading.Event()
+
+    def wait(at: str) -> None:
+        if at == point:
+            blocked.set()
+            gate.wait(30)
+
+    class Target(MemorySink):
+        def committed(self) -> Epoch | None:
+            wait("committed")
+            return super().committed()
+
+    class Changelog(Epochs):
+        def rows(self, epoch: Epoch) -> pa.Table:
+            wait("rows")
+            return super().rows(epoch)
+
+        def changes(self, first: Epoch, last: Epoch) -> pa.Table:
+            wait("changes")
+            return super().changes(first, last)
+
+    target = Target()
+    if point == "changes":  # the target holds an epoch, so that it gets those after it
+        Delivery(Epochs(last=1), outbox, target).run()
+    before, received = outbox.cursor(), list(target.received)
+
+    def open_delivery() -> Delivery:
+        wait("open")
+        return Delivery(Changelog(last=5), outbox, target)
+
+    deliverer = started(open_delivery)
+    assert blocked.wait(10)
+    deliverer.stop(0.01)
+    gate.set()
+    until(lambda: not deliverer._thread.is_alive())
+    assert target.received == received
+    assert outbox.cursor() == before
+
+
+def test_a_delivery_under_way_ends_but_writes_nothing_once_nobody_waits_for_it(
+    gate: threading.Event, outbox: Outbox
+) -> None:
+    blocked = threading.Event()
+
+    class Slow(MemorySink):
+        def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
+            blocked.set()
+            gate.wait(30)
+            super().replace(base, epoch, rows)
+
+    target = Slow()
+    deliverer = started(lambda: Delivery(Epochs(last=5), outbox, target))
+    assert blocked.wait(10)
+    assert outbox.cursor() == Cursor(ViewId(""), Epoch(0), Epoch(5))
+    deliverer.stop(0.01)
+    outbox.forget()
+    gate.set()
+    until(lambda: not deliverer._thread.is_alive())
+    assert held(target) == sorted(Epochs().content(5))
+    assert outbox.cursor() is None
+
+
+def test_a_sink_that_fails_after_it_was_given_up_notes_nothing(gate: threading.Event) -> None:
+    blocked, noted = threading.Event(), []
+
+    def open_delivery() -> Delivery:
+        blocked.set()
+        gate.wait(30)
+        raise OSError("no answer")
+
+    deliverer = started(open_delivery, note=noted.append)
+    assert blocked.wait(10)
+    deliverer.stop(0.01)
+    gate.set()
+    until(lambda: not deliverer._thread.is_alive())
+    assert noted == []
+
+
+def test_a_target_that_is_ahead_does_not_write_the_cursor_of_a_sink_that_was_given_up(
+    outbox: Outbox,
+) -> None:
+    target = MemorySink()
+    Delivery(Epochs(last=5), outbox, target).run()
+    outbox.forget()
+    delivery = Delivery(Epochs(last=5), outbox, target)
+    delivery.abandon()
+    assert delivery.run() == 5
+    assert outbox.cursor() is None
+    assert Delivery(Epochs(last=5), outbox, target).run() == 5
+    assert outbox.cursor() == Cursor(VIEW, Epoch(5))
