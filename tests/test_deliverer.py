@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from eddyline.answers.deliverer import Deliverer
 from eddyline.answers.delivery import Delivery
+from eddyline.api.sinks import Sinks
 from eddyline.changes import Epoch, ViewId
 from eddyline.sink.cursors import Cursor
 from eddyline.sink.outbox import Outbox
@@ -74,7 +76,8 @@ def test_nothing_is_delivered_once_a_sink_has_stopped(
 
     deliverer = started(open_delivery)
     assert blocked.wait(10)
-    deliverer.stop(0.01)
+    deliverer.stop()
+    deliverer.finish(0.01)
     gate.set()
     until(lambda: not deliverer._thread.is_alive())
     assert target.received == received
@@ -96,7 +99,8 @@ def test_a_delivery_under_way_ends_but_writes_nothing_once_nobody_waits_for_it(
     deliverer = started(lambda: Delivery(Epochs(last=5), outbox, target))
     assert blocked.wait(10)
     assert outbox.cursor() == Cursor(ViewId(""), Epoch(0), Epoch(5))
-    deliverer.stop(0.01)
+    deliverer.stop()
+    deliverer.finish(0.01)
     outbox.forget()
     gate.set()
     until(lambda: not deliverer._thread.is_alive())
@@ -114,7 +118,8 @@ def test_a_sink_that_fails_after_it_was_given_up_notes_nothing(gate: threading.E
 
     deliverer = started(open_delivery, note=noted.append)
     assert blocked.wait(10)
-    deliverer.stop(0.01)
+    deliverer.stop()
+    deliverer.finish(0.01)
     gate.set()
     until(lambda: not deliverer._thread.is_alive())
     assert noted == []
@@ -132,3 +137,58 @@ def test_a_target_that_is_ahead_does_not_write_the_cursor_of_a_sink_that_was_giv
     assert outbox.cursor() is None
     assert Delivery(Epochs(last=5), outbox, target).run() == 5
     assert outbox.cursor() == Cursor(VIEW, Epoch(5))
+
+
+def test_the_next_thread_of_a_sink_waits_for_the_last_one(
+    gate: threading.Event, outbox: Outbox
+) -> None:
+    """Else two deliveries run at once. Giving it up gives up both."""
+    blocked = threading.Event()
+
+    class Slow(MemorySink):
+        def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
+            blocked.set()
+            gate.wait(30)
+            super().replace(base, epoch, rows)
+
+    target, opened = Slow(), []
+
+    def open_again() -> Delivery:
+        opened.append(first._thread.is_alive())
+        return Delivery(Epochs(last=7), outbox, target)
+
+    first = started(lambda: Delivery(Epochs(last=5), outbox, target))
+    assert blocked.wait(10)
+    first.stop()
+    second = started(open_again, previous=first)
+    time.sleep(0.1)
+    assert opened == []
+    gate.set()
+    until(lambda: second.epoch == 7)
+    assert opened == [False]
+    assert target.received == [("replace", 5), ("deliver", 7)]
+    assert outbox.cursor() == Cursor(VIEW, Epoch(7))
+    second.stop()
+    second.finish(10)
+    assert not second._thread.is_alive()
+
+
+def test_sinks_are_waited_for_together(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One limit for all of them, not one for each."""
+    monkeypatch.setattr("eddyline.api.sinks.WAIT_S", 0.5)
+    monkeypatch.setattr("eddyline.api.sinks.STOP_S", 0.5)
+
+    def open_delivery() -> Delivery:
+        gate.wait(60)
+        raise OSError("no answer")
+
+    sinks = Sinks(None, lambda _: None, lambda _: None)  # type: ignore[arg-type]  # it isn't asked
+    sinks._deliverers = {f"k{number}": started(open_delivery) for number in range(8)}
+    began = time.monotonic()
+    sinks.wait(1)
+    waited = time.monotonic()
+    sinks.stop()
+    assert waited - began < 2
+    assert time.monotonic() - waited < 2

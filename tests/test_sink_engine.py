@@ -330,6 +330,24 @@ def test_pause_resume_and_resend(engine, memory, tmp_path) -> None:
     assert held(memory) == rows(engine.snapshot("totals"))
 
 
+@pytest.mark.parametrize("act", ["pause", "drop", "resend"])
+def test_epochs_go_on_while_a_sink_is_stopped(engine, memory, act) -> None:
+    gate = memory.gates["slow"] = threading.Event()
+    slow = engine.sink("slow", "totals", "memory", place="slow")
+    engine.start(0.01)
+    until(lambda: engine.status()["epoch"] > 1)
+    stopping = threading.Thread(target=getattr(slow, act))
+    stopping.start()
+    time.sleep(0.3)
+    before = engine.status()["epoch"]
+    engine.execute("INSERT INTO sales VALUES (9, 'x', 1.0)")
+    began = time.monotonic()
+    until(lambda: engine.status()["epoch"] > before)
+    assert time.monotonic() - began < 10  # a delivery under way is waited for 15 s
+    gate.set()
+    stopping.join()
+
+
 def test_a_replaced_view_sends_the_difference(engine, memory) -> None:
     sink = engine.sink("k", "totals", "memory", place="p")
     engine.advance()

@@ -17,6 +17,9 @@ from eddyline.errors import EddylineError, EngineError, condition_of
 from eddyline.intake.backoff import back_off
 from eddyline.runtime.progress import SteadyClock
 
+STOP_S = 15.0
+"""How long a delivery that is under way is waited for."""
+
 _LOG = logging.getLogger("eddyline.sinks")
 _NUMBERS = re.compile(r"\d+")
 
@@ -56,6 +59,8 @@ class Deliverer:
         delivered: called after each delivery that moved the target on, and each try that failed.
         note: called with the first error of each outage, and with each that differs from the one before it; with
             None when a try has succeeded after one, and when the first one has.
+        previous: one of the same sink that was stopped; its delivery is waited for, `STOP_S` at most, before this one
+            opens the target.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
@@ -72,6 +77,7 @@ class Deliverer:
         report: Callable[[Exception], None],
         delivered: Callable[[Delivered], object] = lambda _: None,
         note: Callable[[Exception | None], object] = lambda _: None,
+        previous: Deliverer | None = None,
     ) -> None:
         self.sink = sink
         self.epoch = Epoch(0)
@@ -83,6 +89,7 @@ class Deliverer:
         self._report = report
         self._delivered = delivered
         self._note = note
+        self._previous = previous
         self._noted: str | None = None  # None: it isn't known yet
         self._delivery: Delivery | None = None
         self._changed = threading.Condition()
@@ -115,17 +122,16 @@ class Deliverer:
                 )
         return self.epoch >= epoch
 
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Begin no other delivery, let the one that is under way finish, and release the target.
-
-        Args:
-            timeout_s: how long to wait at most; after that, nothing but the delivery itself happens any more.
-        """
+    def stop(self) -> None:
+        """Begin no other delivery, and release the target after the one that is under way; don't wait for it."""
         with self._changed:
             self._stopping = True
             if self._delivery is not None:
                 self._delivery.stopping = True
             self._changed.notify_all()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the end of the thread after `stop`; abandon it if that takes too long."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -135,12 +141,17 @@ class Deliverer:
         """Stop, and let the delivery that is under way write nothing more into the storage."""
         with self._changed:
             self._stopping = self._abandoned = True
-            delivery = self._delivery
+            delivery, previous = self._delivery, self._previous
             self._changed.notify_all()
         if delivery is not None:
             delivery.abandon()
+        if previous is not None:
+            previous.abandon()
 
     def _run(self) -> None:
+        if self._previous is not None:
+            self._previous.finish(STOP_S)
+            self._previous = None
         while True:
             with self._changed:
                 while not self._stopping and (pause_s := self._pause_s()) != 0:

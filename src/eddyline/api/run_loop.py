@@ -79,10 +79,13 @@ class RunLoop:
             ),
             "rebucket": lambda request: rebucket(workspace, epochs, int(request.query)),
             "drop": lambda request: definitions.drop(VIEW, request.name, if_exists=False),
-            "pause sink": lambda request: epochs.sinks.pause(request.name),
+            # these don't wait for deliveries under way, as epochs would wait with them
+            "pause sink": lambda request: epochs.sinks.pause(request.name, wait=False),
             "resume sink": lambda request: epochs.sinks.resume(request.name),
             "resend sink": lambda request: epochs.sinks.resend(request.name),
-            "drop sink": lambda request: epochs.sinks.drop(request.name, if_exists=False),
+            "drop sink": lambda request: epochs.sinks.drop(
+                request.name, if_exists=False, wait=False
+            ),
             "replay": lambda request: streams.remove_dead_letters(
                 request.name, request.query or None, replay=True
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from eddyline.answers.deliverer import Delivered, Deliverer
+from eddyline.answers.deliverer import STOP_S, Delivered, Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
 from eddyline.api import drafts
@@ -38,10 +39,7 @@ from eddyline.sql.names import check_name
 from eddyline.state.manifest import committed_at
 
 WAIT_S = 30.0
-"""How long `advance` waits for a sink that doesn't fail."""
-
-STOP_S = 15.0
-"""How long `stop` waits for the delivery that is under way."""
+"""How long `advance` waits for sinks that don't fail."""
 
 COMMIT_INTERVAL = "commit_interval"  # of any sink: deliveries are so far apart, in microseconds
 ON_REFUSED, STOP = "on_refused", "stop"
@@ -69,6 +67,7 @@ class Sinks:
         self._report = report
         self._delivered = delivered
         self._deliverers: dict[str, Deliverer] = {}
+        self._ended: dict[str, Deliverer] = {}  # by sink the last one that was told to stop
         self._functions: dict[str, Function] = {}
         self._secrets: dict[str, list[str]] = {}  # by sink the values that messages may not show
         self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
@@ -93,8 +92,12 @@ class Sinks:
         """Define a sink that calls a function; see `View.foreach_epoch`."""
         return self._define(name, view, FUNCTION, {}, function)
 
-    def drop(self, name: str, *, if_exists: bool) -> None:
-        """Remove a sink; its target stays as it is."""
+    def drop(self, name: str, *, if_exists: bool, wait: bool = True) -> None:
+        """Remove a sink; its target stays as it is.
+
+        Args:
+            wait: for the delivery that is under way, `STOP_S` at most. The caller may not hold the workspace's lock then.
+        """
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
@@ -103,20 +106,30 @@ class Sinks:
             sink = workspace.catalog.get_sink(name)
             letters = workspace.catalog.letters_of(sink)
             catalog = workspace.catalog.drop_sink(name)
-            self._stop(sink.id)
+            self._abandon(sink.id)
             workspace.save(catalog)
             workspace.files.remove(f"{FOLDER}/{sink.id}")
             if letters is not None:
                 workspace.forget(letters)
+            ended = self._ended.pop(sink.id, None)
+        if wait and ended is not None:
+            ended.finish(STOP_S)
 
-    def pause(self, name: str) -> None:
-        """Stop delivering to a sink, also after the storage was reopened."""
+    def pause(self, name: str, *, wait: bool = True) -> None:
+        """Stop delivering to a sink, also after the storage was reopened.
+
+        Args:
+            wait: as for `drop`.
+        """
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
             sink = workspace.catalog.get_sink(name)
             workspace.save(workspace.catalog.set_sink(replace(sink, paused=1)))
             self._stop(sink.id)
+            ended = self._ended.get(sink.id)
+        if wait and ended is not None:
+            ended.finish(STOP_S)
 
     def resume(self, name: str) -> None:
         """Deliver to a paused sink again, from where it was."""
@@ -133,7 +146,7 @@ class Sinks:
         with workspace.lock:
             workspace.check_writable()
             sink = workspace.catalog.get_sink(name)
-            self._stop(sink.id)
+            self._abandon(sink.id)  # it would write the cursor
             Outbox(workspace.files, sink.id).send_anew()
             workspace.save(workspace.catalog)  # the request that is being answered is done
             self._start(sink)
@@ -163,13 +176,17 @@ class Sinks:
 
     def wait(self, epoch: int) -> None:
         """Wait, at most `WAIT_S` seconds, until all sinks that don't fail have delivered an epoch."""
+        end = time.monotonic() + WAIT_S
         for deliverer in list(self._deliverers.values()):
-            deliverer.wait(Epoch(epoch), WAIT_S)
+            deliverer.wait(Epoch(epoch), max(end - time.monotonic(), 0))
 
     def stop(self) -> None:
-        """Stop all deliveries; those under way finish."""
+        """Stop all deliveries; those under way finish, in `STOP_S` seconds at most."""
         for sink in list(self._deliverers):
             self._stop(sink)
+        end = time.monotonic() + STOP_S
+        for ended in list(self._ended.values()):
+            ended.finish(max(end - time.monotonic(), 0))
 
     def status(self) -> list[dict[str, Any]]:
         """Return the status of each sink; see `Engine.status`."""
@@ -286,10 +303,9 @@ class Sinks:
             refuse=keep_none if stop or not sink.id else self._letters_of(sink),
         )
 
-    def _open(self, sink: Entry) -> Delivery:
-        """Open the delivery of a sink; called in its thread."""
+    def _open(self, sink: Entry, view: Entry, target: Target) -> Delivery:
+        """Open the delivery of a view to a sink; called in its thread."""
         files = self._workspace.files
-        view, target = self._followed[sink.id]
         outbox = Outbox(files, sink.id)
         cursor = outbox.cursor()
         if cursor is not None and cursor.view != NO_VIEW:
@@ -339,25 +355,34 @@ class Sinks:
         if self._workspace.catalog.get(sink.upstream[0]).id in self._workspace.manifest.failing:
             return  # it may not be compilable now; the commit that brings it back starts the sink
         try:
-            self._followed[sink.id] = self._follow(sink)
+            followed = self._followed[sink.id] = self._follow(sink)
         except EddylineError as error:  # the view can't be compiled now; each epoch tries again
             _LOG.warning("sink %s waits for its view: %s", sink.name, error.condition)
             return
         interval_s = int(sink.options.get(COMMIT_INTERVAL, 0)) / 1e6
         self._deliverers[sink.id] = Deliverer(
             sink.name,
-            lambda: self._open(sink),
+            lambda: self._open(sink, *followed),
             interval_s,
             self._report,
             self._delivered,
             lambda error: self._note(sink, error),
+            self._ended.pop(sink.id, None),
         )
 
     def _stop(self, sink: str) -> None:
+        """Tell the thread of a sink to stop, without waiting for it; the next one of the sink does that."""
         deliverer = self._deliverers.pop(sink, None)
         if deliverer is not None:
-            deliverer.stop(STOP_S)
+            deliverer.stop()
+            self._ended[sink] = deliverer
             self._followed.pop(sink, None)
+
+    def _abandon(self, sink: str) -> None:
+        """Stop the thread of a sink, which writes nothing more into the storage, not even after a delivery under way."""
+        self._stop(sink)
+        if sink in self._ended:
+            self._ended[sink].abandon()
 
     def _connect_letters(self, sink: Entry) -> None:
         letters = self._workspace.catalog.letters_of(sink)
