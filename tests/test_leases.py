@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eddyline.answers.open_reads import OpenReads
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
 from eddyline.state.leases import Leases, hold_for, pinned, release, renew, retiring
@@ -57,6 +58,13 @@ def reader(files: Files) -> subprocess.Popen[str]:
     assert made.stdout is not None
     assert made.stdout.readline() == "3\n"
     return made
+
+
+class StillThere:
+    """A DataFrame that is still used."""
+
+    def alive(self) -> bool:
+        return True
 
 
 def test_an_epoch_stays_while_it_is_read(files):
@@ -136,6 +144,22 @@ def test_a_clock_that_was_set_back_ends_no_lease(files):
     os.utime(files.path(f"leases/{name}"), (future, future))
     commit(files, 4)
     assert oldest_after_retiring(files) == 3
+
+
+@pytest.mark.parametrize("calls", [1, 0])
+def test_the_lease_of_a_call_under_way_is_renewed(files, calls):
+    """Its time would end if it took longer, or the clock was set ahead; a DataFrame's time ends."""
+    reads = OpenReads(files, 60)
+    assert reads.begin(Epoch(3))
+    if not calls:
+        reads._open[Epoch(3)].frames.append((StillThere(), time.monotonic() + 60))
+        reads.end(Epoch(3))
+    commit(files, 4)
+    past = time.time() - 61
+    for name in files.names("leases"):
+        os.utime(files.path(f"leases/{name}"), (past, past))
+    reads.sweep()
+    assert oldest_after_retiring(files) == (3 if calls else 4)
 
 
 def test_no_lease_for_an_epoch_that_is_gone(files):

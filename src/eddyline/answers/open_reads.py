@@ -30,6 +30,8 @@ class _Epoch:
 class OpenReads:
     """Leases for the DataFrames of an engine.
 
+    A call that is making DataFrames retains its epoch as long as it takes.
+
     Args:
         seconds: how long a DataFrame retains its epoch at most.
     """
@@ -63,8 +65,11 @@ class OpenReads:
             self._open[epoch].calls -= 1
 
     def sweep(self) -> None:
-        """Release the oldest epochs that nothing reads any more."""
+        """Release the oldest epochs that nothing reads any more, and renew the leases of calls under way."""
         with self._lock:
+            for epoch, reads in self._open.items():
+                if reads.calls:
+                    self._leases.renew(epoch)
             for epoch in sorted(self._open):
                 reads = self._open[epoch]
                 while reads.frames and not self._reads(*reads.frames[-1]):

@@ -55,6 +55,10 @@ class Leases:
             self.release(epoch)
         return held
 
+    def renew(self, epoch: Epoch) -> None:
+        """Restart the time of the lease of an epoch; does nothing if it has ended."""
+        renew(self.files, self._lease(epoch))
+
     def release(self, epoch: Epoch) -> None:
         """End the lease of an epoch."""
         with suppress(OSError):
@@ -95,7 +99,7 @@ def hold_for(files: Files, epoch: Epoch, seconds: int) -> str | None:
 
 
 def renew(files: Files, name: str) -> None:
-    """Restart the time of a lease of `hold_for`; does nothing if it has ended."""
+    """Restart the time of a lease; does nothing if it has ended."""
     with suppress(OSError):
         os.utime(files.path(name))
 
