@@ -10,8 +10,8 @@ import asyncio
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
@@ -87,9 +87,12 @@ def call_concurrently(
     """
     outputs: list[list[Any]] = [[] for _ in arguments]
     failed: Reasons = dict.fromkeys(range(len(arguments)), _time_out(ttl))
+    abandoned = threading.Event()
 
     async def call_one(index: int, slots: asyncio.Semaphore) -> None:
         async with slots:
+            if abandoned.is_set():
+                return
             limit = asyncio.timeout(ttl)
             try:
                 async with limit:
@@ -105,11 +108,13 @@ def call_concurrently(
         await asyncio.gather(*(call_one(index, slots) for index in range(len(arguments))))
 
     turns = math.ceil(len(arguments) / concurrency)
-    future = _submit(call_all())
+    future = asyncio.run_coroutine_threadsafe(call_all(), _event_loop())
     try:
         future.result(ttl * (turns + 1))
     except TimeoutError:  # a call blocks the event loop: abandon it and its open calls
-        _per_thread.loop = None
+        abandoned.set()
+        _per_thread.loop_thread.end()
+        del _per_thread.loop_thread
         return [list(result) for result in outputs], dict(failed)
     return outputs, failed
 
@@ -126,19 +131,23 @@ class _CallThread:
     """The thread in which functions are called; replaced when a call doesn't return in time."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[_Calls] | None = None
+        self._work: SimpleQueue[_Calls | None] | None = None
+        self._end: Callable[[], object] = str  # ends the thread, as does the end of this object
 
     def wait(self, calls: _Calls, ttl: float) -> int:
         """Return the number of finished calls once all are, or one takes longer than `ttl`."""
         if self._work is None:
             self._work = SimpleQueue()
             threading.Thread(target=_run_calls, args=(self._work,), daemon=True).start()
+            end = self._end = weakref.finalize(self, self._work.put, None)
+            end.atexit = False
         self._work.put(calls)
         while not calls.finished.wait(min(POLL_S, ttl)):
             answered, since = calls.state
             if since and time.monotonic() - since > ttl and calls.state[0] == answered:
-                self._work = None
                 calls.abandoned = True
+                self._end()
+                self._work = None
                 return answered
         return len(calls.arguments)
 
@@ -180,12 +189,34 @@ class _Calls:
         self.finished.set()
 
 
-def _run_calls(work: SimpleQueue[_Calls]) -> None:
-    while True:
-        calls = work.get()
+def _run_calls(work: SimpleQueue[_Calls | None]) -> None:
+    while (calls := work.get()) is not None:
         calls.run()
-        if calls.abandoned:
-            return
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, which ends with this object."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=_run_loop, args=(self.loop,), daemon=True).start()
+        self.end = weakref.finalize(self, self.loop.call_soon_threadsafe, self.loop.stop)
+        self.end.atexit = False
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped; then cancel what still runs in it."""
+    loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _as_list(returned: Any) -> list[Any]:
@@ -201,7 +232,7 @@ def _time_out(ttl: float) -> str:
     return f"TimeoutError: no answer within {ttl:g} s"
 
 
-_per_thread = threading.local()  # the call thread and the event loop of each thread
+_per_thread = threading.local()  # the threads that make calls for each thread
 
 
 def _call_thread() -> _CallThread:
@@ -212,10 +243,9 @@ def _call_thread() -> _CallThread:
     return found
 
 
-def _submit(work: Coroutine[Any, Any, None]) -> Future[None]:
-    """Run a coroutine in this thread's event loop, which is kept so that clients can be reused."""
-    loop = getattr(_per_thread, "loop", None)
-    if loop is None:
-        loop = _per_thread.loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(work, loop)
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return this thread's event loop, which is kept so that clients can be reused."""
+    if not hasattr(_per_thread, "loop_thread"):
+        _per_thread.loop_thread = _LoopThread()
+    found: _LoopThread = _per_thread.loop_thread
+    return found.loop
