@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline.changes import Epoch
-from eddyline.errors import StateError
+from eddyline.errors import EngineError, StateError
 from eddyline.sink.base import Target
 from eddyline.sink.files import FilesFormat, FilesSink, write_parquet
 
@@ -57,6 +59,43 @@ def test_an_unfinished_file_of_a_crash_is_removed(folder: Path) -> None:
     sink.deliver(Epoch(7), Epoch(8), changes((4, 1)))
     assert content(folder) == {2: 2, 3: 1, 4: 1}
     assert not list(folder.glob(".0*"))
+
+
+def test_a_position_that_cannot_be_written_leaves_nothing(folder: Path) -> None:
+    """As on a full disk, where each try would leave a file."""
+    before = sorted(folder.iterdir())
+    for _ in range(3):
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            with pytest.raises(EngineError, match="SINK_FAILED"):
+                opened(folder).deliver(Epoch(7), Epoch(8), changes())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert sorted(folder.iterdir()) == before
+
+
+def test_positions_that_crashes_have_left_are_removed(folder: Path) -> None:
+    (folder / f"._eddyline.json-{'0a' * 16}").write_text("{")
+    (folder / "._eddyline.json-mine").write_text("{")
+    opened(folder).deliver(Epoch(7), Epoch(8), changes())
+    assert [path.name for path in folder.glob("._*")] == ["._eddyline.json-mine"]
+
+
+def test_a_folder_without_hard_links_is_written(folder: Path, monkeypatch) -> None:
+    def no_links(*_: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # as FAT and some mounts
+
+    monkeypatch.setattr(os, "link", no_links)
+    opened(folder).deliver(Epoch(7), Epoch(8), changes((4, 1)))
+    assert content(folder) == {2: 2, 3: 1, 4: 1}
+    file = folder / "000000000008-changes.parquet"
+    before = file.read_bytes()
+    sink = opened(folder)
+    monkeypatch.setattr(sink, "_epochs", lambda: {7: "changes"})  # it appears after the look
+    with pytest.raises(StateError, match="SINK_TARGET_MOVED"):
+        sink.deliver(Epoch(7), Epoch(8), changes((5, 1)))
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("epoch", [7, 9, 6])

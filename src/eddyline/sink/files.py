@@ -30,12 +30,14 @@ from eddyline.sink.base import (
 )
 from eddyline.sink.json_rows import check_json, json_rows
 from eddyline.sink.rows import change_feed
-from eddyline.storage.files import sync_path
+from eddyline.storage.files import publish, sync_path
 
 POSITION = "_eddyline.json"
 """The file that names the sink, and the last epoch of which there may be no file: nothing had changed."""
 
 _FILE = re.compile(r"(\d{12})-(changes|snapshot)\.\w+")
+_ANY = re.compile(rf"\.?{_FILE.pattern}")
+_UNFINISHED = re.compile(rf"\.({_FILE.pattern}|{re.escape(POSITION)}-[0-9a-f]{{32}})")
 
 Write = Callable[[pa.Table, str], Any]
 
@@ -117,11 +119,9 @@ class FilesSink:
             return
         name = self._write(changes, epoch, "changes")
         try:
-            # unlike rename, link never replaces the file of another engine
-            os.link(os.path.join(self._path, f".{name}"), os.path.join(self._path, name))
-            os.unlink(os.path.join(self._path, f".{name}"))
+            publish(os.path.join(self._path, f".{name}"), os.path.join(self._path, name))
             sync_path(self._path)
-        except FileExistsError:
+        except FileExistsError:  # of another engine
             raise target_moved(self._target, base, epoch) from None
         except OSError as error:
             raise sink_failed(self._target, error) from error
@@ -146,10 +146,9 @@ class FilesSink:
         found = self.committed()
         if found != base:
             raise target_moved(self._target, base, found)
-        for name in self._names():
-            if name.startswith("."):  # what a crash has left
-                with suppress(OSError):
-                    os.unlink(os.path.join(self._path, name))
+        for name in self._names(_UNFINISHED):
+            with suppress(OSError):
+                os.unlink(os.path.join(self._path, name))
 
     def _show_snapshot(self, epoch: Epoch) -> None:
         """Publish a committed snapshot in place of all other files; idempotent."""
@@ -164,14 +163,14 @@ class FilesSink:
             raise sink_failed(self._target, error) from error
         self._store(epoch)
 
-    def _names(self) -> list[str]:
+    def _names(self, form: re.Pattern[str] = _ANY) -> list[str]:
         try:
             names = os.listdir(self._path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise sink_failed(self._target, error) from error
-        return [name for name in names if _FILE.fullmatch(name.removeprefix("."))]
+        return [name for name in names if form.fullmatch(name)]
 
     def _epochs(self) -> dict[int, str]:
         found = filter(None, map(_FILE.fullmatch, self._names()))
@@ -205,6 +204,8 @@ class FilesSink:
             os.replace(unfinished, os.path.join(self._path, POSITION))
             sync_path(self._path)
         except OSError as error:
+            with suppress(OSError):
+                os.unlink(unfinished)
             raise sink_failed(self._target, error) from error
 
 

@@ -134,7 +134,7 @@ class Files:
                     size = stream.tell()
                 self.step("rename", name)
                 if new:
-                    _create(target + suffix, target)
+                    publish(target + suffix, target)
                 else:
                     os.replace(target + suffix, target)
         except BaseException:
@@ -392,11 +392,24 @@ def unreadable(name: str, error: OSError) -> StorageError:
     )
 
 
-def _create(unfinished: str, target: str) -> None:
-    """Rename a finished file, but never replace another one.
+def folder_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return the bytes and the number of all files in a folder, without those that are removed meanwhile."""
+    size = count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                size += os.stat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            count += 1
+    return size, count
+
+
+def publish(unfinished: str, target: str) -> None:
+    """Rename a finished file, but unlike `os.replace` never replace another one.
 
     Raises:
-        FileExistsError: another file has it.
+        FileExistsError: there is a file with that name.
     """
     try:
         os.link(unfinished, target)
@@ -411,19 +424,6 @@ def _create(unfinished: str, target: str) -> None:
         os.replace(unfinished, target)
     else:
         os.unlink(unfinished)
-
-
-def folder_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return the bytes and the number of all files in a folder, without those that are removed meanwhile."""
-    size = count = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                size += os.stat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-            count += 1
-    return size, count
 
 
 def sync_path(path: str) -> None:
