@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from eddyline.catalog.entries import VIEW as VIEW_KIND
 from eddyline.catalog.entries import Entry
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StateError, StorageError
-from eddyline.sink.cursors import Cursor, first_needed
+from eddyline.sink.cursors import Cursor, CursorFile, first_needed
 from eddyline.sink.outbox import (
     NO_VIEW,
     Deliver,
@@ -324,6 +326,25 @@ def test_the_cursor_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(StateError) as error:
         outbox.cursor()
     assert error.value.condition == "NEWER_FORMAT"
+
+
+def test_a_cursor_may_be_written_by_several_at_once(tmp_path: Path) -> None:
+    """As by two programs that follow a view under one name."""
+    cursors = [CursorFile(Files(str(tmp_path)), "readers/v/r") for _ in range(4)]
+
+    def advance(cursor: CursorFile) -> None:
+        for epoch in range(50):
+            cursor.advance(at(epoch + 1))
+
+    with ThreadPoolExecutor(len(cursors)) as pool:
+        for done in [pool.submit(advance, cursor) for cursor in cursors]:
+            done.result()
+    assert cursors[0].cursor() == at(50)
+    left = tmp_path / "readers/v/r/cursor.json.0.tmp"
+    left.touch()
+    os.utime(left, (1, 1))
+    cursors[0].advance(at(51))
+    assert [path.name for path in left.parent.iterdir()] == ["cursor.json"]
 
 
 def test_the_slowest_sink_holds_epochs_up_to_a_limit(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _LOG = logging.getLogger("eddyline.sinks")
 SINKS, READERS = "sinks", "readers"
 CURSOR = "cursor.json"
 FORMAT_VERSION = 1
+LEFT_S = 3600.0
+"""An unfinished file that is older was left by a crash; a younger one may be written now by another thread or process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class CursorFile:
     def advance(self, cursor: Cursor) -> None:
         """Store the cursor durably; call it after the follower has stored the epoch."""
         self.files.make_folder(self.folder)
-        self.files.remove_unfinished(self.folder)
+        self.files.remove_unfinished(self.folder, older_s=LEFT_S)
         document = {"format": FORMAT_VERSION, "view": cursor.view, "epoch": cursor.epoch}
         if cursor.until:
             document["until"] = cursor.until

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -315,11 +316,16 @@ class Files:
         except FileNotFoundError:
             return {}
 
-    def remove_unfinished(self, folder: str) -> None:
-        """Remove the temporary files of interrupted writes from a folder."""
+    def remove_unfinished(self, folder: str, *, older_s: float = 0) -> None:
+        """Remove the temporary files of interrupted writes from a folder.
+
+        Args:
+            older_s: leave those that were begun in the last seconds, which others may be writing.
+        """
         target = self.path(folder)
         for name in os.listdir(target) if os.path.isdir(target) else ():
-            if name.endswith(UNFINISHED):
+            path = os.path.join(target, name)
+            if name.endswith(UNFINISHED) and not (older_s and _younger(path, older_s)):
                 self.remove(os.path.join(folder, name))
 
     def remove(self, name: str) -> None:
@@ -360,6 +366,13 @@ def checksum(path: str) -> int:
         while block := stream.read(1 << 20):
             value = zlib.crc32(block, value)
     return value
+
+
+def _younger(path: str, seconds: float) -> bool:
+    try:
+        return time.time() - os.stat(path).st_mtime < seconds
+    except FileNotFoundError:
+        return True
 
 
 def damaged(name: str, why: str, hint: str = "restore it from a copy") -> StateError:
