@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from eddyline.answers.open_reads import OpenReads
+from eddyline.api.retiring import retire_epochs
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
+from eddyline.options import Options
 from eddyline.state.leases import Leases, hold_for, pinned, release, renew, retiring
 from eddyline.state.manifest import Manifest, committed_epochs, write_manifest
 from eddyline.state.recover import open_storage, retire
@@ -176,3 +179,30 @@ def test_epochs_stay_while_a_reader_takes_a_lease(files):
         assert possible
         with retiring(files, 60) as (again, _):
             assert not again
+
+
+def test_readers_do_not_wait_while_the_files_of_old_epochs_are_removed(files, monkeypatch):
+    """They take leases of the epochs that stay, whose files are there."""
+    for epoch in (1, 2, 3):
+        files.make_folder(f"epochs/{epoch:012d}-a")
+        files.write(f"epochs/{epoch:012d}-a/run.arrow", lambda stream: stream.write(b"rows"))
+    commit(files, 4)
+    held: list[bool] = []
+
+    def reading() -> None:
+        for epoch in (2, 3, 4):
+            leases = Leases(Files(files.root))
+            held.append(leases.hold(Epoch(epoch)))
+            leases.release(Epoch(epoch))
+
+    def step(what: str, name: str) -> None:
+        if what == "remove" and name.startswith("epochs/") and not held:
+            reader = threading.Thread(target=reading, daemon=True)
+            reader.start()
+            reader.join(5)
+            held.append(reader.is_alive())
+
+    monkeypatch.setattr(files, "step", step)
+    retire_epochs(files, Epoch(4), Options(retain_epochs=2))
+    assert held == [False, True, True, False]
+    assert files.names("epochs") == [f"{3:012d}-a"]

@@ -192,7 +192,14 @@ def _sync(files: Files, epochs: Iterable[Epoch], runs: Collection[str]) -> None:
 def retire(
     files: Files, retained: int, held: Epoch | None = None, held_bytes: int | None = None
 ) -> None:
-    """Remove the manifests of old epochs, and the runs that only they need.
+    """Remove the manifests of old epochs, and the runs that only they need; see `retire_manifests` and `sweep`."""
+    sweep(files, retire_manifests(files, retained, held, held_bytes))
+
+
+def retire_manifests(
+    files: Files, retained: int, held: Epoch | None = None, held_bytes: int | None = None
+) -> Manifest:
+    """Remove the manifests of old epochs; return the oldest that stays, for `sweep`.
 
     Manifests that are bases of retained ones stay under another name, under which no reader finds them.
 
@@ -213,7 +220,7 @@ def retire(
     for name in files.names(BASES):
         if int(name.removesuffix(".json")) < first.whole:
             files.remove(f"{BASES}/{name}")
-    sweep(files, first.manifest)
+    return first.manifest
 
 
 def _affordable(files: Files, epochs: Sequence[Epoch], most: int) -> Epoch:
