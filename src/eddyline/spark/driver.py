@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -144,22 +145,22 @@ class TaskContext:
     def __enter__(self) -> TaskContext:
         number = next(TaskContext._numbers)
         paths = [os.path.join(_folder(), f"{-number}.{end}") for end in ("in", "out")]
-        self._input, self._output = (
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) for path in paths
-        )
-        try:
-            self._task = self._evaluator.task(number, *paths)
-        finally:
-            for path in paths:
-                os.unlink(path)
+        handles: list[int] = []
+        with ExitStack() as opened:
+            with ExitStack() as named:
+                for path in paths:
+                    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                    opened.callback(os.close, handle)
+                    named.callback(os.unlink, path)
+                    handles.append(handle)
+                self._task = self._evaluator.task(number, *paths)
+            self._opened = opened.pop_all()
+        self._input, self._output = handles
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with self._opened:
             _evaluated.ns = _evaluated.ns + self._task.close()
-        finally:
-            os.close(self._input)
-            os.close(self._output)
 
     def evaluate(self, plan: Any, rows: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
         """Return the output of a plan of the JVM over some rows."""
@@ -179,7 +180,10 @@ class TaskContext:
     def _read(self, size: int) -> Iterator[bytes]:
         at = 0
         while at < size:
-            yield (part := os.pread(self._output, size - at, at))
+            part = os.pread(self._output, size - at, at)
+            if not part:
+                raise OSError(f"Spark's answer has {at} bytes instead of {size}")
+            yield part
             at += len(part)
 
 
