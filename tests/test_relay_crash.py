@@ -6,18 +6,22 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from eddyline.errors import EddylineError, StateError, StorageError
+from eddyline.catalog.entries import STREAM, Entry
+from eddyline.errors import EddylineError, QueueError, StateError, StorageError
+from eddyline.pipelines.documents import QueueFormat
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
 from eddyline.storage.files import Files
 from eddyline.storage.frame_log import HEADER, FrameLog
+from eddyline.storage.lock import in_use
 from eddyline.testing import FaultyFiles
 from processes import Child
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 CHILD = Path(__file__).with_name("relay_child.py")
 ROUNDS = 3
@@ -301,6 +305,28 @@ def test_one_process_reads(tmp_path: Path) -> None:
     finally:
         child.kill()
     queue.close()
+
+
+def test_a_stream_that_is_checked_leaves_the_queue_to_its_reader(tmp_path: Path) -> None:
+    """The statement may be refused after that."""
+    stream = Entry("", STREAM, "s", "", options={"path": str(tmp_path)})
+    queue = DataQueue(LogBackend(str(tmp_path)))
+    queue.put(["a"])
+    check = partial(QueueFormat().check, stream, None)  # type: ignore[arg-type]  # it reads no context
+    check()
+    queue.settle(queue.plan(1))
+    assert queue.commit() == 1
+    queue.close()
+    check()
+    child = Child(
+        [sys.executable, str(CHILD), str(tmp_path), "consume", str(tmp_path)], tmp_path / "stderr"
+    )
+    try:
+        until(lambda: in_use(Files(tmp_path)), child.last_words)
+        with pytest.raises(QueueError, match="QUEUE_IN_USE"):
+            check()
+    finally:
+        child.kill()
 
 
 class _SeenEarlier(Files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
@@ -19,6 +20,9 @@ from eddyline.source.base import Source
 from eddyline.source.dead_letters import DECODE
 from eddyline.source.segment_readers import Reader
 from eddyline.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from eddyline.relay.kafka import KafkaBackend
 
 
 class DocumentFormat:
@@ -42,9 +46,16 @@ class QueueFormat(DocumentFormat):
     """A queue of JSON documents, read by a pipeline whose one bolt decodes them."""
 
     def check(self, stream: Entry, context: Context) -> None:
-        """Raise DataError if the options name no queue; QueueError if it can't be read."""
+        """Raise DataError if the options name no queue; QueueError if it can't be read.
+
+        A stream of this process that reads the queue goes on.
+        """
         check_documents(stream)
-        open_queue(stream).close()
+        backend = _backend(stream)
+        try:
+            backend.check_claim()
+        finally:
+            backend.close()
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
         """Return the pipeline, which owns the queue."""
@@ -84,13 +95,18 @@ class DocumentStream(PipelineStream):
 
 def open_queue(stream: Entry) -> DataQueue:
     """Open the queue that the options of a stream name; DataError if they name none."""
+    return DataQueue(_backend(stream))
+
+
+def _backend(stream: Entry) -> LogBackend | KafkaBackend:
+    """Return the queue that the options of a stream name, which isn't claimed; DataError if they name none."""
     options = {name.lower(): value for name, value in stream.options.items()}
     if set(options) == {"path"}:
-        return DataQueue(LogBackend(options["path"]))
+        return LogBackend(options["path"])
     if set(options) == {"servers", "app"}:
         from eddyline.relay.kafka import KafkaBackend  # its client may not be installed
 
-        return DataQueue(KafkaBackend(options["servers"], options["app"]))
+        return KafkaBackend(options["servers"], options["app"])
     raise DataError(
         f"the options {', '.join(sorted(options)) or '(none)'} name no queue",
         condition="BAD_STREAM",

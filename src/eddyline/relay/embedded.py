@@ -24,7 +24,7 @@ from eddyline.relay.backend import (
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.frame_log import SEGMENT_BYTES, Frame, FrameLog
-from eddyline.storage.lock import StorageLock
+from eddyline.storage.lock import StorageLock, held_elsewhere
 
 FORMAT_VERSION = 2
 STATE = "state.json"
@@ -69,15 +69,16 @@ class LogBackend:
             log.sync()
         return int(records.num_rows)
 
+    def check_claim(self) -> None:
+        """Raise QueueError if `claim` couldn't succeed now; a reader of this process would be replaced by it."""
+        if held_elsewhere(self.files):
+            raise self._in_use()
+        self._committed()
+
     def claim(self) -> QueueState:
         self._lock = StorageLock(self.files, take_over=True)
         if not self._lock.held:
-            raise QueueError(
-                "another process reads this queue",
-                condition="QUEUE_IN_USE",
-                folder=self.files.root,
-                hint="stop it, or put with Producer, which may run beside it",
-            )
+            raise self._in_use()
         self.files.remove_unfinished("")
         state, self._ends = self._committed()
         for queue, end in self._ends.items():
@@ -152,6 +153,14 @@ class LogBackend:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.release()
+
+    def _in_use(self) -> QueueError:
+        return QueueError(
+            "another process reads this queue",
+            condition="QUEUE_IN_USE",
+            folder=self.files.root,
+            hint="stop it, or put with Producer, which may run beside it",
+        )
 
     def _committed(self) -> tuple[QueueState, dict[str, int]]:
         """Return the stored state, and the ends of `from` and `to` at that commit."""

@@ -125,6 +125,11 @@ class KafkaBackend:
             self._unread = (self._unread[0], self._unread[1] + records.num_rows)
         return int(records.num_rows)
 
+    def check_claim(self) -> None:
+        """Raise QueueError if the queue can't be read; a reader goes on, which `claim` would replace."""
+        with kafka_errors(self.app):
+            self._committed()
+
     def claim(self) -> QueueState:
         with kafka_errors(self.app):
             self._transactions = self._begin_transactions()

@@ -36,7 +36,7 @@ class StorageLock:
             files.make_folder("")
         except StorageError as error:
             raise _unusable(error) from error
-        self._key = (os.getpid(), os.path.realpath(files.root))
+        self._key = _key(files)
         self._meet_holder(files, take_over=take_over)
         try:
             handle = os.open(files.path(NAME), os.O_RDWR | os.O_CREAT, 0o644)
@@ -111,6 +111,15 @@ def _held_by_other(handle: int) -> bool:
 def in_use(files: Files) -> bool:
     """Whether any engine, of this process or another, holds the lock of a storage."""
     return is_locked(files.path(NAME))
+
+
+def held_elsewhere(files: Files) -> bool:
+    """Whether another process holds the lock of a folder."""
+    return _key(files) not in _holders and in_use(files)
+
+
+def _key(files: Files) -> tuple[int, str]:
+    return os.getpid(), os.path.realpath(files.root)
 
 
 def is_locked(path: str) -> bool:
