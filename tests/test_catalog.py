@@ -29,6 +29,7 @@ from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
 from eddyline.options import Options
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
+from waiting import until
 
 READER = multiprocessing.get_context("spawn")
 
@@ -356,6 +357,24 @@ def test_a_connection_that_is_frozen_is_given_up(
             assert store.database._connection.info.backend_pid != process
         finally:
             os.kill(process, signal.SIGCONT)
+
+
+def test_a_poll_of_the_requests_starts_no_thread(
+    files: FaultyFiles, server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run loop asks ten times a second."""
+    before, starts = threading.active_count(), []
+    real = threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: (starts.append(thread.name), real(thread))
+    )
+    store = open_store(files, server.url)
+    store.write(Catalog(2))
+    for _ in range(20):
+        assert store.waiting() == []
+    assert len(starts) <= 1
+    store.close()
+    until(lambda: threading.active_count() == before)
 
 
 def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postgres.Server) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +62,14 @@ class PostgresDatabase:
         self._settings = conninfo.make_conninfo(**settings)
         self._connection: psycopg.Connection | None = None
         self._lock = threading.RLock()
+        self._watchdog: _Watchdog | None = None
 
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[Execute]:
         with self._lock, self._translated_errors(), ExitStack() as stack:
-            stack.enter_context(self._limited())
+            if self._watchdog is None:
+                self._watchdog = _Watchdog(self._hang_up)
+            stack.enter_context(self._watchdog.watching())
             connection = self._begin(stack)
 
             def execute(sql: str, values: Sequence[object]) -> list[Row]:
@@ -81,9 +86,15 @@ class PostgresDatabase:
 
     def close(self) -> None:
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._disconnect()
+            if self._watchdog is not None:
+                self._watchdog.stop()
+                self._watchdog = None
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _begin(self, stack: ExitStack) -> psycopg.Connection:
         """Begin a transaction; open a new connection where the old one is broken."""
@@ -92,36 +103,17 @@ class PostgresDatabase:
                 stack.enter_context(self._connection.transaction())
                 return self._connection
             except self._psycopg.OperationalError:
-                self.close()
+                self._disconnect()
         connection = self._connection = self._psycopg.connect(self._settings, autocommit=True)
         connection.execute(f"SET statement_timeout = {STATEMENT_MS}".encode())
         stack.enter_context(connection.transaction())
         return connection
 
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Close the connection, on which the context then fails, if the context takes longer than `SILENT_S`.
-
-        The client itself waits for an answer without a limit.
-        """
-        running = threading.Lock()
-
-        def hang_up() -> None:
-            with running:
-                if self._connection is not None and not self._connection.closed and not over:
-                    with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
-                        connected.shutdown(socket.SHUT_RDWR)
-
-        over = False
-        timer = threading.Timer(SILENT_S, hang_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            with running:
-                over = True
-            timer.cancel()
+    def _hang_up(self) -> None:
+        """Shut the connection down, on which the call that waits for an answer then fails."""
+        if self._connection is not None and not self._connection.closed:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
+                connected.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -129,10 +121,54 @@ class PostgresDatabase:
         try:
             yield
         except self._psycopg.Error as error:
-            self.close()
+            self._disconnect()
             text = without_secrets(" ".join(str(error).split()), [self._password])
             raise StorageError(
                 f"the catalog's PostgreSQL database can't be used: {text}",
                 condition="CATALOG_UNAVAILABLE",
                 hint=TRY_AGAIN,
             ) from None
+
+
+class _Watchdog:
+    """A thread that calls a function, once, when a context takes longer than `SILENT_S`.
+
+    PostgreSQL's client itself waits for an answer without a limit, and the limits of TCP don't notice a frozen
+    server, whose system still acknowledges packets.
+
+    Args:
+        act: a method of an object; the thread ends with it.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = weakref.WeakMethod(act)
+        self._lock = threading.Lock()
+        self._until: float | None = None  # when the context that runs has taken too long
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="eddyline-catalog", daemon=True).start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the context; one after the other."""
+        with self._lock:
+            self._until = time.monotonic() + SILENT_S
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._until = None
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        pause_s = SILENT_S
+        while not self._stopped.wait(pause_s) and (act := self._act()) is not None:
+            with self._lock:
+                # a context that begins later takes no less than that, so that none has to wake this thread
+                pause_s = SILENT_S
+                if self._until is not None and (pause_s := self._until - time.monotonic()) <= 0:
+                    act()
+                    self._until, pause_s = None, SILENT_S
+            del act
