@@ -25,6 +25,9 @@ class Question:
     Args:
         sql: runs a query, as `Engine.sql`.
         text: of the query.
+
+    Attributes:
+        ended: whether `ask` has returned or raised, so that there is nothing to cancel.
     """
 
     def __init__(self, sql: Callable[[str], DataFrame], text: str) -> None:
@@ -34,6 +37,7 @@ class Question:
         self._context: SparkContext | None = None
         self._why = ""
         self._cancelled = threading.Event()
+        self.ended = False
 
     def ask(self, use: Callable[[QueryAnswer], T], rows_max: int) -> T:
         """Run the query, and return what a function makes of its answer.
@@ -62,6 +66,8 @@ class Question:
         except QueryError:
             self._check()
             raise
+        finally:
+            self.ended = True
 
     def cancel(self, why: str) -> None:
         """End the query's jobs; call it again until `ask` has returned, since the next job may just begin."""

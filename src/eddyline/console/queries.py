@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import pyarrow.parquet as pq
-from anyio import CapacityLimiter, create_task_group, sleep, to_thread
+from anyio import CancelScope, CapacityLimiter, create_task_group, sleep, to_thread
 from pyspark.sql import DataFrame
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -221,7 +221,9 @@ async def _watch(request: Request, question: Question) -> None:
                     question.cancel, f"it took longer than {SECONDS_MAX:.0f} s"
                 )
     finally:
-        question.cancel("the console has ended")
+        if not question.ended:
+            with CancelScope(shield=True):  # the JVM is asked, which may take long
+                await to_thread.run_sync(question.cancel, "the console has ended")
 
 
 def _needs_spark(hint: str) -> QueryError:
