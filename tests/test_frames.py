@@ -471,3 +471,29 @@ def test_a_sink_follows_a_dataframe_view_after_reopening(program: Program, tmp_p
         program.change(engine)
         engine.drop("sink", "out")  # waits for its delivery
     assert any(json.loads(line) for path in target.rglob("*.jsonl") for line in path.open())
+
+
+def test_nothing_stays_of_what_was_dropped(tmp_path, spark):
+    """In a process that runs for a year, definitions come and go."""
+    with el.Engine(str(tmp_path / "s"), spark) as engine:
+        engine.table("t", "a INT").insert([(1,)])
+        workspace = engine._workspace
+        frames, lanes = workspace.compiler.frames, workspace.lanes
+        kept = None
+        for _ in range(2):
+            engine.view("v", "SELECT a, count(*) AS n FROM t GROUP BY a UNION ALL VALUES (7, 7L)")
+            old = engine.relation("v")
+            engine.view("w", old.where("n > 0"))
+            engine.advance()
+            assert engine.files.names("constants")
+            for name in ("w", "v"):
+                engine.drop("view", name)
+            size = (len(frames._made), len(frames._relations), len(frames._plans))
+            left = (size, len(lanes._views), engine.files.names("constants"))
+            assert left == (kept or left)
+            kept = left
+        assert not left[-1]
+        assert set(lanes._views) <= workspace.catalog.ids
+        assert {made for made, _ in frames._made.values()} <= workspace.catalog.ids
+        with pytest.raises(el.QueryError, match="dropped since"):
+            engine.view("w", old.where("n > 0"))

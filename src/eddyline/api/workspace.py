@@ -356,7 +356,9 @@ class Workspace:
     def forget(self, entry: Entry) -> None:
         """Delete the data of an entry that is no longer in the catalog."""
         self.forget_plan(entry)
-        self.compiler.frames.forget(entry.id)
+        self.compiler.frames.drop(entry.id)
+        self.compiler.remove_constants(entry.id)
+        self.lanes.forget(entry.id)
         self.manifest = self.manifest.owned(self.catalog.ids)
         self.sources.remove(entry)
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped

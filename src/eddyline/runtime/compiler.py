@@ -57,6 +57,7 @@ from eddyline.spark.jvm import check_jvm
 from eddyline.spark.schema import arrow_schema, plain_schema
 from eddyline.spark.session import active, cloned, epoch_session
 from eddyline.sql.names import mentions, quoted
+from eddyline.state.recover import CONSTANTS
 from eddyline.storage.files import Files
 
 logger = logging.getLogger(__name__)
@@ -310,10 +311,16 @@ class Compiler:
         """Store the constant rows of a view; return their segments by leaf."""
         found: dict[str, list[Segment]] = {}
         for leaf, constant in compiled.compiled.build.constants.items():
-            self.files.make_folder("constants")
-            name = f"constants/{compiled.plan.id}.{leaf}.arrow"
+            self.files.make_folder(CONSTANTS)
+            name = f"{CONSTANTS}/{compiled.plan.id}.{leaf}.arrow"
             found[leaf] = [write_rows(self.files, name, constant.toArrow())]
         return found
+
+    def remove_constants(self, view: str) -> None:
+        """Remove the constant rows of a dropped view, by its id."""
+        for name in self.files.names(CONSTANTS):
+            if name.startswith(f"{view}."):
+                self.files.remove(f"{CONSTANTS}/{name}")
 
     def _build(self, catalyst: Catalyst, entry: Entry, known: dict[str, Relation]) -> Build:
         return Build(

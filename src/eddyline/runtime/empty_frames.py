@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import deque
 from collections.abc import Mapping
 
 import pyspark
@@ -21,6 +22,8 @@ from eddyline.plan.render import node_text
 from eddyline.spark.session import frame as spark_frame
 
 UNDEFINED = "VIEW_UNDEFINED"
+GONE_MAX = 1000
+"""DataFrames of dropped relations that an error still tells from those of no relation."""
 
 
 class Frames:
@@ -34,6 +37,7 @@ class Frames:
         self._catalyst = Catalyst(spark)
         self._relations: dict[str, tuple[StructType, DataFrame]] = {}
         self._made: dict[int, tuple[str, StructType]] = {}  # by the id of an RDD: id, columns
+        self._gone: deque[int] = deque(maxlen=GONE_MAX)  # of dropped relations
         self._plans: dict[str, Plan] = {}
 
     def relation(self, entry: Entry) -> DataFrame:
@@ -64,7 +68,8 @@ class Frames:
             entry = entries.get(made)
             if entry is None or entry.columns != columns:
                 names = ", ".join(attribute.name() for attribute in output_of(leaf))
-                raise FOREIGN.about(what=_described(names, made)).error(view)
+                known = bool(made) or rdd in self._gone
+                raise FOREIGN.about(what=_described(names, known)).error(view)
             found[rdd] = entry
         return found
 
@@ -100,9 +105,16 @@ class Frames:
         return entry.id in self._plans
 
     def forget(self, view: str) -> None:
-        """Forget what is known of a dropped entry, by its id."""
+        """Forget the DataFrame of an entry that is defined anew, by its id; those that were given out stay known."""
         self._plans.pop(view, None)
         self._relations.pop(view, None)
+
+    def drop(self, entry: str) -> None:
+        """Forget all that is known of a dropped entry, by its id."""
+        self.forget(entry)
+        for rdd in [rdd for rdd, (made, _) in self._made.items() if made == entry]:
+            del self._made[rdd]
+            self._gone.append(rdd)
 
     def plan(self, entry: Entry) -> Plan:
         """Return the plan of a view.
@@ -155,7 +167,7 @@ def _no_rows(name: str) -> tuple[object, ...]:
     )
 
 
-def _described(columns: str, made: str) -> str:
-    if made:
+def _described(columns: str, known: bool) -> str:
+    if known:
         return f"a relation ({columns}) that was dropped since, or has other columns now"
     return f"a DataFrame ({columns}) that is no relation of this engine"

@@ -135,6 +135,10 @@ class Lanes:
             return self.most
         return min(self.most, int((wide_fixed - fixed) / (slope - wide_slope)))
 
+    def forget(self, view: str) -> None:
+        """Forget the costs of a dropped view, by its id."""
+        self._views.pop(view, None)
+
     def _view(self, view: str, operators: int) -> _View:
         known = self._views.get(view)
         if known is None:
