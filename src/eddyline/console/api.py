@@ -39,7 +39,6 @@ from eddyline.state.runs import ipc_bytes
 ARROW = "application/vnd.apache.arrow.stream"
 ROWS_DEFAULT, ROWS_MAX = 100, 10_000
 LETTERS_MAX = 1000
-READY_S = 60.0
 STATUS = {
     "NOT_FOUND": 404,
     "READ_ONLY": 403,

@@ -28,7 +28,6 @@ class JavaClass(Protocol):
 class JavaObject(Protocol):
     """Any object in the JVM."""
 
-    def getClass(self) -> JavaClass: ...
     def toString(self) -> str: ...
 
 

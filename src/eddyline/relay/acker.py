@@ -98,11 +98,6 @@ class EndedRoots:
     tasks: Tasks
     outcomes: npt.NDArray[np.uint8]
 
-    def with_outcome(self, outcome: int) -> Ids:
-        """Return the roots that have this outcome."""
-        found: Ids = self.roots[self.outcomes == outcome]
-        return found
-
     @classmethod
     def concat(cls, parts: Iterable[EndedRoots]) -> EndedRoots:
         """Return the roots of all parts."""
