@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 import threading
 import time
 import uuid
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eddyline.errors import QueueError, QueueFullError
+from eddyline.errors import QueueError, QueueFullError, StorageError
 from eddyline.relay.backend import EDEN, FROM, TO, Backend, QueueState, RowRange
 from eddyline.relay.backflow import Backflow
 from eddyline.relay.batch import Batch
@@ -481,3 +483,34 @@ def test_a_stored_batch_tells_what_is_missed_and_an_older_one_misses_nothing() -
     for span in batch.spans:
         state = state.after_reading(span)
     assert (state.received, state.missed, state.again) == (8, 3, 1)
+
+
+class _FailingBackend(LogBackend):
+    """A backend whose commit fails with an error that no one expects."""
+
+    def commit(self, state: QueueState, failed: pa.Table) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_any_error_that_ends_the_thread_of_commits_is_raised(tmp_path: Path) -> None:
+    queue = DataQueue(_FailingBackend(tmp_path))
+    queue.put(["a"])
+    with Backflow(queue, every_s=0.005) as backflow:
+        queue.settle(queue.plan(1))
+        backflow._thread.join(10)
+        with pytest.raises(OSError, match="Too many open files"):
+            backflow.check()
+        backflow.error = None
+
+
+def test_an_append_without_open_files_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    queue = DataQueue(LogBackend(tmp_path))
+    queue.put(["a"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(StorageError, match="WRITE_FAILED"):
+            queue.put(["a"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    queue.put(["a"])

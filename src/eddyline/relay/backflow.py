@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from eddyline.errors import EddylineError
 from eddyline.relay.queue import DataQueue
 
 BACKFLOW_EVERY_S = 0.02
@@ -24,7 +23,7 @@ class Backflow:
     def __init__(self, queue: DataQueue, every_s: float = BACKFLOW_EVERY_S) -> None:
         self.queue = queue
         self.every_s = every_s
-        self.error: EddylineError | None = None
+        self.error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="eddyline-backflow", daemon=True)
 
@@ -49,5 +48,5 @@ class Backflow:
                 self.queue.expire()
                 self.queue.commit()
             self.queue.commit()
-        except EddylineError as error:
+        except Exception as error:  # noqa: BLE001  # `check` raises it
             self.error = error

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from eddyline.storage.files import Files, damaged
+from eddyline.storage.os_errors import storage_errors
 
 MARK = b"EDL1"
 HEADER = struct.Struct(
@@ -202,9 +203,9 @@ class FrameLog:
     def _appending(self) -> Iterator[None]:
         """Hold the lock for appending, which is exclusive over all threads and processes."""
         with self._index:
-            handle = os.open(
-                self.files.path(f"{self.folder}/{LOCK}"), os.O_RDWR | os.O_CREAT, 0o644
-            )
+            name = f"{self.folder}/{LOCK}"
+            with storage_errors(name):
+                handle = os.open(self.files.path(name), os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 yield
