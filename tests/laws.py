@@ -98,6 +98,7 @@ class Held(Arrangement):
         return [self.layout.sorted(t) for t in self.held if t.num_rows]
 
     def tables(self) -> list[pa.Table]:
+        self.touched += sum(rows.num_rows for rows in self.held)
         return self.mapped()
 
     def lookup(self, hashes: np.ndarray) -> pa.Table | None:

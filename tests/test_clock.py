@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from eddyline.operators.hold import PENDING
 from eddyline.spark.session import local_session
 from eddyline.state.manifest import last_committed
 from eddyline.testing import Crash, FaultyFiles
+from laws import Held
 
 NOON = 1_750_000_000_000_000
 SECOND = 1_000_000
@@ -303,8 +303,10 @@ def test_the_operator_shows_each_row_before_and_after_its_moment(
         table = pa.table(
             [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], names
         )
-        state: Any = {PENDING: SimpleNamespace(tables=pending.copy)}
-        step = operator.limited(bound).step(table if delta else None, state)
+        state = Held(operator.layouts[PENDING], pending)
+        step = operator.limited(bound).step(table if delta else None, {PENDING: state})
+        due = [at < bound for rows in pending for at in rows["h"].to_pylist()]
+        assert state.touched == sum(due)  # no other row is read
         for out in step.output:
             for value, flag, weight in zip(*(c.to_pylist() for c in out.columns), strict=True):
                 shown[value, flag] += weight

@@ -755,7 +755,10 @@ def test_held_rows_come_once_when_they_are_final(epochs: list[tuple[list[Row], i
                     "w": (pa.int64(), [w for _, w in changes]),
                 }
             )
-        done = Hold(2, "c0", "", bound).step(delta, {"pending": Held(layout, tables)})
+        pending = Held(layout, tables)
+        done = Hold(2, "c0", "", bound).step(delta, {"pending": pending})
+        due = [at < bound for rows in tables for at in rows["h"].to_pylist()]
+        assert pending.touched == sum(due)  # no other row is read
         for part in done.output:
             values = part.set_column(0, "c0", part["c0"].cast(pa.int64()))
             output += weighted(values, ("c0", "c1"))

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import BucketResult, State, checked_weights, numbered
-from eddyline.operators.hold import PENDING, below
+from eddyline.operators.hold import PENDING, below, due_rows
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
 from eddyline.state.kernels import with_weights
@@ -48,7 +48,7 @@ class Flip:
     def step(self, delta: pa.Table | None, state: State) -> BucketResult:
         """Process one epoch; the delta is None if only the clock has advanced."""
         layout, output, changes = self.layouts[PENDING], [], []
-        flipped = [rows for t in state[PENDING].tables() if (rows := below(t, self.bound)).num_rows]
+        flipped = [rows for rows in due_rows(state[PENDING], self.bound) if rows.num_rows]
         if flipped:
             merged = [cast_to(rows, flipped[0].schema) for rows in flipped]
             rows = checked_weights("clock", layout.consolidate(pa.concat_tables(merged)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import BucketResult, State, checked_weights, numbered
-from eddyline.state.arrangement import Layout
+from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.expiry import times
 from eddyline.state.kernels import with_weights
 from eddyline.state.retyping import cast_to
@@ -52,7 +52,7 @@ class Hold:
         """Process one epoch; the delta is None if only the bound has changed."""
         layout = self.layouts[PENDING]
         given = [] if delta is None else [layout.consolidate(self._by_time(delta))]
-        due = [below(table, self.bound) for table in (*state[PENDING].tables(), *given)]
+        due = [*due_rows(state[PENDING], self.bound), *(below(rows, self.bound) for rows in given)]
         if not given and not any(table.num_rows for table in due):
             return BucketResult([])
         schema = (given or due)[0].schema
@@ -69,6 +69,13 @@ class Hold:
         rows = delta.select(self.layouts[PENDING].columns)
         moments = times(rows, self.column, self.field).fill_null(NEVER)
         return rows.set_column(0, HASH, moments)
+
+
+def due_rows(pending: Arrangement, bound: int | None) -> list[pa.Table]:
+    """Return of each run the rows whose time is below a bound, and count them as read."""
+    found = [below(table, bound) for table in pending.mapped()]
+    pending.touched += sum(rows.num_rows for rows in found)
+    return found
 
 
 def below(rows: pa.Table, bound: int | None) -> pa.Table:
