@@ -246,6 +246,7 @@ def test_a_torn_frame_at_the_end_is_cut_and_damage_is_told(tmp_path: Path) -> No
     log = FrameLog(Files(str(tmp_path)), "log")
     for i in range(3):
         log.append(f"body {i}".encode(), 1, i)
+    log.sync()
     (path,) = (tmp_path / "log").glob("*.frames")
     whole = path.read_bytes()
     size = len(whole) // 3
@@ -268,6 +269,63 @@ def test_a_torn_frame_at_the_end_is_cut_and_damage_is_told(tmp_path: Path) -> No
     path.write_bytes(damaged)
     with pytest.raises(StateError, match="DAMAGED_FILE"):
         list(log.frames(0, 3))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_frames_that_were_not_flushed_are_cut_where_one_is_missing(
+    tmp_path: Path, known: bool
+) -> None:
+    """After a power cut: the disk has the page of a later frame, but not of an earlier one."""
+    files = Files(str(tmp_path))
+    log = FrameLog(files, "log")
+    for number in range(5):
+        log.append(b"%d" % number * 9000, rows=2, time_ms=1)
+        if number == 1:
+            log.sync()
+    (path,) = (tmp_path / "log").glob("*.frames")
+    whole, size = path.read_bytes(), HEADER.size + 9000
+    if not known:
+        (tmp_path / "log/durable").write_bytes(b"0" * 29)
+    for lost in range(5):
+        path.write_bytes(whole[: lost * size + 60] + bytes(4096) + whole[lost * size + 4156 :])
+        if lost == 4 or (known and lost >= 2):
+            again = FrameLog(files, "log")
+            assert again.end() == 2 * lost
+            assert len(list(again.frames(0, 2 * lost))) == lost
+        else:
+            with pytest.raises(StateError, match="and others follow it"):
+                FrameLog(files, "log")
+    path.write_bytes(whole[: 2 * size + 60] + bytes(4096) + whole[2 * size + 4156 :])
+    if known:
+        again = FrameLog(files, "log")
+        assert again.append(b"new", rows=1, time_ms=2) == 4
+        assert [bytes(f.body)[:3] for f in FrameLog(files, "log").frames(0, 5)][1:] == [
+            b"111",
+            b"new",
+        ]
+
+
+def test_rows_that_are_written_anew_are_not_flushed(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    log = FrameLog(files, "log")
+    for number in range(4):
+        log.append(b"%d" % number * 9000, rows=1, time_ms=1)
+    log.sync()
+    log.cut(1)
+    for number in range(1, 4):
+        log.append(b"%d" % number * 9000, rows=1, time_ms=1)
+    (path,) = (tmp_path / "log").glob("*.frames")
+    whole, size = path.read_bytes(), HEADER.size + 9000
+    path.write_bytes(whole[: size + 60] + bytes(4096) + whole[size + 4156 :])
+    assert FrameLog(files, "log").end() == 1
+
+
+def test_a_log_of_an_older_version_is_flushed_once(tmp_path: Path) -> None:
+    log = FrameLog(Files(str(tmp_path)), "log")
+    log.append(b"0", rows=3, time_ms=1)
+    (tmp_path / "log/durable").unlink()
+    FrameLog(Files(str(tmp_path)), "log")
+    assert (tmp_path / "log/durable").read_bytes().startswith(b"00000000000000000003 ")
 
 
 def test_a_log_that_lacks_what_was_read_is_told(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class LogBackend:
     Args:
         folder: path of the folder, or its `Files`.
         fsync: whether `put` and `commit` wait for the disk. Without, a power cut can lose the last
-            seconds; a killed process still loses nothing.
+            seconds, and damage in the newest segment is taken for that; a killed process still loses nothing.
         segment_bytes: size at which a new segment file is begun. Read rows are removed a whole
             segment at a time.
         clock: returns milliseconds since 1970.

@@ -1,7 +1,7 @@
 """An append-only log of rows: segments of checksummed frames, written by many producers.
 
 A frame holds rows, as bytes that are opaque to the log, and is written completely or not at all:
-the remains of an interrupted write at the end of the log are not read, and the next append
+the remains of interrupted writes at the end of the log are not read, and the next append
 truncates them. Rows are numbered from 0, and frames never change.
 """
 
@@ -15,10 +15,12 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
+from eddyline.errors import StorageError
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.os_errors import storage_errors
 
@@ -29,6 +31,8 @@ HEADER = struct.Struct(
 CHECKED = 8  # offset in the header from which its CRC is computed
 SUFFIX = ".frames"
 LOCK = "appending"
+DURABLE = "durable"
+"""The file with the number after the last row that is known to be on the disk."""
 SEGMENT_BYTES = 64 << 20
 
 
@@ -101,6 +105,10 @@ class FrameLog:
         self._synced = 0
         with self._appending():
             self._load(self._names(), torn=True)
+            if not files.exists(f"{folder}/{DURABLE}"):
+                if files.exists(self._segments[-1].name):
+                    files.sync(self._segments[-1].name)
+                self._mark(self._segments[-1].end)
 
     @property
     def start(self) -> int:
@@ -130,6 +138,7 @@ class FrameLog:
             segment = self._segments[-1]
             if segment.size >= self.segment_bytes:
                 self.files.sync(segment.name)
+                self._mark(segment.end)
                 segment = self._segment(segment.end)
             first, offset = segment.end, segment.size
             last = self._last_time()
@@ -156,6 +165,7 @@ class FrameLog:
                 name, end = self._segments[-1].name, self._segments[-1].end
             self.files.sync(name)
             self._synced = end
+            self._mark(end)
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """Yield the frames that hold the rows from `start` up to but not including `end`.
@@ -212,6 +222,23 @@ class FrameLog:
             finally:
                 os.close(handle)
 
+    def _mark(self, end: int) -> None:
+        """Store that all rows before `end` are on the disk.
+
+        It isn't flushed: an older number is as true, and what is damaged beyond it is only taken for an unfinished write.
+        """
+        text = f"{end:020d}".encode()
+        with suppress(StorageError):
+            self.files.overwrite(f"{self.folder}/{DURABLE}", text + _checksum(text))
+
+    def _marked(self) -> int | None:
+        """Return the number after the last row that is known to be on the disk; None if that isn't known."""
+        try:
+            text = Path(self.files.path(f"{self.folder}/{DURABLE}")).read_bytes()
+        except OSError:
+            return None
+        return int(text[:20]) if text[20:] == _checksum(text[:20]) else None
+
     def _segment(self, first: int) -> _Segment:
         return _Segment(f"{self.folder}/{first:020d}{SUFFIX}", first, first)
 
@@ -261,7 +288,8 @@ class FrameLog:
         Args:
             segment: the segment.
             torn: whether this is the end of the log and nobody writes now, so that bytes after the
-                last complete frame are the remains of an interrupted write, or damage.
+                last complete frame are the remains of interrupted writes, or damage: a power cut may leave a frame
+                without one before it, but only of rows that aren't known to be on the disk.
         """
         try:
             if os.path.getsize(self.files.path(segment.name)) <= segment.size:
@@ -280,6 +308,9 @@ class FrameLog:
         if offset < len(data) and segment is not self._segments[-1]:
             raise damaged(segment.name, f"the frame at byte {segment.size} is not what was written")
         if torn and offset < len(data) and _has_frame_after(data, offset):
+            durable = self._marked()
+            if durable is not None and durable <= segment.end:
+                return
             raise damaged(
                 segment.name,
                 f"the frame at byte {segment.size} is not what was written, and others follow it",
@@ -326,7 +357,13 @@ class FrameLog:
             for column in (last.rows, last.offsets, last.times):
                 del column[keep:]
         self._synced = min(self._synced, last.first)
+        if (self._marked() or 0) > end:
+            self._mark(end)
         self.files.append(last.name, b"", last.size)
+
+
+def _checksum(text: bytes) -> bytes:
+    return f" {zlib.crc32(text):08x}".encode()
 
 
 def _frame_at(data: memoryview, offset: int) -> Frame | None:
