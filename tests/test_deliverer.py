@@ -125,6 +125,30 @@ def test_a_sink_that_fails_after_it_was_given_up_notes_nothing(gate: threading.E
     assert noted == []
 
 
+def test_giving_a_sink_up_waits_for_a_note_that_is_written(gate: threading.Event) -> None:
+    """Else the file could come again after the sink's folder was removed."""
+    writing, noted = threading.Event(), []
+
+    def note(error: Exception | None) -> None:
+        writing.set()
+        gate.wait(30)
+        noted.append(error)
+
+    def open_delivery() -> Delivery:
+        raise OSError("no answer")
+
+    deliverer = started(open_delivery, note=note)
+    assert writing.wait(10)
+    giving_up = threading.Thread(target=deliverer.abandon)
+    giving_up.start()
+    giving_up.join(0.2)
+    assert giving_up.is_alive()
+    gate.set()
+    giving_up.join(10)
+    assert len(noted) == 1
+    deliverer.finish(10)
+
+
 def test_a_target_that_is_ahead_does_not_write_the_cursor_of_a_sink_that_was_given_up(
     outbox: Outbox,
 ) -> None:

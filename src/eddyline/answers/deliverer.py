@@ -92,6 +92,7 @@ class Deliverer:
         self._previous = previous
         self._noted: str | None = None  # None: it isn't known yet
         self._delivery: Delivery | None = None
+        self._writing = threading.Lock()  # held while an outage is noted
         self._changed = threading.Condition()
         self._wanted, self._outdated = True, False
         self._stopping = self._abandoned = False
@@ -139,7 +140,7 @@ class Deliverer:
 
     def abandon(self) -> None:
         """Stop, and let the delivery that is under way write nothing more into the storage."""
-        with self._changed:
+        with self._writing, self._changed:
             self._stopping = self._abandoned = True
             delivery, previous = self._delivery, self._previous
             self._changed.notify_all()
@@ -232,8 +233,11 @@ class Deliverer:
         """Note an error, or that there is none, unless it was the last one that was noted."""
         # a port or a time in a message makes it no other one
         text = "" if error is None else _NUMBERS.sub("", f"{condition_of(error)} {error}")
-        if text != self._noted and not self._abandoned:
-            with suppress(EddylineError, OSError):  # a storage that is full: the next try notes it
+        with (
+            self._writing,
+            suppress(EddylineError, OSError),
+        ):  # as of a full storage: the next try notes it
+            if text != self._noted and not self._abandoned:
                 self._note(error)
                 self._noted = text
 
