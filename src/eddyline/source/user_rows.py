@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
@@ -26,7 +26,7 @@ def as_arrow(
     """Convert rows to an Arrow table.
 
     Args:
-        rows: dicts (missing columns are null), tuples in the order of the columns, an Arrow table,
+        rows: all dicts (missing columns are null) or all tuples in the order of the columns, an Arrow table,
             a pandas or Spark DataFrame (matched by name).
         schema: columns and types of the result.
         relation: name of the table, for errors.
@@ -34,7 +34,7 @@ def as_arrow(
         required: columns that must not be null.
 
     Raises:
-        DataError: a column is unknown or missing, or a value doesn't fit its type.
+        DataError: a column is unknown or missing, a value doesn't fit its type, or a row isn't one (WRONG_ROW).
         QueryError: Spark fails on the query of a Spark DataFrame.
     """
     if isinstance(rows, DataFrame):
@@ -109,12 +109,11 @@ def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.T
     if isinstance(rows, str | bytes | Mapping):
         raise _no_row(rows, relation)
     rows = list(rows)
-    if rows and isinstance(rows[0], Mapping):
+    if _are_mappings(rows, relation):
         _check_names({name for row in rows for name in row}, schema.names, relation)
         values = [[row.get(name) for row in rows] for name in schema.names]
     else:
-        for row in rows:
-            _check_width(row, len(schema), relation)
+        _check_widths(rows, len(schema), relation)
         values = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in schema]
     columns = [
         _array(column, field, relation, zone) for field, column in zip(schema, values, strict=True)
@@ -140,16 +139,34 @@ def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.A
         raise _unfit(relation, field, error) from error
 
 
-def _check_width(row: Any, width: int, relation: str) -> None:
-    if isinstance(row, str | bytes) or not hasattr(row, "__len__"):
-        raise _no_row(row, relation)
-    if len(row) != width:
+def _are_mappings(rows: list[Any], relation: str) -> bool:
+    """Return whether all rows are dicts, rather than values in the order of the columns; raise DataError for a mix."""
+    kinds = set(map(type, rows))
+    for kind in kinds:
+        if issubclass(kind, str | bytes | Set) or not hasattr(kind, "__len__"):
+            raise _no_row(next(row for row in rows if type(row) is kind), relation)
+    mappings = {kind for kind in kinds if issubclass(kind, Mapping)}
+    if mappings and mappings != kinds:
+        odd = next(row for row in rows if isinstance(row, Mapping) != isinstance(rows[0], Mapping))
         raise DataError(
-            f"a row has {len(row)} values, the table has {width} columns: {row!r}",
-            condition="WRONG_WIDTH",
+            f"some rows are dicts and others aren't: {rows[0]!r:.100} and {odd!r:.100}",
+            condition="WRONG_ROW",
             table=relation,
-            hint="give one value a column, or dicts by column name",
+            hint="give all rows of a call as dicts, or all as tuples",
         )
+    return bool(mappings)
+
+
+def _check_widths(rows: list[Any], width: int, relation: str) -> None:
+    if set(map(len, rows)) <= {width}:
+        return
+    row = next(row for row in rows if len(row) != width)
+    raise DataError(
+        f"a row has {len(row)} values, the table has {width} columns: {row!r}",
+        condition="WRONG_WIDTH",
+        table=relation,
+        hint="give one value a column, or dicts by column name",
+    )
 
 
 def _no_row(row: object, relation: str) -> DataError:
