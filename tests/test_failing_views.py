@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
@@ -115,6 +120,56 @@ def test_the_rows_at_fault_are_told(engine: el.Engine, tmp_path: Path) -> None:
     assert sums["rows"] in ([f"t {{'id': {1028 + i}, 'a': 1, 'b': {128 + i}}}"] for i in range(22))
     with pytest.raises(el.EngineError, match=r"rows t \{'id': 10"):
         engine.snapshot("sums")
+
+
+@pytest.mark.parametrize(
+    ("batches", "at_fault"),
+    [
+        ([[(1, 1), (2, 2), (3, 3)], [(5, 5), (6, 0), (7, 7)]], "{'id': 6, 'v': 0}"),
+        ([[(1, 1), (2, 2), (3, 0)], [(5, 5), (1, 6)]], "{'id': 3, 'v': 0}"),
+    ],
+)
+def test_rows_at_fault_are_found_in_a_table_of_several_epochs(
+    engine: el.Engine, batches: list[list[tuple[int, int]]], at_fault: str
+) -> None:
+    table = engine.table("k", "id INT, v INT", primary_key=["id"])
+    for batch in batches:
+        table.upsert(batch)
+        engine.advance()
+    with pytest.warns(el.ViewFailingWarning):
+        engine.view("dz", "SELECT id, 1 / v AS r FROM k")
+    [found] = engine.status()["views"]
+    assert found["rows"] == [f"k {at_fault}"]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "json.gz"])
+def test_rows_at_fault_are_found_in_files(engine: el.Engine, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    source = kind.removesuffix(".gz")
+    engine.create_stream("s", "id INT, v INT", source, {"path": str(folder)})
+    engine.view("dz", "SELECT id, 1 / v AS r FROM s")
+    rows = [{"id": i, "v": 0 if i == 8 else i} for i in range(1, 10)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if kind == "parquet":
+        kinds = pa.schema([("id", pa.int32()), ("v", pa.int32())])
+        pq.write_table(pa.Table.from_pylist(rows, kinds), folder / "1.parquet")
+    else:
+        (folder / f"1.{kind}").write_bytes(gzip.compress(lines) if kind == "json.gz" else lines)
+    engine.advance()
+    [found] = engine.status()["views"]
+    expected = r"s: among about \d+ rows" if kind == "json.gz" else r"s \{'id': 8, 'v': 0\}"
+    assert len(found["rows"]) == 1
+    assert re.fullmatch(expected, found["rows"][0])
+
+
+def test_rows_that_fail_only_together_are_counted(engine: el.Engine) -> None:
+    table = engine.table("t", "id INT, v TINYINT")
+    engine.view("high", "SELECT assert_true(count(*) < 9) AS ok FROM t")
+    table.insert([(i, 1) for i in range(12)])
+    engine.advance()
+    [found] = engine.status()["views"]
+    assert found["rows"] == ["t: among 12 rows"]
 
 
 def test_a_failing_view_is_failing_still_when_the_storage_is_opened_again(

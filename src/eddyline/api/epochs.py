@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.reporting import Reporting, named
@@ -19,7 +20,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import EddylineError, EngineError, QueryError, StorageError
+from eddyline.errors import EngineError, QueryError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.retention import rows_expired, views_with_expired_rows
 from eddyline.intake.watermarks import Watermarks, asks_for_clock
@@ -30,8 +31,9 @@ from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
-from eddyline.runtime.rows_at_fault import Piece
+from eddyline.runtime.rows_at_fault import Piece, as_texts
 from eddyline.runtime.view_failures import VIEW_FAILING, not_compiled, set_aside
+from eddyline.source.segments import Segment
 from eddyline.spark.jvm import is_unanswered
 from eddyline.spark.schema import plain_schema
 from eddyline.state.manifest import (
@@ -48,9 +50,6 @@ RETIRE_EVERY = 16
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries of failing views in the background: at first, doubled each time, up to the maximum."""
-
-ROWS_SHOWN, ROW_LENGTH = 3, 300
-"""How many rows at fault are stored of a failing view, and how much of each."""
 
 RETRY_SHARE = 9
 """A pause between two tries is at least so many times as long as the last try."""
@@ -321,17 +320,15 @@ class Epochs:
             self.reporting.call_back()
 
     def _show_rows(self, pieces: Sequence[Piece]) -> list[str]:
-        """Return the first rows of pieces of input as texts for an error, each with its relation."""
+        """Return pieces of input as texts for an error."""
         workspace = self._workspace
-        shown: list[str] = []
-        for relation, segment in pieces:
+
+        def first_rows(relation: str, segment: Segment, most: int) -> list[dict[str, Any]]:
             entry = workspace.catalog.find(relation)
-            if entry is None or len(shown) >= ROWS_SHOWN:
-                continue
-            scan = workspace.compiler.whole_scan(entry)
-            with suppress(EddylineError):  # the view is set aside in any case, with its error
-                shown += [f"{relation} {row}" for row in scan.first_rows(segment, ROWS_SHOWN)]
-        return [row[:ROW_LENGTH] for row in shown[:ROWS_SHOWN]]
+            scan = None if entry is None else workspace.compiler.whole_scan(entry)
+            return [] if scan is None else scan.first_rows(segment, most)
+
+        return as_texts(pieces, first_rows)
 
     def _is_live(self, entry: Entry) -> bool:
         """Return whether an entry is a view that epochs keep up to date: not paused, not failing."""

@@ -50,7 +50,7 @@ class Execution:
 
     Attributes:
         lanes: chooses between a run in the driver and a Spark job.
-        show_rows: returns the first rows of pieces of input as texts; a piece names its relation.
+        show_rows: returns pieces of input as texts: their rows, or how many there are; a piece names its relation.
         scans: what the views of an epoch read, decoded once.
     """
 
@@ -106,8 +106,8 @@ class Execution:
             return False
 
         names = {leaf.name: leaf.relation for leaf in plan.leaves}
-        found = [(names[leaf], segment) for leaf, segment in pieces_at_fault(pieces, fails)]
-        return tuple(self.show_rows(found))
+        found = pieces_at_fault(self.files, pieces, fails)
+        return tuple(self.show_rows([(names[leaf], segment) for leaf, segment in found]))
 
     def _execute(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext

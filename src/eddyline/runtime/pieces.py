@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+
+import numpy as np
 
 from eddyline.changes import HASH
 from eddyline.operators.aggregate import Reduce
@@ -14,8 +15,10 @@ from eddyline.operators.recompute import Regroup
 from eddyline.operators.running import Running
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.sizes import UNKNOWN, bytes_of, rows_of
-from eddyline.source.segments import BUCKET_RUNS, RUN, Segment, read_arrow
-from eddyline.state.slices import spans_of_hashes
+from eddyline.source.lines import line_starts
+from eddyline.source.parquet import rows_in_parquet
+from eddyline.source.segments import BUCKET_RUNS, NDJSON, PARQUET, RUN, Segment, cut_at, read_arrow
+from eddyline.state.slices import spans_between, spans_of_hashes
 from eddyline.storage.files import Files
 
 Piece = dict[str, list[Segment]]
@@ -80,39 +83,78 @@ def _atoms(files: Files, segments: Sequence[Segment], shares: int, most: int) ->
     for number in range(max(map(len, stored), default=0)):
         yield from (own[number] for own in stored if number < len(own))
     for segment in (one for one in segments if one.kind not in (RUN, BUCKET_RUNS)):
-        yield from _cut(files, segment, -(-segment.rows // most))
+        yield from _evenly(files, segment, -(-segment.rows // most))
 
 
-def _cut(files: Files, segment: Segment, parts: int) -> list[Segment]:
+def _evenly(files: Files, segment: Segment, parts: int) -> list[Segment]:
     """Cut a segment into parts of about equal numbers of rows; return it whole if its row count is unknown."""
     if parts <= 1:
         return [segment]
-    size, bounds = bytes_of(files, segment), [segment.rows * n // parts for n in range(parts + 1)]
-    return [
-        replace(
-            segment,
-            rows=end - start,
-            start=segment.start + start,
-            sequence=segment.sequence + start,
-            bytes=size // parts,
-        )
-        for start, end in pairwise(bounds)
-        if end > start
-    ]
+    sized = replace(segment, bytes=bytes_of(files, segment))
+    return list(cut_at(sized, (segment.rows * n // parts for n in range(parts + 1))))
 
 
 def _shares(files: Files, segment: Segment, shares: int) -> list[Segment]:
     """Cut the rows of a bucket at some key hashes, so that a row and its retraction stay together."""
     if segment.kind == RUN:
-        return _cut(files, segment, shares)
-    runs = [(name, rows) for name, rows in json.loads(segment.file)]
-    hashes = [read_arrow(files, Segment(RUN, name, rows))[HASH].to_numpy() for name, rows in runs]
-    size, total = bytes_of(files, segment), max(sum(rows for _, rows in runs), 1)
-    found = []
-    for spans in spans_of_hashes(hashes, shares):
+        return _evenly(files, segment, shares)
+    runs, hashes = _runs_and_hashes(files, segment)
+    return _at_spans(files, segment, runs, spans_of_hashes(hashes, shares))
+
+
+def in_two(files: Files, segment: Segment) -> list[Segment]:
+    """Cut a segment into two parts of about equal size; return none if it can't be cut.
+
+    The runs of a bucket are cut at a key hash, as `in_pieces` does, JSON files at a line end. A compressed JSON
+    file, a single row, and rows with the same key hash stay together.
+
+    Raises:
+        OSError, EddylineError, pyarrow.ArrowException: its file can't be read.
+    """
+    if segment.kind == BUCKET_RUNS:
+        runs, hashes = _runs_and_hashes(files, segment)
+        every = np.unique(np.concatenate(hashes))
+        spans = spans_between(hashes, every[len(every) // 2 :][:1])
+        parts = _at_spans(files, segment, runs, spans)
+    elif segment.kind == NDJSON:
+        starts = line_starts(segment.file, segment.start, segment.bytes)
+        if len(starts) < 2:
+            return []
+        middle, end = int(starts[len(starts) // 2]), segment.start + segment.bytes
         parts = [
-            [name, end - start, start]
-            for (name, _), (start, end) in zip(runs, spans, strict=True)
+            replace(segment, bytes=middle - segment.start),
+            replace(segment, start=middle, bytes=max(end - middle, 0)),
+        ]
+    else:
+        if segment.kind == PARQUET and not segment.rows:
+            segment = replace(segment, rows=rows_in_parquet(segment.file))
+        parts = list(cut_at(segment, (0, segment.rows // 2, segment.rows)))
+    return parts if len(parts) > 1 else []
+
+
+def _runs_and_hashes(files: Files, segment: Segment) -> tuple[list[Segment], list[np.ndarray]]:
+    """Return the runs of a bucket's segment, and the key hashes of each, which are sorted."""
+    runs = [Segment(RUN, *run) for run in json.loads(segment.file)]
+    return runs, [read_arrow(files, run)[HASH].to_numpy() for run in runs]
+
+
+def _at_spans(
+    files: Files,
+    segment: Segment,
+    runs: Sequence[Segment],
+    cuts: Iterable[Sequence[tuple[int, int]]],
+) -> list[Segment]:
+    """Cut a bucket's segment; return the parts with rows.
+
+    Args:
+        cuts: for each part where it begins and ends in each run.
+    """
+    size, total = bytes_of(files, segment), max(sum(run.rows for run in runs), 1)
+    found = []
+    for spans in cuts:
+        parts = [
+            [run.file, end - start, run.start + start]
+            for run, (start, end) in zip(runs, spans, strict=True)
             if end > start
         ]
         rows = sum(part[1] for part in parts)

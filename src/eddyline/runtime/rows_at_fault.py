@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
 
-from eddyline.source.segments import LOG, RUN, Segment
+import pyarrow as pa
+
+from eddyline.errors import EddylineError
+from eddyline.runtime.pieces import in_two
+from eddyline.runtime.sizes import UNKNOWN, rows_of
+from eddyline.source.segments import Segment
+from eddyline.storage.files import Files
 
 PROBES_MAX = 32
 """Runs of the plan at most, until what is found so far is returned."""
+
+ROWS_SHOWN, ROW_LENGTH = 3, 300
+"""How many rows at fault are stored of a failing view, and how much of each."""
 
 Piece = tuple[str, Segment]
 """A part of the input: name of the leaf that reads it, and the segment."""
 
 
 def pieces_at_fault(
-    pieces: Sequence[Piece], fails: Callable[[Sequence[Piece]], bool]
+    files: Files, pieces: Sequence[Piece], fails: Callable[[Sequence[Piece]], bool]
 ) -> list[Piece]:
     """Return a small part of the input on which a plan still fails.
 
@@ -27,9 +36,9 @@ def pieces_at_fault(
         fails: runs the plan on a part of the input; whether it fails.
 
     Example:
-        >>> rows = [("leaf0", Segment(RUN, "a", 8)), ("leaf1", Segment(RUN, "b", 8))]
+        >>> rows = [("leaf0", Segment("run", "a", 8)), ("leaf1", Segment("run", "b", 8))]
         >>> def fails(part): return any(s.start <= 5 < s.start + s.rows for _, s in part)
-        >>> [(leaf, s.start, s.rows) for leaf, s in pieces_at_fault(rows, fails)]
+        >>> [(leaf, s.start, s.rows) for leaf, s in pieces_at_fault(Files("."), rows, fails)]
         [('leaf1', 5, 1)]
     """
     found, left = list(pieces), PROBES_MAX
@@ -45,25 +54,55 @@ def pieces_at_fault(
         if rest and still_fails(rest):
             found = rest
             continue
-        while half := next((h for h in _halves(own) if still_fails([*rest, *h])), None):
+        while half := next((h for h in _halves(files, own) if still_fails([*rest, *h])), None):
             own = half
         found = [*rest, *own]
     return found
 
 
-def _halves(pieces: list[Piece]) -> list[list[Piece]]:
+def as_texts(
+    pieces: Sequence[Piece], first_rows: Callable[[str, Segment, int], Sequence[object]]
+) -> list[str]:
+    """Return pieces of input as texts: of each relation its rows if they are few, else how many there are.
+
+    Args:
+        pieces: each with the name of its relation in place of a leaf.
+        first_rows: returns up to so many of the first rows of a segment of a relation.
+
+    Example:
+        >>> pieces = [("t", Segment("run", "a", 1)), ("s", Segment("run", "b", 8))]
+        >>> as_texts(pieces, lambda relation, segment, most: [{"id": 7}] * min(segment.rows, most))
+        ["t {'id': 7}", 's: among 8 rows']
+    """
+    shown: list[str] = []
+    for relation in dict.fromkeys(relation for relation, _ in pieces):
+        segments, rows = [segment for name, segment in pieces if name == relation], list[str]()
+        with suppress(EddylineError):  # the view is set aside in any case, with its error
+            for segment in segments:
+                found = first_rows(relation, segment, ROWS_SHOWN + 1)
+                rows += [f"{relation} {row}" for row in found]
+                if len(rows) > ROWS_SHOWN:
+                    rows = [f"{relation}: {_among(segments)}"]
+                    break
+        shown += rows
+    return [row[:ROW_LENGTH] for row in shown[:ROWS_SHOWN]]
+
+
+def _among(segments: Sequence[Segment]) -> str:
+    """Return how many rows some segments have."""
+    rows = rows_of(segments)
+    if rows >= UNKNOWN:
+        return "among rows that weren't counted"
+    return f"among {'' if all(one.rows for one in segments) else 'about '}{rows} rows"
+
+
+def _halves(files: Files, pieces: list[Piece]) -> list[list[Piece]]:
     """Return two halves of the pieces; none if they can't be cut further."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [pieces[:middle], pieces[middle:]]
     [(leaf, segment)] = pieces
-    if segment.kind not in (RUN, LOG) or segment.rows < 2:
+    try:
+        return [[(leaf, half)] for half in in_two(files, segment)]
+    except (OSError, EddylineError, pa.ArrowException):  # the view is set aside in any case
         return []
-    rows = segment.rows // 2
-    rest = replace(
-        segment,
-        rows=segment.rows - rows,
-        start=segment.start + rows,
-        sequence=segment.sequence + rows,
-    )
-    return [[(leaf, replace(segment, rows=rows))], [(leaf, rest)]]

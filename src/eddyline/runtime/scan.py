@@ -171,12 +171,13 @@ class LeafScan:
 
     def first_rows(self, segment: Segment, most: int) -> list[dict[str, Any]]:
         """Return the first rows of a segment by the names of the relation; for errors."""
+        rows: list[dict[str, Any]] = []
         for table in self._tables(segment, self.columns, self.schema):
             named = table.drop_columns([WEIGHT]).rename_columns(list(self.names))
-            rows: list[dict[str, Any]] = named.slice(0, most).to_pylist()
-            if rows:
-                return rows
-        return []
+            rows += named.slice(0, most - len(rows)).to_pylist()
+            if len(rows) >= most:
+                break
+        return rows
 
 
 def bucket_segment(runs: Sequence[Run]) -> Segment:

@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from glob import glob
 from typing import Any, BinaryIO
 
@@ -312,10 +313,15 @@ def read_json_part(
 def read_parquet_file(
     _files: Files, segment: Segment, wanted: Wanted
 ) -> Iterator[tuple[pa.Table, int]]:
-    """Read a Parquet file."""
-    check_size(segment)
+    """Read a Parquet file, or some of its rows."""
+    check_size(replace(segment, start=0))
+    first, last = segment.start, segment.start + segment.rows
     for table in read_parquet(segment.file, wanted.schema, ROWS_MAX):
-        yield table, table.num_rows
+        if not segment.rows:
+            yield table, table.num_rows
+        elif (count := min(last, table.num_rows) - max(first, 0)) > 0:
+            yield table.slice(max(first, 0), count), count
+        first, last = first - table.num_rows, last - table.num_rows
 
 
 def check_size(segment: Segment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from eddyline.source.compression import is_compressed, open_file
@@ -43,6 +44,18 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
                 block += stream.readline()
             yield from decoder.tables(_unix(block if at else block.removeprefix(BOM)))
             at += len(block)
+
+
+def line_starts(path: str, start: int = 0, length: int = 0) -> np.ndarray:
+    """Return where the lines begin that `read_json` reads of these bytes; nothing for a compressed file."""
+    if is_compressed(path):
+        return np.empty(0, np.int64)
+    before = max(start - 1, 0)  # the byte that tells whether a line begins at the first one
+    with open(path, "rb") as stream:
+        stream.seek(before)
+        block = np.frombuffer(stream.read(start + length - 1 - before if length else -1), np.uint8)
+    starts = np.flatnonzero(block == ord("\n")) + before + 1
+    return starts if start else np.concatenate([[0], starts])
 
 
 def _unix(block: bytes) -> bytes:

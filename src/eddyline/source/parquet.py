@@ -71,6 +71,16 @@ def read_parquet(path: str, schema: pa.Schema, rows_max: int) -> Iterator[pa.Tab
         ) from error
 
 
+def rows_in_parquet(path: str) -> int:
+    """Return the number of rows of a file.
+
+    Raises:
+        OSError, pyarrow.ArrowException: it can't be read.
+    """
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
 def _opened(path: str) -> pq.ParquetFile:
     return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")  # nanoseconds lack most years
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -31,10 +32,11 @@ class Segment:
             0, first rows; a full path for other files; for generated rows the generator and its settings.
         rows: number of rows; 0 if unknown before reading. A large segment with a known number can
             be split into pieces with different `start` and `rows`.
-        start: the first row of a run, log or generator; the first byte of an NDJSON file's part.
+        start: the first row of a run, log, generator or part of a Parquet file; the first byte of an NDJSON
+            file's part.
         sequence: number of the first row among the operations of a table.
         bytes: length of an NDJSON file's part (0: to its end), or of a Parquet file; about that of a part of
-            runs or of the redo log, 0 if it isn't a part.
+            runs, of the redo log or of a Parquet file, 0 if it isn't a part.
         crc: CRC-32 of the whole file; only for files of the redo log.
         watermark: rows with an event time below it (microseconds since 1970) are late; None if
             there is no watermark, or none yet.
@@ -198,7 +200,7 @@ def distribute(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
     """Distribute segments over tasks, with about equal numbers of rows; split large segments."""
     total = sum(segment.rows for segment in segments)
     most = max(ROWS_MAX, -(-total // tasks))
-    pieces = [piece for segment in segments for piece in _cut(segment, most)]
+    pieces = [piece for segment in segments for piece in _at_most(segment, most)]
     dealt: list[list[Segment]] = [[] for _ in range(tasks)]
     loads = [0] * tasks
     for piece in sorted(pieces, key=lambda p: -(p.bytes or p.rows)):
@@ -208,12 +210,30 @@ def distribute(segments: Sequence[Segment], tasks: int) -> list[list[Segment]]:
     return dealt
 
 
-def _cut(segment: Segment, most: int) -> Iterator[Segment]:
+def _at_most(segment: Segment, most: int) -> Iterator[Segment]:
     """Split a segment into pieces of at most `most` rows; not if its row count is unknown."""
-    for start in range(0, max(segment.rows, 1), most):
-        yield replace(
-            segment,
-            rows=min(most, segment.rows - start),
-            start=segment.start + start,
-            sequence=segment.sequence + start,
-        )
+    if segment.rows <= most:
+        yield segment
+    else:
+        yield from cut_at(segment, [*range(0, segment.rows, most), segment.rows])
+
+
+def cut_at(segment: Segment, bounds: Iterable[int]) -> Iterator[Segment]:
+    """Yield the parts of a segment between bounds, in rows from its first one on; not those without a row.
+
+    Args:
+        segment: one with a known number of rows, but not several runs.
+
+    Example:
+        >>> [(part.start, part.rows, part.bytes) for part in cut_at(Segment(RUN, "a", 8, 2, bytes=80), (0, 3, 8))]
+        [(2, 3, 30), (5, 5, 50)]
+    """
+    for start, end in pairwise(bounds):
+        if end > start:
+            yield replace(
+                segment,
+                rows=end - start,
+                start=segment.start + start,
+                sequence=segment.sequence + start,
+                bytes=segment.bytes * (end - start) // segment.rows,
+            )

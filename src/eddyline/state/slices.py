@@ -49,7 +49,13 @@ def spans_of_hashes(hashes: Sequence[np.ndarray], most: int) -> Iterator[list[tu
         most: the number of slices; fewer if there are fewer hashes.
     """
     longest = max(hashes, key=len)
-    bounds = np.unique(longest[np.arange(1, most) * len(longest) // most])
+    yield from spans_between(hashes, np.unique(longest[np.arange(1, most) * len(longest) // most]))
+
+
+def spans_between(
+    hashes: Sequence[np.ndarray], bounds: np.ndarray
+) -> Iterator[list[tuple[int, int]]]:
+    """Cut sorted arrays before each of the sorted bounds; yield for each slice where it begins and ends in each array."""
     cuts = [pairwise([0, *np.searchsorted(own, bounds).tolist(), len(own)]) for own in hashes]
     for spans in zip(*cuts, strict=True):
         yield list(spans)
