@@ -163,6 +163,31 @@ def test_rows_at_fault_are_found_in_files(engine: el.Engine, tmp_path: Path, kin
     assert re.fullmatch(expected, found["rows"][0])
 
 
+def test_rows_at_fault_that_are_deleted_make_way_for_others(engine: el.Engine) -> None:
+    table = engine.table("k", "id INT, v INT")
+    engine.view("sums", "SELECT id, sum(v) AS v FROM k GROUP BY id")
+    engine.view("dz", "SELECT id, 1 / v AS r FROM sums")
+
+    def at_fault() -> list[str]:
+        return next(v["rows"] for v in engine.status()["views"] if v["name"] == "dz")
+
+    table.insert([(1, 1), (7, 0)])
+    engine.advance()
+    assert at_fault() == ["sums {'id': 7, 'v': 0}"]
+    table.insert([(9, 0)])
+    engine.advance()
+    assert at_fault() == ["sums {'id': 7, 'v': 0}"]
+    table.delete([(7, 0)])
+    table.insert([(8, 8)])
+    told = engine.advance()
+    assert at_fault() == ["sums {'id': 9, 'v': 0}"]
+    assert engine.advance() == told  # the same rows again are no news
+    table.delete([(9, 0)])
+    engine.advance()
+    assert states(engine)["dz"] == "live"
+    assert rows(engine, "dz") == [(1, 1.0), (8, 0.125)]
+
+
 def test_rows_that_fail_only_together_are_counted(engine: el.Engine) -> None:
     table = engine.table("t", "id INT, v TINYINT")
     engine.view("high", "SELECT assert_true(count(*) < 9) AS ok FROM t")

@@ -19,7 +19,7 @@ from eddyline.runtime.merges import Merges
 from eddyline.runtime.plans import EpochPlan, PlanInput
 from eddyline.runtime.progress import Span, Timer
 from eddyline.runtime.reports import MERGES, EpochState, collect_reports, row_count
-from eddyline.runtime.rows_at_fault import Piece
+from eddyline.runtime.rows_at_fault import Piece, Searches
 from eddyline.runtime.schedule import run_in_order
 from eddyline.runtime.view_failures import reads_failing, still_failing
 from eddyline.source.segments import RUN, Segment
@@ -98,8 +98,9 @@ class _Attempt:
         return EpochState(held, failing={**failing, **aside}, replaced=replaced)
 
     def check_rebuilt(self, state: EpochState) -> None:
-        """Raise EngineError VIEW_FAILING if all views to rebuild failed before, and still do."""
-        still = self.base.failing.keys() & state.failing.keys()
+        """Raise EngineError VIEW_FAILING if all views to rebuild failed before, and still do on the same rows."""
+        before, now = self.base.failing, state.failing
+        still = {v for v in before.keys() & now.keys() if before[v].rows == now[v].rows}
         if self.rebuilt and self.replacement is None and still >= set(self.rebuilt):
             raise still_failing(state.failing[self.rebuilt[0]])
 
@@ -123,6 +124,7 @@ class EpochRunner:
         execution: executes each plan.
         merges: merges large runs of the state beside epochs.
         abandoned: folders of attempts that failed, to be removed.
+        searches: remembers whose rows at fault are known.
         pool: runs plans that don't read each other.
     """
 
@@ -132,6 +134,7 @@ class EpochRunner:
     settings: dict[str, str]
     merges: Merges
     abandoned: list[str] = field(default_factory=list)
+    searches: Searches = field(default_factory=Searches)
     pool: Executor = field(default_factory=_pool)
 
     def run(
@@ -186,7 +189,7 @@ class EpochRunner:
             context = self._with_computed_state(adopted.arrangements, plans[0].id, context)
         state = attempt.initial_state(aside or {})
         try:
-            self._run_plans(context, inputs, state, watermarks, timer)
+            self._run_plans(context, inputs, state, watermarks, timer, base.failing)
             attempt.check_rebuilt(state)
             with timer.stage("commit"):
                 self._replace_deltas(attempt, state)
@@ -202,6 +205,7 @@ class EpochRunner:
         except BaseException:
             self._abandon(folder, epoch)
             raise
+        self.searches.forget(base, manifest)
         self.merges.look(manifest, plans, limits, state.left)
         return manifest
 
@@ -229,7 +233,7 @@ class EpochRunner:
         if before is not None:
             context = self._with_computed_state(before, given.plan.id, context)
         state = EpochState(dict(before or {}), failing=dict(base.failing))
-        self._run_plans(context, [given], state, watermarks, timer)
+        self._run_plans(context, [given], state, watermarks, timer, base.failing)
         self.files.sync_all(state.unflushed)
         return None if given.plan.id in state.failing else state
 
@@ -292,8 +296,13 @@ class EpochRunner:
         state: EpochState,
         watermarks: Watermarks,
         timer: Timer,
+        known: Collection[ViewId],
     ) -> None:
-        """Run all plans that have input, upstream before downstream; add their results to `state`."""
+        """Run all plans that have input, upstream before downstream; add their results to `state`.
+
+        Args:
+            known: the views that failed before.
+        """
         changed: dict[str, list[Segment]] = {}
         named = {one.plan.name.lower(): one for one in inputs}
         read: dict[str, list[Piece]] = {}
@@ -325,8 +334,9 @@ class EpochRunner:
         def finish(name: str, done: Attempted) -> None:
             plan, reported = named[name].plan, done.reports
             if isinstance(reported, EddylineError):
-                again = plan.id in context.rebuilt
-                rows = () if again else self.execution.rows_at_fault(plan, read[name], context)
+                search = partial(self.execution.rows_at_fault, plan, read[name], context)
+                again = plan.id in known
+                rows = self.searches.rows(plan, reported.message, search, again=again)
                 _set_aside(plan, reported, context.base, state, rows)
                 return
             collect_reports(
@@ -421,7 +431,7 @@ class EpochRunner:
             if (owner := name.split("/")[0]) in rebuilt and owner in state.failing
         }
         failing = {
-            view: replace(why, since=known.since, rows=known.rows)
+            view: replace(why, since=known.since)
             if (known := base.failing.get(view)) is not None
             else why
             for view, why in state.failing.items()

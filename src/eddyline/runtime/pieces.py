@@ -153,7 +153,7 @@ def _at_spans(
     found = []
     for spans in cuts:
         parts = [
-            [run.file, end - start, run.start + start]
+            (run.file, end - start, run.start + start)
             for run, (start, end) in zip(runs, spans, strict=True)
             if end > start
         ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from eddyline.errors import EddylineError
 from eddyline.runtime.pieces import in_two
+from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.sizes import UNKNOWN, rows_of
 from eddyline.source.segments import Segment
+from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
 PROBES_MAX = 32
@@ -21,6 +24,51 @@ ROWS_SHOWN, ROW_LENGTH = 3, 300
 
 Piece = tuple[str, Segment]
 """A part of the input: name of the leaf that reads it, and the segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    message: str
+    rows: tuple[str, ...]
+    reads: frozenset[str]
+
+
+@dataclass(slots=True)
+class Searches:
+    """Decides when the rows at fault of a view are searched again, as that runs its plan many times.
+
+    Attributes:
+        found: of the failing views whose rows are known, and still in the input: the error, the rows, and the
+            relations that each reads.
+    """
+
+    found: dict[str, _Found] = field(default_factory=dict)
+
+    def rows(
+        self, plan: EpochPlan, message: str, search: Callable[[], tuple[str, ...]], *, again: bool
+    ) -> tuple[str, ...]:
+        """Return the rows at fault of a view that fails: those known before, if they can't have changed.
+
+        Args:
+            message: its error.
+            search: finds the rows.
+            again: whether it failed in the last epoch, too.
+        """
+        known = self.found.get(plan.id)
+        if again and known is not None and known.message == message:
+            return known.rows
+        rows = search()
+        reads = frozenset(leaf.relation.lower() for leaf in plan.leaves)
+        self.found[plan.id] = _Found(message, rows, reads)
+        return rows
+
+    def forget(self, base: Manifest, manifest: Manifest) -> None:
+        """Forget the views that are live again, and those whose rows at fault an epoch may have deleted."""
+        counters = manifest.counters.items()
+        deleted = {name.lower() for name, counts in counters if counts.get("deleted")}
+        for view, known in list(self.found.items()):
+            if view not in manifest.failing or (view in base.failing and known.reads & deleted):
+                del self.found[view]
 
 
 def pieces_at_fault(
