@@ -174,6 +174,24 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(engine, bad, co
 
 
 @pytest.mark.parametrize(
+@pytest.mark.parametrize(
+    "kind",
+    ["INTERVAL YEAR TO MONTH", "STRUCT<a: ARRAY<INTERVAL MONTH>>", "MAP<INT, INTERVAL YEAR>"],
+)
+def test_columns_that_no_relation_can_keep_are_refused(engine, tmp_path, kind):
+    engine.table("t", "v INT").insert([(1,)])
+    for refused in (
+        lambda: engine.table("u", f"a INT, c {kind}"),
+        lambda: engine.create_stream("u", f"a INT, c {kind}", "json", {"path": str(tmp_path)}),
+        lambda: engine.execute(f"ALTER TABLE t ADD COLUMN c {kind}"),
+    ):
+        with pytest.raises(el.DataError, match="column c has the type") as error:
+            refused()
+        assert error.value.condition == "UNSUPPORTED_TYPE"
+    engine.advance()
+    assert rows(engine.snapshot("t")) == [(1,)]
+
+
     ("column", "bad", "kind"),
     [
         ("c STRUCT<a: INT>", {"a": 1, "b": 2}, None),

@@ -58,7 +58,7 @@ CONDITIONS: dict[str, Condition] = {
     "SCRIPT_UNSUPPORTED": Condition(USER, False, "Eddyline doesn't support this statement or clause. The hint names what to use instead."),
     "UNKNOWN_FORM": Condition(USER, False, "A changelog has no such form. Use `retract`, `update` or `cdf`."),
     "UNKNOWN_STAGE": Condition(USER, False, "EXPLAIN has no such stage. Use `dag`, `logical` or `physical`."),
-    "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no view can keep. Cast it, or leave the column out."),
+    "UNSUPPORTED_TYPE": Condition(USER, False, "A column has a type that no table, stream or view can keep. Cast it, or leave the column out."),
     # definitions
     "BAD_EXPECTATION": Condition(USER, False, "A stream or view can't have this CONSTRAINT ... EXPECT: its condition is wrong, or not always the same for a row, or the relation can't do what ON VIOLATION asks for. The message says which."),
     "INVALID_NAME": Condition(USER, False, "A name is empty, too long, not text, or contains a line break or another control character."),

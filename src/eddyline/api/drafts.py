@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
@@ -31,6 +32,7 @@ from eddyline.intake.retention import with_retention
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES
+from eddyline.spark.schema import arrow_schema
 from eddyline.sql.names import check_name
 
 Watermark = tuple[str, str] | None
@@ -160,7 +162,7 @@ def columns_of(schema: str | StructType) -> StructType:
     """Return the columns of a DDL string or a StructType, all nullable.
 
     Raises:
-        DataError: the text is not a list of columns.
+        DataError: the text is not a list of columns, or a type can't be kept.
     """
     if isinstance(schema, str):
         try:
@@ -185,9 +187,22 @@ def _bad_schema(text: str) -> DataError:
 
 
 def nullable(schema: StructType) -> StructType:
-    """Return the schema as Spark's plans have it: all columns nullable, CHAR and VARCHAR as STRING."""
+    """Return the schema as Spark's plans have it: all columns nullable, CHAR and VARCHAR as STRING.
+
+    Raises:
+        DataError: a column has a type that Spark and the operators can't exchange.
+    """
     document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
     plain = StructType.fromJson(json.loads(document))
+    for field in plain:
+        try:
+            arrow_schema(StructType([field]), "UTC")
+        except PySparkException as error:
+            raise DataError(
+                f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
+                condition="UNSUPPORTED_TYPE",
+                hint="give it another type, such as INT for the months of an interval, or leave it out",
+            ) from error
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
 
 
