@@ -19,7 +19,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import filter_of
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import QueryError
+from eddyline.errors import EddylineError, QueryError, StateError, StorageError
 from eddyline.intake.event_time import rows_below
 from eddyline.intake.retention import views_with_expired_rows
 from eddyline.intake.watermarks import Watermarks
@@ -61,15 +61,18 @@ class PipelineCheck:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of `verify`; true if all views agree with offline SQL, and all records add up.
+    """The result of `verify`; true if all views agree with offline SQL, none fails, and all records add up.
+
+    It is false, too, if none of the views could be compared.
 
     Attributes:
         epoch: the epoch of the compared results.
         views: the difference of each view (left: live, right: offline).
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
-        failing: the views that are set aside, wait for their DataFrame, or have counted rows that a stream
-            no longer retains, and the reason of each; they aren't compared.
+        failing: the views that are set aside, wait for their DataFrame, have counted rows that a stream no
+            longer retains, or read a file that is damaged, and the reason of each; they aren't compared.
+        broken: those of them that are set aside or read a damaged file, which makes the report false.
         pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
     """
 
@@ -78,6 +81,7 @@ class Report:
     paused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
     pipelines: dict[str, PipelineCheck] = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -91,7 +95,7 @@ class Report:
         return bool(self.views) or not (self.failing or self.paused)
 
     def __bool__(self) -> bool:
-        return self.equal
+        return self.equal and self.compared and not self.broken
 
     def __str__(self) -> str:
         width = max((len(name) for name in (*self.views, *self.paused, *self.failing)), default=4)
@@ -166,6 +170,9 @@ def verify_views(
         wanted: the views to compare.
         catalyst: computes the bounds of views with EMIT FINAL.
         frames: the plans of views that DataFrames define.
+
+    Raises:
+        StateError, StorageError: the input of no view that is left to compare can be read.
     """
     retained = {manifest.epoch, *committed_epochs(results.files)}
     by_epoch: dict[Epoch, list[Entry]] = {}
@@ -174,30 +181,40 @@ def verify_views(
         for entry in wanted
         if entry.id in manifest.failing
     }
-    failing |= {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
-    failing |= _with_expired_rows(results, catalog, manifest, wanted)
+    excused = {e.name: WAITS for e in wanted if e.of_frame and not frames.knows(e)}
+    excused |= _with_expired_rows(results, catalog, manifest, wanted)
+    broken, failing = failing.keys() - excused.keys(), {**failing, **excused}
     for entry in wanted:
         epoch = Epoch(entry.paused) or manifest.epoch
         if epoch in retained and entry.name not in failing:
             by_epoch.setdefault(epoch, []).append(entry)
     found: dict[str, Difference] = {}
+    unreadable: dict[str, EddylineError] = {}
     for epoch in sorted(by_epoch):
         then = manifest if epoch == manifest.epoch else read_manifest(results.files, epoch)
         session = cloned(spark)
-        offline = _load_offline(results, catalog, then, session, catalyst, manifest.failing, frames)
-        for entry in by_epoch[epoch]:
+        offline, unread = _load_offline(
+            results, catalog, then, session, catalyst, manifest.failing, frames, by_epoch[epoch]
+        )
+        chosen = [entry for entry in by_epoch[epoch] if entry.name not in unread]
+        unreadable |= {e.name: unread[e.name] for e in by_epoch[epoch] if e.name in unread}
+        for entry in chosen:
             live = results.content(entry, manifest, session)
             rows, _ = state_size(then, entry)
             found[entry.name] = frames_difference(
                 _convertible(live), _convertible(offline[entry.name]), 1 + rows // ROWS_A_TASK
             )
+    if unreadable and not found:
+        raise next(iter(unreadable.values()))
+    failing |= {name: str(error) for name, error in unreadable.items()}
     gone = _with_expired_rows(results, catalog, manifest, [e for e in wanted if e.name in found])
     for name, why in gone.items():  # the rows may have expired before they were read
         failing[name] = why
         del found[name]
     views = {entry.name: found[entry.name] for entry in wanted if entry.name in found}
     paused = {e.name: e.paused for e in wanted if e.paused and e.name not in failing}
-    return Report(manifest.epoch, views, paused, failing)
+    names = [e.name for e in wanted if e.name in broken or e.name in unreadable]
+    return Report(manifest.epoch, views, paused, failing, broken=tuple(names))
 
 
 def _with_expired_rows(
@@ -217,22 +234,32 @@ def _load_offline(
     catalyst: Catalyst,
     aside: Collection[ViewId],
     frames: Frames,
-) -> dict[str, DataFrame]:
-    """Register all relations as of an epoch: sources as stored or read again, views as their queries.
+    chosen: Sequence[Entry],
+) -> tuple[dict[str, DataFrame], dict[str, EddylineError]]:
+    """Register relations as of an epoch: sources as stored or read again, views as their queries.
 
     Args:
         aside: views that aren't compared; they are left out if Spark can't read their queries.
+        chosen: the views to compare; relations that they don't read are left out.
+
+    Returns:
+        Their contents, and the relations whose content can't be read, or that read such a one, with the error.
     """
     relations: dict[str, DataFrame] = {}
     logged: dict[str, DataFrame] = {}
+    unread: dict[str, EddylineError] = {}
+    content: DataFrame | None
     session.conf.set(JSON_PUSHDOWN, "false")  # it drops malformed records, depending on the query
-    for entry in catalog.entries:
+    for entry in catalog.read_by(chosen):
+        if above := [name for name in entry.upstream if catalog.get(name).name in unread]:
+            unread[entry.name] = unread[catalog.get(above[0]).name]
+            continue
         if entry.kind != VIEW:
-            content = read_by_spark(results, entry, manifest, session)
-            if content is None and filter_of(entry):
-                content = results.logged(entry, results.history(entry, manifest), session)
-            if content is None:
-                content = results.content(entry, manifest, session)
+            try:
+                content = _source(results, entry, manifest, session)
+            except (StateError, StorageError) as error:
+                unread[entry.name] = error
+                continue
             if accepted := filter_of(entry):
                 logged[entry.name] = content
                 content = content.where(accepted)
@@ -252,7 +279,15 @@ def _load_offline(
                 content = rows_below(content, content.columns[place], bound.field, value)
         content.createOrReplaceTempView(quoted(entry.name))
         relations[entry.name] = content
-    return relations
+    return relations, unread
+
+
+def _source(results: Results, entry: Entry, manifest: Manifest, session: SparkSession) -> DataFrame:
+    """Return the rows of a table or stream, also those that its expectations keep out."""
+    content = read_by_spark(results, entry, manifest, session)
+    if content is None and filter_of(entry):
+        content = results.logged(entry, results.history(entry, manifest), session)
+    return results.content(entry, manifest, session) if content is None else content
 
 
 def _offline(

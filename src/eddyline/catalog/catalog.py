@@ -226,6 +226,14 @@ class Catalog:
                 views.append(entry)
         return views
 
+    def read_by(self, views: Iterable[Entry]) -> list[Entry]:
+        """Return some views and what they read, also through other views, upstream first."""
+        found = {view.name.lower() for view in views}
+        for entry in reversed(self.entries):
+            if entry.name.lower() in found:
+                found.update(map(str.lower, entry.upstream))
+        return [entry for entry in self.entries if entry.name.lower() in found]
+
     def in_order(self) -> Catalog:
         """Return the catalog with each view after its upstream relations, otherwise in the same order."""
         known = {entry.name.lower(): entry for entry in self.entries}

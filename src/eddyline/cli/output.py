@@ -130,8 +130,7 @@ def show_progress(form: str, progress: Progress) -> None:
 def show_report(form: str, report: Report) -> None:
     """Print the result of a verification."""
     if form == JSON:
-        equal = report.equal and report.compared
-        show_document({"event": "verification", "equal": equal, **asdict(report)})
+        show_document({"event": "verification", "equal": bool(report), **asdict(report)})
     else:
         print(report)
 

@@ -309,6 +309,6 @@ def _verify(args: argparse.Namespace) -> int:
     with open_engine(existing(args.storage), read_only=True) as engine:
         report = engine.verify(args.view)
     show_report(args.format, report)
-    if not report.compared:
+    if not (report.compared or report.broken):
         print(NOT_COMPARED, file=sys.stderr, flush=True)
-    return 0 if report.equal and report.compared else 1
+    return 0 if report else 1
