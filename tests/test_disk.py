@@ -126,6 +126,14 @@ def test_rows_whose_entry_could_not_be_flushed_are_written_once(tmp_path: Path) 
     assert log.end() == 4
 
 
+@pytest.mark.parametrize("below", ["", "storage"])
+def test_a_file_is_no_folder_for_a_storage(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError) as error:
+        StorageLock(Files(tmp_path / "file" / below))
+    assert error.value.condition == "UNUSABLE_STORAGE"
+
+
 def run_of(files: Files) -> Run:
     files.make_folder("")
     return write_run(files, "a.arrow", pa.table({"h": np.arange(3), "w": np.ones(3, int)}))
