@@ -633,3 +633,24 @@ def test_what_fails_at_the_end_keeps_nothing_from_ending(tmp_path, spark):
         engine.stop()
     assert ended == ["last", "first"]
     el.Engine(tmp_path / "storage", spark).stop()  # the storage is free
+
+
+def test_a_handle_is_taken_where_a_name_is(engine, tmp_path):
+    table = engine.table("t", "v INT")
+    view = engine.view("s", "SELECT v FROM t WHERE v > 0")
+    engine.write(table, [("append", [(1,)])])
+    sink = engine.sink("k", view, "jsonl", path=str(tmp_path / "k"))
+    assert engine.relation(table).columns == ["v"]
+    engine.advance()
+    assert rows(engine.snapshot(view)) == [(1,)]
+    assert engine.changes(view).count() == 1
+    assert engine.explain(view) == engine.explain("s")
+    assert [one["column"] for one in engine.lineage(view)] == ["v", "(rows)"]
+    engine.drop("sink", sink)
+    for act, state in ((engine.pause, "paused"), (engine.resume, "live")):
+        act(view)
+        assert [one["state"] for one in engine.status()["views"]] == [state]
+    engine.drop("view", view)
+    engine.drop("table", table)
+    with pytest.raises(el.EngineError, match="give text or Table or Stream or View or Sink"):
+        engine.pause(7)

@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, StructT
 from eddyline.api.dataframe_views import relation
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
-from eddyline.api.handles import View
+from eddyline.api.handles import Name, View, name_of
 from eddyline.api.reading import Reading
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice, checked, wrong_argument
@@ -40,7 +40,7 @@ class ChangeFlows:
     def auto_cdc(
         self,
         target: str,
-        source: str,
+        source: Name,
         keys: Sequence[str],
         sequence_by: str,
         *,
@@ -58,7 +58,7 @@ class ChangeFlows:
 
         Args:
             target: name of the view.
-            source: name of a stream, table or view of change records.
+            source: name of a stream, table or view of change records, or its handle.
             keys: columns that identify a row.
             sequence_by: SQL that orders the records of a key, such as `"ts"` or `"struct(ts, number)"`.
             apply_as_deletes: SQL condition of the records that delete the row of their key.
@@ -87,8 +87,9 @@ class ChangeFlows:
         """
         check_choice("stored_as_scd_type", str(stored_as_scd_type), ("1", "2"))
         check_name(target, VIEW)
+        records = name_of(source)
         flow = ChangeFlow(
-            source,
+            records,
             tuple(keys),
             sequence_by,
             apply_as_deletes,
@@ -97,7 +98,7 @@ class ChangeFlows:
             tuple(except_column_list or ()),
             int(stored_as_scd_type),
         )
-        query = flow_query(flow, target, relation(self._workspace, source))
+        query = flow_query(flow, target, relation(self._workspace, records))
         # its state is the table, or its history, as the user asked: no warning about growth
         entry = self._definitions.view(target, query, replace=False, warn=False)
         return View(entry.name, self._reading, self._epochs.sinks)

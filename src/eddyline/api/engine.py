@@ -20,7 +20,7 @@ from eddyline.api.dataframe_views import Query, relation
 from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
 from eddyline.api.expecting import Expecting
-from eddyline.api.handles import Sink, Stream, Table, View
+from eddyline.api.handles import Name, Sink, Stream, Table, View, name_of
 from eddyline.api.observing import Monitored
 from eddyline.api.pipeline import Pipeline
 from eddyline.api.reading import Reading
@@ -201,9 +201,9 @@ class Engine(ChangeFlows, Monitored, Served):
         settings = PipelineSettings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
         return Pipeline(name, source, settings, self._workspace, self.writing, self._streams)
 
-    def relation(self, name: str) -> DataFrame:
+    def relation(self, name: Name) -> DataFrame:
         """Return a table, stream or view as a DataFrame to make views of; an action raises SCHEMA_ONLY."""
-        return relation(self._workspace, name)
+        return relation(self._workspace, name_of(name))
 
     def view(self, name: str, query: Query, *, replace: bool = False) -> View:
         """Create a live view, and compute it from all existing data of its inputs; others go on meanwhile.
@@ -221,7 +221,7 @@ class Engine(ChangeFlows, Monitored, Served):
         entry = self._definitions.view(name, query, replace=replace)
         return View(entry.name, self._reading, self._epochs.sinks)
 
-    def sink(self, name: str, view: str, format: str, **options: object) -> Sink:
+    def sink(self, name: str, view: Name, format: str, **options: object) -> Sink:
         """Keep a target outside of the storage equal to a view: all rows first, then each epoch's changes.
 
         Args:
@@ -230,26 +230,26 @@ class Engine(ChangeFlows, Monitored, Served):
                 apart, at least. A secret is given as `${env:NAME}` or `${file:PATH}`.
         """
         sinks = self._epochs.sinks
-        return Sink(sinks.sink(name, view, format, options).name, sinks)
+        return Sink(sinks.sink(name, name_of(view), format, options).name, sinks)
 
-    def drop(self, kind: str, name: str, if_exists: bool = False) -> None:
+    def drop(self, kind: str, name: Name, if_exists: bool = False) -> None:
         """Drop a `table`, `stream` or `view` that nothing reads, with its data, or a `sink`."""
-        self._definitions.drop(kind, name, if_exists=if_exists)
+        self._definitions.drop(kind, name_of(name), if_exists=if_exists)
 
-    def pause(self, name: str) -> list[str]:
+    def pause(self, name: Name) -> list[str]:
         """Pause a view: it keeps the result of the last epoch; return the views paused with it."""
-        return self._definitions.pause(name)
+        return self._definitions.pause(name_of(name))
 
-    def resume(self, name: str) -> list[str]:
+    def resume(self, name: Name) -> list[str]:
         """Resume a paused view, and those paused with it, in a separate epoch; return their names."""
-        return self._definitions.resume(name)
+        return self._definitions.resume(name_of(name))
 
-    def reset_watermark(self, name: str, to: datetime | str | None = None) -> list[str]:
+    def reset_watermark(self, name: Name, to: datetime | str | None = None) -> list[str]:
         """Set the watermark of a stream anew, also back; return the views that are computed again.
 
         Without `to` it follows from the rows that aren't dated more than `max_ahead` after now.
         """
-        return self._definitions.reset_watermark(name, to)
+        return self._definitions.reset_watermark(name_of(name), to)
 
     def rebucket(self, buckets: int) -> None:
         """Change the number of buckets (1 to 4,096): tables are divided, views computed again; no row changes."""
@@ -304,13 +304,13 @@ class Engine(ChangeFlows, Monitored, Served):
         """
         return self._reading.sql(query, confined=confined)
 
-    def snapshot(self, name: str, epoch: int | None = None) -> DataFrame:
+    def snapshot(self, name: Name, epoch: int | None = None) -> DataFrame:
         """Read a table or view as of the last committed epoch, or an earlier retained one."""
-        return self._reading.snapshot(name, epoch)
+        return self._reading.snapshot(name_of(name), epoch)
 
-    def explain(self, name_or_query: str, stage: str = "dag") -> str:
+    def explain(self, name_or_query: Name, stage: str = "dag") -> str:
         """Show how a view or query is kept live (`stage` "dag"), or Spark's "logical" or "physical" plan."""
-        return self._reading.explain(name_or_query, stage)
+        return self._reading.explain(name_of(name_or_query), stage)
 
     def status(self) -> dict[str, Any]:
         """Report the last epoch, `buckets`, sources, views and pipelines in numbers.
@@ -323,28 +323,28 @@ class Engine(ChangeFlows, Monitored, Served):
         own = {"sinks": self._epochs.sinks.status(), "pipelines": pipelines}
         return self._reading.status(lags) | own | {"run": self._running.health()}
 
-    def verify(self, view: str | None = None) -> Report:
+    def verify(self, view: Name | None = None) -> Report:
         """Run the identical SQL offline on the same inputs, and compare as multisets.
 
         A paused view is compared as of its pause, or skipped if that epoch is no longer retained.
         Without `view`, also checks that the records of each pipeline add up.
         """
-        report = self._reading.verify(view)
+        report = self._reading.verify(None if view is None else name_of(view))
         keep_verified(self.files, self.catalog, report)
         return report if view else replace(report, pipelines=self._streams.check_pipelines())
 
-    def changes(self, view: str, after: int | None = None, form: str = "retract") -> DataFrame:
+    def changes(self, view: Name, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of a view; see `View.changes`."""
-        return self._reading.changes(view, after, form, None)
+        return self._reading.changes(name_of(view), after, form, None)
 
-    def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
+    def write(self, table: Name, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows) into a table, all or none."""
-        self.writing.write(table, operations)
+        self.writing.write(name_of(table), operations)
 
-    def dead_letters(self, name: str) -> DataFrame:
+    def dead_letters(self, name: Name) -> DataFrame:
         """Read the dead letters of a pipeline, stream or sink; see `Stream.dead_letters`."""
-        return self.writing.dead_letters(name)
+        return self.writing.dead_letters(name_of(name))
 
-    def remove_dead_letters(self, name: str, where: str | None, *, replay: bool) -> int:
+    def remove_dead_letters(self, name: Name, where: str | None, *, replay: bool) -> int:
         """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""
-        return self._streams.remove_dead_letters(name, where, replay=replay)
+        return self._streams.remove_dead_letters(name_of(name), where, replay=replay)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -228,3 +228,12 @@ class View:
     def drop_reader(self, reader: str) -> None:
         """Forget a reader: it holds no epochs any more. Does nothing if there is none."""
         self._reading.drop_reader(self.name, reader)
+
+
+Name: TypeAlias = str | Table | Stream | View | Sink
+"""The name of a table, stream, view or sink, or its handle."""
+
+
+def name_of(named: Name) -> str:
+    """Return the name that is given as text or by a handle."""
+    return named if isinstance(named, str) else named.name

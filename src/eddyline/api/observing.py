@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eddyline.api.epochs import Epochs
+from eddyline.api.handles import Name, name_of
 from eddyline.api.lineage import lineage_of
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import checked
@@ -31,7 +32,7 @@ class Monitored:
         """Call `callback` with each failure of the background run, a stream's or a view's too."""
         self._epochs.reporting.error_callbacks.append(callback)
 
-    def lineage(self, view: str) -> list[dict[str, Any]]:
+    def lineage(self, view: Name) -> list[dict[str, Any]]:
         """Return for each column of a view where it comes from, read from Spark's plan of its query.
 
         Each has `column`, `from` (columns of what the view reads) and `sources` (those of tables and streams,
@@ -41,4 +42,4 @@ class Monitored:
         Raises:
             CatalogError: there is no such view. QueryError: a function that it calls is missing here.
         """
-        return lineage_of(self._workspace, view)
+        return lineage_of(self._workspace, name_of(view))
