@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.cli.text import progress_line
 from eddyline.runtime import epoch
 from eddyline.runtime.execution import Execution
 from eddyline.spark.session import local_session
@@ -174,7 +175,6 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(engine, bad, co
 
 
 @pytest.mark.parametrize(
-@pytest.mark.parametrize(
     "kind",
     ["INTERVAL YEAR TO MONTH", "STRUCT<a: ARRAY<INTERVAL MONTH>>", "MAP<INT, INTERVAL YEAR>"],
 )
@@ -192,6 +192,7 @@ def test_columns_that_no_relation_can_keep_are_refused(engine, tmp_path, kind):
     assert rows(engine.snapshot("t")) == [(1,)]
 
 
+@pytest.mark.parametrize(
     ("column", "bad", "kind"),
     [
         ("c STRUCT<a: INT>", {"a": 1, "b": 2}, None),
@@ -474,7 +475,12 @@ def test_in_the_background(engine):
     last = seen[-1]
     assert last.rows_out["v"] == 2
     assert set(last.seconds) == {"ingest", "plan", "run", "commit"}
-    assert last.state["v"]["rows"] > 0
+    operators = [own for name, own in last.state.items() if name.startswith("v/")]
+    assert len(operators) == 2  # the aggregate, and the result
+    for what in ("rows", "bytes"):
+        assert last.state["v"][what] == sum(own[what] for own in operators) > 0
+    whole = f"{sum(last.state[name]['rows'] for name in ('t', 'v')):,} rows"
+    assert f" {whole} " in progress_line(last)
 
 
 def test_others_get_in_while_each_epoch_finds_new_input(engine):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.deliverer import Delivered
 from eddyline.answers.failing import view_failing
-from eddyline.answers.state_sizes import state_size
+from eddyline.answers.state_sizes import operator_sizes, state_size
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import LATE, VIEW
 from eddyline.changes import ViewId
@@ -64,6 +64,8 @@ class Reporting:
             rows, size = state_size(manifest, entry)
             if rows:
                 state[entry.name] = {"rows": rows, "bytes": size}
+                for operator, (own, bytes_) in operator_sizes(manifest, entry).items():
+                    state[f"{entry.name}/{operator}"] = {"rows": own, "bytes": bytes_}
         failing = {failure.view: failure.message for failure in manifest.failing.values()}
         self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
         if self.traces is not None:

@@ -19,7 +19,8 @@ class Progress:
         rows_in: rows read, by name of table or view; a self-join counts its input twice.
         rows_out: changes written, by name of table or view.
         seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
-        state: for each stateful operator (name of view / operator) its rows and bytes on disk.
+        state: rows and bytes on disk by name of table or view, and of each of its stateful operators, by `view/operator`
+            with the names of `eddyline profile`, such as `v/op0`.
         failing: the views that are set aside, and the error of each.
         lanes: how each view was computed: `short`, in the driver, or `wide`, as a Spark job.
     """
