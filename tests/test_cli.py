@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import doctest
+import json
 import logging
 import os
 import subprocess
@@ -319,9 +320,8 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 def test_each_command_prints_json_for_programs() -> None:
     for parser in leaves(commands.build_parser(with_apps=True)):
         forms = [one.choices for one in parser._actions if one.dest == "format"]
-        if parser.prog != "eddyline completion":
-            assert forms, parser.prog
-            assert {"table", "json"} <= set(forms[0] or ()), parser.prog
+        assert forms, parser.prog
+        assert {"table", "json"} <= set(forms[0] or ()), parser.prog
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,11 @@ def test_completion_of_other_shells_and_without_the_package(
     pytest.importorskip("shtab")
     for shell in completion.SHELLS:
         assert commands.main(["completion", shell]) == 0
-        assert "deadletters" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "deadletters" in printed
+        assert commands.main(["completion", shell, "--format", "json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown == {"shell": shell, "script": printed[:-1]}
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert commands.main(["completion", "zsh"]) == 2
     assert "eddyline[completion]" in capsys.readouterr().err

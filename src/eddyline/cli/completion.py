@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 
 from eddyline.cli.arguments import Commands, add_command
+from eddyline.cli.output import TABLE, add_format, show_document
 from eddyline.errors import missing_package
 
 SHELLS = ("bash", "zsh", "fish")
@@ -22,6 +23,7 @@ def add_to(commands: Commands, parser: Callable[[], argparse.ArgumentParser]) ->
     purpose = "print a script by which your shell completes commands, options and files"
     added = add_command(commands, "completion", lambda args: _completion(args, parser()), purpose)
     added.add_argument("shell", choices=SHELLS)
+    add_format(added)
 
 
 def _completion(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -34,7 +36,11 @@ def _completion(args: argparse.Namespace, parser: argparse.ArgumentParser) -> in
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    print(shtab.complete(parser, args.shell))
+    script = shtab.complete(parser, args.shell)
+    if args.format == TABLE:
+        print(script)
+    else:
+        show_document({"shell": args.shell, "script": script})
     return 0
 
 
