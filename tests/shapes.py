@@ -269,6 +269,14 @@ WINDOWS = {
     "running_sum": "SELECT k, id, b, sum(b) OVER (PARTITION BY k ORDER BY id) AS s FROM t",
     "running_rows": "SELECT k, id, b, sum(b) OVER (PARTITION BY k ORDER BY id, b ROWS UNBOUNDED PRECEDING) AS s"
     " FROM t",
+    "running_filter": "SELECT k, id, sum(b) FILTER (WHERE f) OVER w AS s, count(*) FILTER (WHERE f) OVER w AS n,"
+    " count(b) FILTER (WHERE g > 1) OVER w AS nb, avg(d) FILTER (WHERE f) OVER w AS a, max(x) FILTER (WHERE g > 1) OVER w"
+    " AS m FROM t WINDOW w AS (PARTITION BY k ORDER BY id)",
+    "first_last_filter": "SELECT k, id, first_value(id) FILTER (WHERE f) OVER w AS a, last_value(id) FILTER (WHERE f) OVER w AS z,"
+    " first_value(id) FILTER (WHERE f) OVER (PARTITION BY k ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED"
+    " FOLLOWING) AS o FROM t WINDOW w AS (PARTITION BY k ORDER BY id)",
+    "sliding_filter": "SELECT k, id, sum(b) FILTER (WHERE f) OVER w AS s, first_value(id) FILTER (WHERE f) OVER w AS o FROM t"
+    " WINDOW w AS (PARTITION BY k ORDER BY id RANGE BETWEEN 2 PRECEDING AND CURRENT ROW)",
     "sliding_rows": "SELECT k, id, b, avg(b) OVER (PARTITION BY k ORDER BY id, b"
     " ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS a FROM t",
     "sliding_before": "SELECT g, id, b, sum(b) OVER w AS s, nth_value(b, 2) OVER w AS n FROM t"

@@ -11,6 +11,7 @@ from eddyline.operators.base import numbered
 from eddyline.operators.running import DIGITS_MORE, PLACE, SLOT, Call, Function, Running
 from eddyline.plan import rules
 from eddyline.plan.build import Build, Delta
+from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry
 from eddyline.plan.limits import is_sortable, partitioned
 from eddyline.plan.logical import (
@@ -38,6 +39,8 @@ _ENDS = {
     ("Last", True): Function.LAST_PRESENT,
 }
 """By the name of an aggregate function, and whether it ignores nulls."""
+_PRESENT = frozenset(("Count", "Sum", "Average", *_EXTREMES))
+"""Aggregate functions that leave nulls out."""
 _DIGITS_MAX = 38
 _OVER = "WindowExpression"
 
@@ -66,7 +69,9 @@ def is_running(build: Build, node: Plan, named: Expression) -> bool:
     if not (build.native and orders and is_sortable([one.child() for one in orders], partition)):
         return False
     found = find(named, lambda name: name == _OVER)
-    return not calls_python([named]) and all(_kept(over) is not None for over in found)
+    return not calls_python([named]) and all(
+        _kept(build.catalyst, over) is not None for over in found
+    )
 
 
 def running(
@@ -83,7 +88,7 @@ def running(
     catalyst = build.catalyst
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
     columns = output_of(child_of(node))
-    kept = _Functions(columns)
+    kept = _Functions(catalyst, columns)
     results = [catalyst.rewrite(one, kept.add) for one in items(node.windowExpressions())]
     rows = partitioned(build, child, partition, orders, kept.arguments)
     operator = Running(
@@ -113,6 +118,7 @@ class _Functions:
     """Collects the window functions of a node.
 
     Args:
+        catalyst: makes expressions.
         columns: those of the rows.
 
     Attributes:
@@ -123,7 +129,8 @@ class _Functions:
         placed: whether a function needs the numbers of rows.
     """
 
-    def __init__(self, columns: Sequence[Expression]) -> None:
+    def __init__(self, catalyst: Catalyst, columns: Sequence[Expression]) -> None:
+        self._catalyst = catalyst
         self.arguments = [*columns]
         self.calls: list[Call] = []
         self.types: list[DataType] = []
@@ -135,7 +142,7 @@ class _Functions:
         """Return the result of a function; None for another expression."""
         if kind(expression) != _OVER:
             return None
-        kept = _kept(expression)
+        kept = _kept(self._catalyst, expression)
         assert kept is not None, "asked before"
         first = len(self.calls)
         for function, argument in kept.calls:
@@ -155,7 +162,7 @@ class _Functions:
         return len(self.arguments) - 1
 
 
-def _kept(over: Expression) -> _Kept | None:
+def _kept(catalyst: Catalyst, over: Expression) -> _Kept | None:
     """Return how the operator maintains a window function; None if it can't."""
     function, frame = over.windowFunction(), over.windowSpec().frameSpecification()
     if kind(function) == "RowNumber":
@@ -166,7 +173,7 @@ def _kept(over: Expression) -> _Kept | None:
         return _Kept(((_RANKS[kind(function)], None),), ((result, "{0}"),), result)
     if kind(frame) != "SpecifiedWindowFrame" or kind(frame.lower()) != "UnboundedPreceding":
         return None
-    called, end = _called(function), kind(frame.upper())
+    called, end = _called(catalyst, function), kind(frame.upper())
     if called is None:
         return None
     # the first row is that of all frames
@@ -175,7 +182,7 @@ def _kept(over: Expression) -> _Kept | None:
     return replace(called, peers=kind(frame.frameType()) == "RangeFrame")
 
 
-def _called(call: Expression) -> _Kept | None:
+def _called(catalyst: Catalyst, call: Expression) -> _Kept | None:
     """Return how the operator maintains an aggregate function, or nth_value; None if it can't."""
     if kind(call) == "NthValue":
         return _nth_value(call)
@@ -185,6 +192,12 @@ def _called(call: Expression) -> _Kept | None:
     argument, *others = children_of(function)
     if others:
         return None
+    if call.filter().isDefined():
+        if kind(function) not in _PRESENT:
+            return None
+        nothing = catalyst.expression("Literal", None, argument.dataType())
+        argument = catalyst.expression("If", call.filter().get(), argument, nothing)
+        function = function.withNewChildren(catalyst.seq([argument]))
     name, given = kind(function), rules.Call(kind(function), (type_of(argument).simpleString(),))
     if name == "Count":
         return _count(function, argument)
