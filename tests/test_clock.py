@@ -47,6 +47,8 @@ VIEWS = {
     " ON a.tag = b.tag AND a.ts > now() - INTERVAL 15 SECONDS",
     "present": "SELECT id FROM t a WHERE EXISTS (SELECT 1 FROM t b WHERE b.tag = a.tag"
     " AND b.ts > now() - INTERVAL 5 SECONDS)",
+    "in_others": "SELECT id FROM t WHERE tag IN (SELECT tag FROM t WHERE ts > now() - INTERVAL 15 SECONDS)",
+    "not_in_others": "SELECT id FROM t WHERE tag NOT IN (SELECT tag FROM t WHERE ts > now() - INTERVAL 15 SECONDS)",
     "old": "SELECT id FROM t WHERE NOT (ts > now() - INTERVAL 1 MINUTE) OR ts IS NULL",
     "top": "SELECT id, ts FROM t WHERE ts < date_trunc('minute', now()) ORDER BY ts DESC LIMIT 2",
 }
@@ -237,6 +239,7 @@ def test_as_jobs_of_spark(tmp_path: Path) -> None:
         "SELECT id FROM t WHERE ts > now() - INTERVAL 1 MONTH",  # falls at the end of months
         "SELECT id FROM t WHERE ts + (now() - ts) > now()",
         "SELECT id, x FROM t LATERAL VIEW explode(array(ts > now())) AS x",
+        "SELECT id, exists(array(ts), y -> y < now()) AS e FROM t",
     ],
 )
 def test_refused(timed: Timed, query: str) -> None:

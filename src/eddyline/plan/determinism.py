@@ -17,7 +17,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eddyline.plan.logical import Expression, children_of, class_name, is_deterministic, kind
+from eddyline.plan.logical import (
+    SUBQUERIES,
+    Expression,
+    children_of,
+    class_name,
+    is_deterministic,
+    kind,
+)
 
 # Functions that users register; those of Python, Scala and Java count as deterministic unless flagged.
 USER_FUNCTIONS = frozenset(
@@ -27,8 +34,6 @@ USER_FUNCTIONS = frozenset(
 # Aggregates that some versions mark as not deterministic because they depend on the order of rows: their
 # results are stored, and retracted as they were emitted (`plan/recompute.py`).
 _BY_ORDER = frozenset(("First", "Last", "CollectList", "CollectSet", "CollectUnion", "ListAgg"))
-
-_SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery"))
 
 PACKAGE = "org.apache.spark.sql.catalyst.expressions."
 KNOWN = frozenset(Path(__file__).with_name("expressions.txt").read_text(encoding="ascii").split())
@@ -52,7 +57,7 @@ def varies(expression: Expression) -> bool:
 
     A subquery has the mark of its plan, whose expressions are checked by themselves.
     """
-    if is_deterministic(expression) or kind(expression) in _BY_ORDER | _SUBQUERIES:
+    if is_deterministic(expression) or kind(expression) in _BY_ORDER | SUBQUERIES:
         return False
     return all(is_deterministic(child) for child in children_of(expression))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import LEAF
 from eddyline.plan.logical import (
+    SUBQUERIES,
     Expression,
     Plan,
     child_of,
@@ -40,7 +41,6 @@ Origins = Mapping[Origin, frozenset[str]]
 Scope = Mapping[int, Origins]
 """The origins of attributes, by Spark's ids."""
 
-_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery")
 _ROWS = {"Filter": FILTER, "Join": JOIN, "Sort": SORT, "Deduplicate": GROUP_BY}
 
 
@@ -246,7 +246,7 @@ class _Walk:
         name = kind(expression)
         if name in ("AttributeReference", "OuterReference"):
             return scope.get(id_of(expression), {})
-        if name in _SUBQUERIES:
+        if name in SUBQUERIES:
             return _as(_joined(self.columns(expression.plan(), scope)), TRANSFORMATION)
         below = children_of(expression)
         if name == "Alias":

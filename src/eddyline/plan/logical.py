@@ -18,6 +18,9 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 N = TypeVar("N", bound="Plan | Expression")
 
+SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery"))
+"""The expressions that hold the plan of a subquery."""
+
 
 class JavaClass(Protocol):
     """A class in the JVM."""

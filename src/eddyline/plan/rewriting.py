@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Expression, Plan, children_of, expressions_of, kind, subqueries_of
+from eddyline.plan.logical import (
+    SUBQUERIES,
+    Expression,
+    Plan,
+    children_of,
+    expressions_of,
+    kind,
+    subqueries_of,
+)
 
 
 def over_leaves(catalyst: Catalyst, plan: Plan, leaf: Callable[[Plan], Plan | None]) -> Plan:
@@ -62,6 +70,6 @@ def with_expressions(
 
 def _with_subquery(expression: Expression, change: Callable[[Plan], Plan]) -> Expression | None:
     """Return a subquery in an expression with another plan; None for any other expression."""
-    if not kind(expression).endswith(("Subquery", "Exists", "ListQuery")):
+    if kind(expression) not in SUBQUERIES:
         return None
     return expression.withNewPlan(change(expression.plan()))
