@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -227,6 +228,24 @@ def test_as_jobs_of_spark(tmp_path: Path) -> None:
     timed.engine.advance()
     timed.check()
     timed.engine.stop()
+
+
+@pytest.mark.spark
+def test_advance_ends_although_each_epoch_takes_longer_than_a_step_of_the_clock(
+    timed: Timed,
+) -> None:
+    for name in ("recent", "counts"):
+        timed.engine.view(name, VIEWS[name])
+    for number in range(4):
+        timed.insert(number, number)
+    timed.engine.advance()
+    times = itertools.chain(range(2, 40, 2), itertools.repeat(40))
+    timed.engine._workspace.clock = lambda: NOON + next(times) * SECOND
+    before = last_committed(timed.files)
+    assert timed.engine.advance() == before.epoch + 1
+    assert last_committed(timed.files).moment == NOON + 2 * SECOND
+    timed.engine._workspace.clock = lambda: timed.now
+    timed.check()
 
 
 @pytest.mark.spark

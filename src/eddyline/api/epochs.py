@@ -94,19 +94,20 @@ class Epochs:
         if workspace.writes:
             self.finish_replacement()
 
-    def run_next(self, timer: Timer) -> bool:
+    def run_next(self, timer: Timer, now: int | None = None) -> bool:
         """Run one epoch over the unprocessed entries of the redo logs; False if there are none.
 
         Args:
             timer: has measured how long the input took to be logged.
+            now: the time of the epoch, microseconds since 1970; None for that of the clock.
         """
         try:
-            return self._run_next(timer)
+            return self._run_next(timer, now)
         except BaseException as error:
             self.reporting.failed(self._workspace.manifest.epoch + 1, timer, error)
             raise
 
-    def _run_next(self, timer: Timer) -> bool:
+    def _run_next(self, timer: Timer, now: int | None) -> bool:
         workspace = self._workspace
         with timer.stage("plan"):
             self.finish_replacement()
@@ -115,7 +116,8 @@ class Epochs:
             plans, aside = self._compiled()
         base, catalog = workspace.manifest, workspace.catalog
         positions = self.stops.allowed_positions(workspace.sources.waiting(catalog, base))
-        watermarks = Watermarks.of_next_epoch(base, catalog, workspace.clock())
+        now = workspace.clock() if now is None else now
+        watermarks = Watermarks.of_next_epoch(base, catalog, now)
         parts = [plan.parts for plan in plans.values()]
         watermarks.advance(parts, rows=bool(positions))
         if not (positions or aside or any(map(watermarks.have_advanced, parts))):
@@ -135,7 +137,7 @@ class Epochs:
             # only a stream of operations can fail it on its rows: whose expectations can't be evaluated
             if error.condition != VIEW_FAILING or not self.stops.found_fault(positions):
                 raise
-            return self._run_next(Timer())  # try again without the stream that has stopped
+            return self._run_next(Timer(), now)  # try again without the stream that has stopped
         self.after_commit(timer)
         return True
 

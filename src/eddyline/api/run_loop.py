@@ -106,7 +106,10 @@ class RunLoop:
             with timer.stage("ingest"):
                 unread = workspace.sources.pull()
             failing = set(workspace.manifest.failing)
-            while self._step(timer):
+            now = (
+                workspace.clock()
+            )  # once: epochs may take longer than now() needs for its next step
+            while self._step(timer, now):
                 timer = Timer()
             if failing & set(workspace.manifest.failing):
                 self._epochs.retry()
@@ -210,13 +213,17 @@ class RunLoop:
             except Exception as error:  # noqa: BLE001  # the numbers stay old; the next try may succeed
                 _LOG.warning("lags of sources aren't known: %s", named(error))
 
-    def _step(self, timer: Timer) -> bool:
-        """Answer requests of other processes, and run one epoch; False if there is no new input."""
+    def _step(self, timer: Timer, now: int | None = None) -> bool:
+        """Answer requests of other processes, and run one epoch; False if there is no new input.
+
+        Args:
+            now: the time of the epoch, microseconds since 1970; None for that of the clock.
+        """
         self.answer()
         if time.monotonic() >= self._retire_at:
             self._retire_at = time.monotonic() + RETIRE_EVERY_S
             self._streams.retire_dead_letters(time.time())
-        return self._epochs.run_next(timer)
+        return self._epochs.run_next(timer, now)
 
     def _follow(self, interval_s: float) -> None:
         workspace = self._workspace
