@@ -90,6 +90,34 @@ REFUSED = {
         "UNSUPPORTED_TYPE",
         "interval",
     ),
+    **{
+        f"collation within {name}": (f"SELECT {value} AS c FROM t", "UNSUPPORTED_TYPE", "lower(x)")
+        for name, value in {
+            "a struct": "struct(s COLLATE UTF8_LCASE)",
+            "an array": "array(s COLLATE UTF8_LCASE)",
+            "a map in a struct": "struct(map(v, array(s COLLATE UTF8_LCASE)))",
+        }.items()
+    },
+    "grouped by a collation": (
+        "SELECT count(*) AS n FROM t GROUP BY struct(s COLLATE UTF8_LCASE)",
+        "UNSUPPORTED_TYPE",
+        "lower(x)",
+    ),
+    "joined by a collation": (
+        "SELECT a.id FROM t AS a JOIN t AS b ON struct(a.s COLLATE UTF8_LCASE) = struct(b.s COLLATE UTF8_LCASE)",
+        "UNSUPPORTED_TYPE",
+        "lower(x)",
+    ),
+    **{
+        f"empty {value}": (f"SELECT {value} AS a FROM t", "UNSUPPORTED_TYPE", "give its elements")
+        for value in (
+            "array()",
+            "map()",
+            "collect_list(NULL)",
+            "struct(array())",
+            "CASE WHEN v > 1 THEN array() END",
+        )
+    },
     "unknown column": ("SELECT nope FROM t", "INVALID_QUERY", "nope"),
     "unknown relation": ("SELECT * FROM nowhere", "INVALID_QUERY", "nowhere"),
     "syntax": ("SELEC * FROM t", "INVALID_QUERY", "SELEC"),

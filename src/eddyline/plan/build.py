@@ -25,9 +25,9 @@ from eddyline.plan.logical import (
     type_of,
 )
 from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
-from eddyline.plan.refusals import TYPES, Refusal
+from eddyline.plan.refusals import EMPTY, TYPES, Refusal
 from eddyline.plan.render import text
-from eddyline.plan.types import column_type, contains_type
+from eddyline.plan.types import column_type, contains_type, is_always_empty
 
 PARTITION_BY_TIME = (
     "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
@@ -308,8 +308,9 @@ class Build:
         return self._refusal(expression) is None
 
     def _refusal(self, expression: Expression) -> Refusal | None:
-        found = (TYPES[one] for one in TYPES if contains_type(type_of(expression), (one,)))
-        return next(found, None)
+        kept = type_of(expression)
+        found = (TYPES[one] for one in TYPES if contains_type(kept, (one,)))
+        return next(found, EMPTY if is_always_empty(kept) else None)
 
     def refused(self, refusal: Refusal, fragment: str | None = None) -> QueryError:
         """Return the error for this view.

@@ -146,6 +146,10 @@ TYPES: dict[str, Refusal] = {
         "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
     }.items()
 }
+# Arrow has no type for elements of VOID that can't be null.
+EMPTY = Refusal(
+    _A_TYPE, "give its elements a type: CAST(array() AS ARRAY<INT>)", "UNSUPPORTED_TYPE"
+)
 
 DUPLICATE_COLUMN = Refusal(
     "the result has several columns named {names}",

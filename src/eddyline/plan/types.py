@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from eddyline.sql.names import quoted
 
@@ -38,16 +36,31 @@ def contains_type(data_type: DataType, names: Sequence[str]) -> bool:
     """
     starts = tuple(name if name.endswith(" ") else f"{name}(" for name in names)
 
-    def search(document: Any) -> bool:
-        if isinstance(document, str):
-            return document in names or document.startswith(starts)
-        if isinstance(document, dict):
-            parts = [
-                v
-                for k, v in document.items()
-                if k in ("type", "elementType", "keyType", "valueType", "fields")
-            ]
-            return any(search(part) for part in parts)
-        return any(search(part) for part in document)
+    # not the JSON of the whole: it has the collations of a struct's fields in their metadata
+    def search(part: DataType) -> bool:
+        nested = isinstance(part, StructType | ArrayType | MapType)
+        name = part.typeName() if nested else str(part.jsonValue())
+        return (
+            name in names or name.startswith(starts) or any(search(one) for one, _ in _parts(part))
+        )
 
-    return search(json.loads(data_type.json()))
+    return search(data_type)
+
+
+def is_always_empty(data_type: DataType) -> bool:
+    """Return whether a type is or contains an array or map of elements that have no value: VOID, and not null."""
+    return any(
+        (isinstance(part, NullType) and not nullable) or is_always_empty(part)
+        for part, nullable in _parts(data_type)
+    )
+
+
+def _parts(data_type: DataType) -> list[tuple[DataType, bool]]:
+    """Return the types right within a type, each with whether its values may be null."""
+    if isinstance(data_type, StructType):
+        return [(field.dataType, field.nullable) for field in data_type]
+    if isinstance(data_type, ArrayType):
+        return [(data_type.elementType, data_type.containsNull)]
+    if isinstance(data_type, MapType):
+        return [(data_type.keyType, False), (data_type.valueType, data_type.valueContainsNull)]
+    return []
