@@ -224,10 +224,13 @@ def test_sql_dml_sees_what_waits_in_the_redo_log(engine):
         INSERT INTO bag SELECT v FROM t;
         INSERT INTO bag SELECT v FROM t;
         UPDATE bag SET v = 0 WHERE v = 5;
+        INSERT INTO t VALUES (4, 0), (5, 1);
+        UPDATE t AS q SET v = (SELECT max(t.v) FROM t WHERE t.id < q.id) WHERE q.id = 4;
+        DELETE FROM t q WHERE q.id > 4;
         """
     )
     engine.advance()
-    assert rows(engine.execute("SELECT * FROM t")) == [(1, 3), (2, 5)]
+    assert rows(engine.execute("SELECT * FROM t")) == [(1, 3), (2, 5), (4, 5)]
     assert rows(engine.sql("SELECT * FROM bag")) == [(0,), (0,), (3,), (3,)]
     engine.execute("DELETE FROM bag")
     engine.advance()

@@ -155,6 +155,10 @@ READ: list[tuple[str, Statement]] = [
         Insert("t", None, "WITH x AS (SELECT 1) TABLE x"),
     ),
     ("DELETE FROM t", Delete("t")),
+    ("DELETE FROM t AS q", Delete("t", None, "q")),
+    ("DELETE FROM t `q r` WHERE `q r`.v > 3", Delete("t", "`q r`.v > 3", "q r")),
+    ("UPDATE t q SET v = q.v + 1", Update("t", (("v", "q.v + 1"),), None, "q")),
+    ("UPDATE t AS q SET v = 1 WHERE q.v > 1", Update("t", (("v", "1"),), "q.v > 1", "q")),
     ("DELETE FROM `t u` WHERE v > 3 AND s <> ';'", Delete("t u", "v > 3 AND s <> ';'")),
     ("UPDATE t SET v = v + 1 WHERE id = 1", Update("t", (("v", "v + 1"),), "id = 1")),
     (
@@ -242,7 +246,9 @@ WRONG = {
     "INSERT t VALUES (1)": "INTO is expected",
     "INSERT INTO t": "a query is expected",
     "INSERT INTO t BY NAME SELECT 1": "a query is expected at BY",
-    "DELETE FROM t x WHERE x.a = 1": "the end is expected at x",
+    "DELETE FROM t x y": "the end is expected at y",
+    "DELETE FROM t AS": "another name for the table is expected",
+    "UPDATE t AS SET a = 1": "SET is expected at a",
     "DELETE FROM t WHERE": "the condition is missing",
     "UPDATE t SET": "missing",
     "UPDATE t SET a = ": "the value of a is missing",
@@ -460,8 +466,8 @@ def test_statements_become_calls_in_order() -> None:
         ),
         ("view", "v", "SELECT 1", {"replace": True}),
         ("insert_query", "t", None, "VALUES (1)"),
-        ("delete_where", "t", None),
-        ("update_where", "t", (("a", "1"),), "b"),
+        ("delete_where", "t", None, None),
+        ("update_where", "t", (("a", "1"),), "b", None),
         ("drop", "view", "v", True),
     ]
 

@@ -74,15 +74,19 @@ class Dml:
         typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
         return renamed.select(*typed)
 
-    def rows(self, entry: Entry, condition: str | None) -> DataFrame:
-        """Return the current rows that meet a condition."""
+    def rows(self, entry: Entry, condition: str | None, alias: str | None = None) -> DataFrame:
+        """Return the current rows that meet a condition, which may call the relation `alias`."""
         where = _where(condition)
-        return self._run(f"SELECT * FROM {quoted(entry.name)}{where}")
+        return self._run(f"SELECT * FROM {_named(entry, alias)}{where}")
 
     def update(
-        self, entry: Entry, assignments: Sequence[tuple[str, str]], condition: str | None
+        self,
+        entry: Entry,
+        assignments: Sequence[tuple[str, str]],
+        condition: str | None,
+        alias: str | None = None,
     ) -> DataFrame:
-        """Return the rows of UPDATE table SET column = expression, ... WHERE condition.
+        """Return the rows of UPDATE table alias SET column = expression, ... WHERE condition.
 
         Each has the columns as they are, and then as they are to be: `c0..`.
         """
@@ -103,7 +107,7 @@ class Dml:
         )
         where = _where(condition)
         # one evaluation for both versions of each row
-        query = f"SELECT {old}, {new} FROM {quoted(entry.name)}{where}"
+        query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
         return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
 
     def _run(self, query: str) -> DataFrame:
@@ -173,6 +177,11 @@ class Dml:
 def _is_comparable(kind: DataType) -> bool:
     """Return whether Spark compares values of a type."""
     return not contains_type(kind, ("map", "variant"))
+
+
+def _named(entry: Entry, alias: str | None) -> str:
+    """Return a relation of a FROM clause."""
+    return quoted(entry.name) if alias is None else f"{quoted(entry.name)} AS {quoted(alias)}"
 
 
 def _where(condition: str | None) -> str:

@@ -63,10 +63,14 @@ class ScriptWriting(Protocol):
 
     def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None: ...
 
-    def delete_where(self, table: str, condition: str | None) -> None: ...
+    def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None: ...
 
     def update_where(
-        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
+        self,
+        table: str,
+        assignments: Sequence[tuple[str, str]],
+        condition: str | None,
+        alias: str | None = None,
     ) -> None: ...
 
 
@@ -248,11 +252,13 @@ def _insert(engine: ScriptEngine, statement: Insert) -> None:
 
 
 def _delete(engine: ScriptEngine, statement: Delete) -> None:
-    engine.writing.delete_where(statement.table, statement.where_text)
+    engine.writing.delete_where(statement.table, statement.where_text, statement.alias)
 
 
 def _update(engine: ScriptEngine, statement: Update) -> None:
-    engine.writing.update_where(statement.table, statement.assignments, statement.where_text)
+    engine.writing.update_where(
+        statement.table, statement.assignments, statement.where_text, statement.alias
+    )
 
 
 def _drop(engine: ScriptEngine, statement: Drop) -> None:

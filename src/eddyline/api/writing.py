@@ -67,22 +67,26 @@ class Writing:
             dml, read = self._dml(query)
             self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], append, read)
 
-    def delete_where(self, table: str, condition: str | None) -> None:
-        """DELETE FROM table WHERE condition."""
+    def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None:
+        """DELETE FROM table alias WHERE condition."""
         with self._alone(table) as (entry, append):
             dml, read = self._dml(f"{quoted(entry.name)} {condition or ''}")
-            self._write(entry, [((DELETE,), dml.rows(entry, condition))], append, read)
+            self._write(entry, [((DELETE,), dml.rows(entry, condition, alias))], append, read)
 
     def update_where(
-        self, table: str, assignments: Sequence[tuple[str, str]], condition: str | None
+        self,
+        table: str,
+        assignments: Sequence[tuple[str, str]],
+        condition: str | None,
+        alias: str | None = None,
     ) -> None:
-        """UPDATE table SET column = expression, ... WHERE condition."""
+        """UPDATE table alias SET column = expression, ... WHERE condition."""
         with self._alone(table) as (entry, append):
             texts = " ".join(text for _, text in assignments)
             dml, read = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
             given = ", ".join(f"{name} = {text}" for name, text in assignments)
             query = f"UPDATE {entry.name} SET {given}"
-            both = dml.update(entry, assignments, condition)
+            both = dml.update(entry, assignments, condition, alias)
             self._write(entry, [((DELETE, APPEND), both)], append, read, query)
 
     def _group(self, entry: Entry) -> GroupCommit[pa.Table]:

@@ -91,19 +91,21 @@ class Insert(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Delete(Statement):
-    """`DELETE FROM table WHERE condition`; `where_text` is None for every row."""
+    """`DELETE FROM table [AS alias] WHERE condition`; `where_text` is None for every row."""
 
     table: str
     where_text: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Update(Statement):
-    """`UPDATE table SET column = expression, ... WHERE condition`; None updates every row."""
+    """`UPDATE table [AS alias] SET column = expression, ... WHERE condition`; None updates every row."""
 
     table: str
     assignments: tuple[tuple[str, str], ...]
     where_text: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

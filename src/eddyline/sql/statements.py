@@ -282,14 +282,23 @@ def _where(cursor: TokenCursor) -> str | None:
     return cursor.rest("the condition") if cursor.accept("WHERE") else None
 
 
+def _alias(cursor: TokenCursor, before: str) -> str | None:
+    """Consume `[AS] alias` where the word `before`, or the end, doesn't follow at once."""
+    if not cursor.accept("AS") and (cursor.done or cursor.word() == before):
+        return None
+    return cursor.name("another name for the table")
+
+
 def _delete(cursor: TokenCursor) -> Delete:
     cursor.expect("FROM")
     table = cursor.name("the name of the table")
-    return Delete(table, _where(cursor), line=cursor.line)
+    alias = _alias(cursor, "WHERE")
+    return Delete(table, _where(cursor), alias, line=cursor.line)
 
 
 def _update(cursor: TokenCursor) -> Update:
     table = cursor.name("the name of the table")
+    alias = _alias(cursor, "SET")
     cursor.expect("SET")
     assignments: dict[str, tuple[str, str]] = {}
     for item in cursor.items("WHERE"):
@@ -301,7 +310,7 @@ def _update(cursor: TokenCursor) -> Update:
     if not assignments:
         cursor.fail("no column is set")
     where = cursor.rest("the condition") if cursor.word(-1) == "WHERE" else None
-    return Update(table, tuple(assignments.values()), where, line=cursor.line)
+    return Update(table, tuple(assignments.values()), where, alias, line=cursor.line)
 
 
 def _drop(cursor: TokenCursor) -> Drop:
