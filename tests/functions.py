@@ -320,6 +320,14 @@ OPEN: dict[str, tuple[str, str]] = {
         ("any_value", "first", "first_value", "last", "last_value"),
         ("true", f"{_ORDER}: compared is that each group has one row"),
     ),
+    **dict.fromkeys(
+        ("listagg", "string_agg"),
+        ("{}", f"{_ORDER}, with `DISTINCT` neither: compared with `WITHIN GROUP (ORDER BY ...)`"),
+    ),
+    "histogram_numeric": (
+        "{}",
+        f"{_ORDER}, and bins depend on it if there are more values than bins: compared over few values",
+    ),
 }
 
 KINDS = ("scalar", "aggregate", "window", "generator", "table")
