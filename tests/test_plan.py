@@ -224,6 +224,13 @@ def test_explain_shows_sql(engine: el.Engine, name: str) -> None:
 
 
 @pytest.mark.spark
+def test_explain_of_a_name_that_is_not_known(engine: el.Engine) -> None:
+    with pytest.raises(el.CatalogError) as refused:
+        engine.explain("visist")
+    assert refused.value.condition == "NOT_FOUND"
+
+
+@pytest.mark.spark
 def test_a_view_warns_once_of_growing_state(engine: el.Engine) -> None:
     queries = {
         "by_time": ("SELECT ts, count(*) AS n FROM s GROUP BY ts", "the groups by s.ts"),

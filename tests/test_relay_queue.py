@@ -172,11 +172,9 @@ def test_what_is_not_told_within_the_ttl_has_failed(opened):
     batch, _ = taken(queue)
     queue.ack(batch.number, [0])
     now[0] += 99
-    queue.expire()
     queue.commit()
     assert queue.read(10) is None
     now[0] += 1
-    queue.expire()
     queue.commit()
     queue.ack(batch.number, [1])  # too late
     assert queue.late == 1

@@ -257,6 +257,8 @@ def test_other_processes_see_why_a_sink_fails(
         with urlopen(f"{engine.serve()}/api/sinks") as answer:
             (served,) = json.load(answer)["sinks"]
         found = json.loads(line)
+        assert main(["status", "--storage", engine.files.root, "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["sinks"] == [found]
         assert (shown.state, shown.error) == (found["state"], found.get("error"))
         assert (served["state"], served["error"]) == (found["state"], found["error"])
         return found
@@ -281,8 +283,9 @@ def test_other_processes_see_why_a_sink_fails(
     with urlopen(f"{engine.serve()}/metrics") as metrics:
         assert 'eddyline_sink_state{sink="k",state="failing"} 1.0' in metrics.read().decode()
     engine.stop()  # it is known while no engine runs, and to the next one
-    assert main(["sink", "list", "--storage", engine.files.root]) == 0
-    assert "failing" in capsys.readouterr().out
+    for command in (["sink", "list"], ["status"]):
+        assert main([*command, "--storage", engine.files.root]) == 0
+        assert "the place *** is absent" in capsys.readouterr().out
     with opened(tmp_path, spark) as again:
         again.advance()
         found = json.loads(json.dumps(again.status()["sinks"][0]))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from eddyline.api.engine import Engine
     from eddyline.api.handles import Sink, Stream, Table, View
     from eddyline.api.pipeline import Pipeline
+    from eddyline.relay.backflow import Backflow
     from eddyline.relay.bolts import Emitted
     from eddyline.relay.embedded import LogBackend
     from eddyline.relay.kafka import KafkaBackend
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from eddyline.runtime.progress import Progress
 
 __all__ = [
+    "Backflow",
     "CatalogError",
     "DataError",
     "DataQueue",
@@ -64,6 +66,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Backflow": "eddyline.relay.backflow",
     "DataQueue": "eddyline.relay.queue",
     "Emitted": "eddyline.relay.bolts",
     "Engine": "eddyline.api.engine",

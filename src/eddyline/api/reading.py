@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -85,9 +86,10 @@ class Reading:
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""
         workspace = self._workspace
-        entry = workspace.catalog.find(name_or_query) or workspace.catalog.find(
-            name_or_query.strip()
-        )
+        name = name_or_query.strip()
+        entry = workspace.catalog.find(name_or_query) or workspace.catalog.find(name)
+        if entry is None and re.fullmatch(r"\w+", name):
+            entry = workspace.catalog.get(name)  # which raises: no query is one word
         if entry is not None:
             query = entry.query
             compiled = workspace.plan(entry)

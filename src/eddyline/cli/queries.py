@@ -49,6 +49,15 @@ NOT_COMPARED = (
     "eddyline: no view was compared. Way out: only the program that defines views by DataFrames can compare them: "
     "for a project run `eddyline pipelines run --verify`, in a program call engine.verify()"
 )
+SINKS = {
+    "sink": "sink",
+    "view": "from view",
+    "format": "format",
+    "state": "state",
+    "epoch": "epoch",
+    "behind": "behind",
+    "error": "error",
+}
 READERS = ("reader", "view", "epoch", "behind")
 FILLINGS = {
     "view": "view being filled",
@@ -57,6 +66,7 @@ FILLINGS = {
     "rows_per_second": "rows/s",
     "seconds_left": "s left",
 }
+ERROR_MAX = 120
 FOLDED = "folded"
 PROFILE = {
     "name": "view and operators",
@@ -230,6 +240,10 @@ def _status(args: argparse.Namespace) -> int:
     tables = (
         (FILLINGS, fillings),
         (PIPELINES, pipelines),
+        (
+            SINKS,
+            [{**sink, "error": _first_line(sink.get("error", ""))} for sink in status["sinks"]],
+        ),
         (READERS, status["readers"]),
     )
     for heads, rows in tables:
@@ -283,12 +297,19 @@ def _state(view: Mapping[str, Any]) -> str:
     """Return whether a view is live; if not, since when and why."""
     from eddyline.answers.status import state_text
 
-    return state_text(view) + (f": {view['error']}" if "error" in view else "")
+    return state_text(view) + (f": {_first_line(view['error'])}" if "error" in view else "")
+
+
+def _first_line(error: str) -> str:
+    """Return the beginning of an error that fits into a table; JSON has all of it."""
+    line = error.partition("\n")[0]
+    return line if len(line) <= ERROR_MAX else f"{line[: ERROR_MAX - 3]}..."
 
 
 def _stored_status(storage: str) -> dict[str, Any]:
     """Return the status of `Engine.status` from the files, without Spark's JVM."""
     from eddyline.answers.run_health import stored_health
+    from eddyline.answers.sinks import sinks_status
     from eddyline.answers.status import storage_status
     from eddyline.answers.tasks import stored_catalog
     from eddyline.pipelines.outcomes import pipelines_status
@@ -301,8 +322,9 @@ def _stored_status(storage: str) -> dict[str, Any]:
         with pinned(store.files) as manifest:
             status = storage_status(store.files, catalog, manifest, lags)
         pipelines = pipelines_status(store.files, catalog, lags)
+        sinks = sinks_status(store.files, catalog, manifest.epoch)
         run = stored_health(store.files)
-    return {**status, "pipelines": pipelines, "run": run}
+    return {**status, "pipelines": pipelines, "sinks": sinks, "run": run}
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from eddyline.console.actions import outcome, report_of
 from eddyline.console.additions import Action, Addition, Answered
 from eddyline.console.api import Api, number_of, status_of
 from eddyline.console.graph import HEIGHT, WIDTH, make_graph
-from eddyline.console.guard import internal, limited_body
+from eddyline.console.guard import failure, internal, limited_body
 from eddyline.console.lists import Lists
 from eddyline.console.observer import Observer
 from eddyline.console.posted import Posted, posted
@@ -234,6 +234,9 @@ class Pages:
         """Answer a request for a path that isn't there, or with another method."""
         assert isinstance(error, HTTPException)
         hint = "the navigation lists the pages, /api/openapi.json the paths of the JSON interface"
+        if request.url.path.startswith("/api/"):
+            known = "NOT_FOUND" if error.status_code == 404 else str(error.status_code)
+            return failure(error.status_code, known, str(error.detail), hint)
         html = self._problem(request, str(error.status_code), str(error.detail), hint)
         return HTMLResponse(html, error.status_code, headers=error.headers)
 

@@ -10,7 +10,7 @@ BACKFLOW_EVERY_S = 0.02
 
 
 class Backflow:
-    """Expires and commits the batches of a queue in the background, while a reader reads.
+    """Commits a queue in the background, while a reader reads: what failed, or wasn't reported in time, comes back.
 
     Use it as a context manager around the reading loop. An error ends the thread; `check` and the end of the
     `with` block raise it.
@@ -18,6 +18,20 @@ class Backflow:
     Args:
         queue: the queue that is read.
         every_s: seconds between two commits.
+
+    Example:
+        >>> import tempfile
+        >>> import eddyline as el
+        >>> queue = el.DataQueue(el.LogBackend(tempfile.mkdtemp()), ttl_ms=50)
+        >>> queue.put(["a", "b"])
+        2
+        >>> with el.Backflow(queue, every_s=0.01):
+        ...     batch, records = queue.read(10)
+        ...     queue.ack(batch.number, [0])
+        ...     while (again := queue.read(10)) is None:
+        ...         pass
+        >>> again[1]["payload"].to_pylist()
+        [b'b']
     """
 
     def __init__(self, queue: DataQueue, every_s: float = BACKFLOW_EVERY_S) -> None:
@@ -45,7 +59,6 @@ class Backflow:
     def _run(self) -> None:
         try:
             while not self._stop.wait(self.every_s):
-                self.queue.expire()
                 self.queue.commit()
             self.queue.commit()
         except Exception as error:  # noqa: BLE001  # `check` raises it

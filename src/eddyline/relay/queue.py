@@ -48,8 +48,8 @@ class DataQueue:
 
     - A pipeline plans a batch, loads it (in any process: `backend.read`), and settles it by its
       number when its own results are committed. To settle it again after a crash changes nothing.
-    - A plain consumer calls `read`, and then `ack` or `fail` for each record. A record without a
-      report within the TTL has failed.
+    - A plain consumer calls `read`, then `ack` or `fail` for each record, and `commit`. A record without a report
+      within the TTL has failed: the next commit puts it back. `Backflow` commits in the background.
 
     Args:
         backend: the storage of the queue.
@@ -255,7 +255,7 @@ class DataQueue:
         """Report the records at these rows of a batch as dead letters, kept elsewhere."""
         self._report(number, places, RecordOutcome.DEAD)
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """Fail the records that have had no report within the TTL."""
         now = self.clock()
         with self._lock:
@@ -265,10 +265,13 @@ class DataQueue:
     def commit(self) -> int:
         """Commit the settled batches up to the first open one; return the last committed number.
 
+        Records that have had no report within the TTL fail first.
+
         Raises:
             QueueError: the account wouldn't add up; nothing was committed.
             StorageError: nothing or everything was committed; the next commit finds out.
         """
+        self._expire()
         with self._committing:
             self._commit_settled()
             return self._state.number
