@@ -1,4 +1,4 @@
-"""Outer, semi and anti joins whose condition compares more than equal keys."""
+"""Joins whose condition compares more than equal keys."""
 
 from __future__ import annotations
 
@@ -70,13 +70,14 @@ class PairTest:
 
 @dataclass(frozen=True, slots=True)
 class ConditionalJoin:
-    """Keep both sides by key, each row with the number of its pairs; emit the pairs, and the rows without one.
+    """Keep both sides by key; emit the pairs that meet some tests, and for other kinds than INNER the rows without a pair.
 
     Input: `h, side, matchable, k0.., l0.., a0.., r0.., b0.., w`, as that of `Join`, with columns `a0..` of left rows and
     `b0..` of right ones that are only compared. Output: that of `JoinedRows`.
 
-    The number of pairs is bilinear in both sides, so it is kept as a measure: dA x B_old + A_new x dB adds to it. It
-    tells whether a row has a match without its partners, and no pair is stored or shuffled for that.
+    The rows of a side whose unmatched rows are of interest are stored with the number of their pairs. It is bilinear in
+    both sides: dA x B_old + A_new x dB adds to it. It tells whether a row has a match without its partners, and no pair is
+    stored or shuffled for that. An inner join has no `k` columns, as in `Join`.
 
     Attributes:
         left, right: number of columns of each side in the output.
@@ -123,7 +124,10 @@ class ConditionalJoin:
             for slot, other in ((LEFT, RIGHT), (RIGHT, LEFT))
         }
         pairs = _Pairs.of(sides[LEFT], sides[RIGHT], self.keys, self.tests)
-        pairs.count_partners()
+        watched = [sides[slot] for slot in self._watched]
+        pairs.count_partners(watched)
+        for side in watched:
+            side.check()
         appends = {
             slot: self.layouts[slot].consolidate(side.counted())
             if slot in self._watched
@@ -254,12 +258,15 @@ class _Pairs:
                 if len(found[0]):
                     yield found
 
-    def count_partners(self) -> None:
-        """Count the partners of each row."""
+    def count_partners(self, watched: Sequence[_Side]) -> None:
+        """Count the partners of each row of some sides."""
         left_weights, right_weights = self.left.weights, self.right.weights
-        for left, right in self:
-            np.add.at(self.left.partners, left, right_weights[right])
-            np.add.at(self.right.partners, right, left_weights[left])
+        for left, right in self if watched else ():
+            for side in watched:
+                if side is self.left:
+                    np.add.at(side.partners, left, right_weights[right])
+                else:
+                    np.add.at(side.partners, right, left_weights[left])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Stores outputs of Python functions, because a second call may return another value."""
+"""Stores outputs that a second evaluation may not give again: of Python functions, and those that depend on the order of rows."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ _ASKING = (
 _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata of an attribute
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
-_DAY = 24 * 3600 * MICROSECONDS
+DAY = 24 * 3600 * MICROSECONDS
 _MOMENTS = ("timestamp", "timestamp_ntz")
-_OVERLAP_MAX = _DAY  # clocks are never set back by a day
+_OVERLAP_MAX = DAY  # clocks are never set back by a day
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
@@ -407,4 +407,4 @@ def _after_days(function: Expression) -> int:
     if kind(function) != "TimestampAddInterval":
         return 0
     interval = int(children_of(function)[1].eval(None))
-    return interval - int(interval / _DAY) * _DAY
+    return interval - int(interval / DAY) * DAY

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pyspark.sql.types import DataType, DecimalType
+
 from eddyline.operators.conditional_join import Sign
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Expression, children_of, id_of, items, kind, type_of
@@ -39,7 +41,7 @@ _NEVER_FAILS = frozenset(
         "Alias", "And", "AttributeReference", "CaseWhen", "Coalesce", "Contains", "EndsWith",
         "EqualNullSafe", "EqualTo", "GetStructField", "GreaterThan", "GreaterThanOrEqual", "If",
         "In", "InSet", "IsNaN", "IsNotNull", "IsNull", "KnownFloatingPointNormalized",
-        "KnownNotNull", "Length", "LessThan", "LessThanOrEqual", "Like", "Literal", "Lower", "Not",
+        "KnownNotNull", "Length", "LessThan", "LessThanOrEqual", "Literal", "Lower", "Not",
         "NormalizeNaNAndZero", "Or", "StartsWith", "StringTrim", "Substring",
         "TimestampAddInterval", "Upper",
     }
@@ -47,6 +49,7 @@ _NEVER_FAILS = frozenset(
 """Expressions without errors of their own: they are evaluated for each row, where a join of Spark evaluates them for pairs.
 The sum of a timestamp and an interval fails only near the year 294,247."""
 _WIDTHS = ("tinyint", "smallint", "int", "bigint", "float", "double")
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +149,21 @@ def _never_fails(expression: Expression) -> bool:
     name = kind(expression)
     if name == "Cast":
         child = children_of(expression)[0]
-        old, new = (type_of(one).simpleString() for one in (child, expression))
-        wider = old in _WIDTHS and new in _WIDTHS[_WIDTHS.index(old) :]
-        return (wider or new == "string") and _never_fails(child)
+        return _holds_all(type_of(expression), type_of(child)) and _never_fails(child)
     return name in _NEVER_FAILS and all(map(_never_fails, children_of(expression)))
+
+
+def _holds_all(new: DataType, old: DataType) -> bool:
+    """Return whether a cast to a type never fails, nor overflows."""
+    one, two = old.simpleString(), new.simpleString()
+    if isinstance(new, DecimalType):
+        digits, scale = _DIGITS.get(one), 0
+        if isinstance(old, DecimalType):
+            digits, scale = old.precision - old.scale, old.scale
+        return digits is not None and digits <= new.precision - new.scale and scale <= new.scale
+    if one == "date":
+        return two.startswith("timestamp")
+    return two == "string" or (one in _WIDTHS and two in _WIDTHS[_WIDTHS.index(one) :])
 
 
 def _is_ordered(expression: Expression) -> bool:

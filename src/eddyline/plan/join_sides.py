@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from eddyline.operators.pairing import LEFT, RIGHT
 from eddyline.plan.build import Delta
-from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.catalyst import DAY, Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, bound_of, lowest
 from eddyline.plan.logical import Expression, children_of, id_of, items, kind
 
@@ -56,24 +56,28 @@ class TimeOfPairs:
 
 def time_of_pairs(
     catalyst: Catalyst,
-    by_pairs: bool,
     left: JoinSide,
     right: JoinSide,
     condition: Expression | None,
+    *,
+    by_pairs: bool,
+    keyed: bool,
 ) -> TimeOfPairs:
     """Return which rows a join may drop, and the bounds of its output.
 
     Args:
         by_pairs: whether a row's flag and pairs need no partner any more once no later row can pair with it. Else the
             operator asks for the partners of a key at any later change of it.
+        keyed: whether the state holds the keys apart from the columns.
     """
     found = TimeOfPairs()
     if not by_pairs:
         _by_common_keys(catalyst, found, left, right)
         return found
-    for one, two in zip(left.keys, right.keys, strict=True):
-        _by_partner(catalyst, found, LEFT, left, one, right.bound(catalyst, two))
-        _by_partner(catalyst, found, RIGHT, right, two, left.bound(catalyst, one))
+    for number, (one, two) in enumerate(zip(left.keys, right.keys, strict=True)):
+        stored = f"k{number}" if keyed else ""
+        _by_partner(catalyst, found, LEFT, left, one, right.bound(catalyst, two), stored)
+        _by_partner(catalyst, found, RIGHT, right, two, left.bound(catalyst, one), stored)
     if condition is not None:
         _by_comparisons(catalyst, found, left, right, condition)
     return found
@@ -100,16 +104,21 @@ def _by_partner(
     side: JoinSide,
     column: Expression,
     partner: Bound | None,
+    stored: str = "",
 ) -> None:
-    """Add the rows of a side whose `column` must be at or above a bound of the partner's rows."""
+    """Add the rows of a side whose `column` must be at or above a bound of the partner's rows.
+
+    Args:
+        stored: the column of the state that holds its value; empty if only the side's columns are stored.
+    """
     place = side.place(column)
-    if place is None:
+    if place is None and not stored:
         return
     either = lowest(side.bound(catalyst, column), partner)
     kept = partner if side.delta.append_only else either
     if kept is not None:
-        found.expiry.append(Expiry(slot, f"{slot[0]}{place}", kept))
-    if either is not None:
+        found.expiry.append(Expiry(slot, stored or f"{slot[0]}{place}", kept))
+    if either is not None and place is not None:
         found.bounds[id_of(column)] = either
 
 
@@ -124,7 +133,7 @@ def _by_comparisons(
                 continue
             least = other.bound(catalyst, smaller)
             if least is not None and not least.field:
-                partner = least.then(-shift) if shift else least
+                partner = least.then(-_most(catalyst, column, shift)) if shift else least
                 _by_partner(catalyst, found, slot, mine, column, partner)
 
 
@@ -138,6 +147,14 @@ def _orders(condition: Expression) -> Iterator[tuple[Expression, Expression]]:
         yield condition.left(), condition.right()
     elif name in ("LessThan", "LessThanOrEqual"):
         yield condition.right(), condition.left()
+
+
+def _most(catalyst: Catalyst, column: Expression, shift: int) -> int:
+    """Return the most microseconds by which an interval moves a time: whole days are added to local time."""
+    local = column.dataType().simpleString() == "timestamp"
+    if abs(shift) < DAY or not local or catalyst.zone_rules.isFixedOffset():
+        return shift
+    return shift + DAY
 
 
 def _shifted(expression: Expression) -> tuple[Expression, int]:

@@ -114,7 +114,8 @@ def _matched(
     """Return the pairs, and with an outer join the rows without a match, padded with nulls."""
     condition = node.condition().get() if node.condition().isDefined() else None
     inner = how is JoinKind.INNER
-    time = time_of_pairs(build.catalyst, inner or bool(tests), left, right, condition)
+    by_pairs = inner or bool(tests)
+    time = time_of_pairs(build.catalyst, left, right, condition, by_pairs=by_pairs, keyed=not inner)
     _warn_of_growth(build, node, left, right, time.expiry)
     scalar = how is JoinKind.LEFT and _is_scalar(node)
     frame = _operator(build, how, left, right, time.expiry, scalar=scalar, tests=tests)
@@ -170,7 +171,7 @@ def _flagged(
         right: with the columns that are compared only.
     """
     condition = node.condition().get() if tests else None
-    time = time_of_pairs(build.catalyst, bool(tests), left, right, condition)
+    time = time_of_pairs(build.catalyst, left, right, condition, by_pairs=bool(tests), keyed=True)
     _warn_of_growth(build, node, left, right, time.expiry)
     scalar = _is_scalar(node)
     how = JoinKind.EXISTS
@@ -259,7 +260,10 @@ def _not_in(
     value, _, other = compared
     catalyst = build.catalyst
     right = replace(right, columns=[])
-    by_value = replace(left, keys=[value]), replace(right, keys=[other])
+    by_value = (
+        replace(left, keys=[_normal(build, value)]),
+        replace(right, keys=[_normal(build, other)]),
+    )
     flagged = _flagged(build, node, *by_value, (), condition_text(node.condition()))
     delta = _by_flag(build, node, *flagged)
     if other.nullable():
@@ -273,6 +277,14 @@ def _not_in(
         detail = "a null on the left, any row on the right"
         delta = _by_flag(build, node, *_flagged(build, node, unknown, right, (), detail))
     return delta
+
+
+def _normal(build: Build, value: Expression) -> Expression:
+    """Return a value that has the same bits for both zeros, as Spark makes the keys of its joins."""
+    zero = {"double": "0D", "float": "0F"}.get(type_of(value).simpleString())
+    if zero is None:
+        return value
+    return build.catalyst.expression("Add", value, build.catalyst.constant(zero))
 
 
 def _with_rest(

@@ -1,12 +1,13 @@
 """Recomputation, the rule that is exact for every aggregate: Spark evaluates changed groups before and after.
 
 The rows of each group are stored. Spark evaluates the groups that an epoch touches twice, over the
-rows before and after the epoch. The first result is retracted, the second is appended.
+rows before and after the epoch. The first result is retracted, the second is appended. Results that depend on
+the order of rows are stored as well, and retracted as they are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -16,7 +17,6 @@ from eddyline.operators.recompute import SLOT, Regroup
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import (
     NO_BOUNDS,
-    Bound,
     Bounds,
     Expiry,
     attribute_bounds,
@@ -39,12 +39,11 @@ from eddyline.plan.logical import (
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
 from eddyline.plan.render import texts
-from eddyline.plan.types import column_type
+from eddyline.plan.types import column_type, contains_type
 
 _OF_ANY_ORDER = frozenset(
     {
-        "BitAndAgg", "BitOrAgg", "BitXorAgg", "BoolAnd", "BoolOr", "Count", "CountIf", "HyperLogLogPlusPlus", "Max",
-        "Min", "Percentile",
+        "BitAndAgg", "BitOrAgg", "BitXorAgg", "BoolAnd", "BoolOr", "Count", "CountIf", "HyperLogLogPlusPlus", "Percentile",
     }
 )  # fmt: skip
 """Aggregates whose result doesn't depend on the order of rows, nor on how they are cut into parts."""
@@ -158,12 +157,12 @@ def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
         children=(child.node,),
     )
     weight = build.catalyst.alias(rows.version, "w")
-    if calls_python(aggregation.results):
-        plan, change = _kept(build, aggregation, rows, weight, kept_keys)
-        shown = replace(shown, rule=f"{shown.rule}, {OUTPUTS_KEPT}")
-    elif any(map(_is_by_order, _calls(aggregation.results))):
-        plan, change = _kept(build, aggregation, rows, weight, kept_keys)
-        shown = replace(shown, rule=f"{shown.rule}, outputs kept")
+    python = calls_python(aggregation.results)
+    by_order = any(map(_is_by_order, _calls(aggregation.results)))
+    if python or (by_order and all(map(build.exchangeable, aggregation.results))):
+        plan, change = _kept(build, aggregation, rows, weight, child.bounds)
+        kept = OUTPUTS_KEPT if python else "outputs kept"
+        shown = replace(shown, rule=f"{shown.rule}, {kept}")
     else:
         plan = build.catalyst.aggregate(
             [*keys, rows.version], [*aggregation.results, weight], rows.plan
@@ -223,14 +222,18 @@ def _is_by_order(call: Expression) -> bool:
     """Return whether an aggregate may give another result for the same rows in another order, or cut into other parts.
 
     Spark doesn't keep the order of a group's rows: above 128 groups its hash aggregation goes on by sorting, and merges
-    what it has so far. Where it cuts a group depends on the other groups of the epoch. DISTINCT shuffles the values.
+    what it has so far. Where it cuts a group depends on the other groups of the epoch.
     """
     function = call.aggregateFunction()
     name = kind(function)
-    if call.isDistinct():
-        return True
-    if name in ("Sum", "Average"):  # of integers, Average adds up doubles
-        return not type_of(function).simpleString().startswith(("bigint", "decimal"))
+    if name in (
+        "Sum",
+        "Average",
+    ):  # of integers, Average adds up doubles; try_sum is null if a sum on the way overflows
+        exact = type_of(function).simpleString().startswith(("bigint", "decimal"))
+        return not exact or function.sql().startswith("try_")
+    if name in ("Max", "Min"):  # of 0.0 and -0.0 it is the first
+        return contains_type(type_of(function), ("float", "double"))
     return name not in _OF_ANY_ORDER
 
 
@@ -239,20 +242,27 @@ def _kept(
     aggregation: _Recomputed,
     rows: Versions,
     weight: Expression,
-    bounds: Mapping[int, Bound],
+    bounds: Bounds,
 ) -> tuple[Plan, Expression]:
-    """Aggregate, and store the results: they are retracted as they were emitted.
+    """Aggregate, and store the results by all keys: they are retracted as they were emitted.
 
-    Python functions are called for the rows after the epoch only.
+    Python functions are called for the rows after the epoch only. A session is a group of its own here: those that have
+    ended are no longer among the rows.
 
     Returns:
         The plan of the results' change, and its weight.
     """
     catalyst = build.catalyst
     skip = catalyst.negative(rows.version)
-    named = [catalyst.alias(key, f"k{i}") for i, key in enumerate(aggregation.touched)]
+    named = [catalyst.alias(key, f"k{i}") for i, key in enumerate(aggregation.keys)]
     called = [skipping(build, result, skip) for result in aggregation.results]
     grouping = [*aggregation.keys, rows.version]
     grouped = catalyst.aggregate(grouping, [*called, *named, weight], rows.plan)
     groups = [name.toAttribute() for name in named]
-    return keep_outputs(build, grouped, weight.toAttribute(), groups, bounds)
+    # the rows of an ended session stay until a merge: until then it is among those that any change of its key touches
+    kept = {
+        place: bound
+        for place, bound in key_bounds(catalyst, aggregation.keys, bounds).items()
+        if not catalyst.is_session(aggregation.keys[place])
+    }
+    return keep_outputs(build, grouped, weight.toAttribute(), groups, kept)

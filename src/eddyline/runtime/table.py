@@ -39,7 +39,8 @@ class TableUpkeep:
     def __call__(self, context: EpochContext, segments: Sequence[Segment]) -> Reports:
         """Apply the operations of some segments of the redo log.
 
-        Operations that take more than a slice of memory are read several times, each time for some of the buckets.
+        Operations that take more than a slice of memory are read several times, each time for some of the buckets: of
+        one bucket all are in memory at once.
         """
         files, reports = self.kernel.files, list[dict[str, Any]]()
         size = sum(bytes_of(files, segment) for segment in segments)
