@@ -19,10 +19,6 @@ import pytest
 import eddyline
 import functions
 import guarantees
-from eddyline.api import cdc as cdc_module
-from eddyline.api import engine as engine_module
-from eddyline.api import pipeline as pipeline_module
-from eddyline.api import serving as serving_module
 from eddyline.cli.commands import build_parser
 from eddyline.plan import refusals
 from eddyline.sql.statements import WAYS_OUT, parse_script
@@ -216,9 +212,22 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("module", [engine_module, cdc_module, pipeline_module, serving_module])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0
+@pytest.mark.parametrize(
+    "name",
+    [
+        "answers.verify",
+        "api.cdc",
+        "api.engine",
+        "api.handles",
+        "api.pipeline",
+        "api.serving",
+        "runtime.progress",
+    ],
+)
+def test_examples_in_docstrings(name):
+    result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))
+    assert result.attempted
+    assert result.failed == 0
 
 
 @pytest.mark.parametrize(
@@ -226,7 +235,9 @@ def test_examples_in_docstrings(module):
     [
         "relay.acker",
         "relay.bolts",
+        "relay.embedded",
         "relay.flow",
+        "relay.producer",
         "relay.queue",
         "relay.records",
         "storage.frame_log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import uuid
 from concurrent.futures import Future
@@ -47,6 +48,15 @@ def all_of(queue: DataQueue, rows_max: int = 1000) -> list[pa.Table]:
         queue.commit()
         found.append(records)
     return found
+
+
+def test_the_example_in_the_docstring(broker: Broker, app: str) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        KafkaBackend, globs={"KafkaBackend": KafkaBackend, "servers": broker.address, "app": app}
+    )
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted
+    assert result.failed == 0
 
 
 def test_the_topics_are_created_on_the_first_run(broker: Broker, app: str) -> None:

@@ -74,6 +74,22 @@ class Report:
             longer retains, or read a file that is damaged, and the reason of each; they aren't compared.
         broken: those of them that are set aside or read a damaged file, which makes the report false.
         pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> orders = engine.table("orders", "id BIGINT, item STRING")
+        >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+        >>> orders.insert([(1, "tea"), (2, "tea")])
+        >>> epoch = engine.advance()
+        >>> report = engine.verify(counts)
+        >>> bool(report), report.epoch == epoch, report.views["counts"].left_rows
+        (True, True, 1)
+        >>> print(report)
+        view         live    offline  equal
+        counts          1          1  yes
+        >>> engine.stop()
     """
 
     epoch: Epoch

@@ -25,6 +25,21 @@ class Table:
     """A table, written by DML. Rows are durable when the call returns.
 
     Get one from `Engine.table`.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
+        >>> orders.insert([(1, "tea"), (2, "coffee")])
+        >>> first = engine.advance()
+        >>> orders.delete([{"id": 1}])
+        >>> epoch = engine.advance()
+        >>> [tuple(row) for row in orders.snapshot().collect()]
+        [(2, 'coffee')]
+        >>> orders.snapshot(first).count()
+        2
+        >>> engine.stop()
     """
 
     name: str
@@ -38,19 +53,68 @@ class Table:
         doesn't hold them, and epochs go on meanwhile.
 
         Args:
-            rows: dicts, tuples, a pandas or Spark DataFrame, or a pyarrow Table.
+            rows: dicts (missing columns are null), tuples in the order of the columns, a pandas or Spark
+                DataFrame, or a pyarrow Table (matched by name).
+
+        Raises:
+            DataError: rows don't fit the columns, or a key is null (NULL_KEY); nothing was written.
+            QueryError: Spark fails on a Spark DataFrame; nothing was written.
+            CatalogError: NOT_FOUND: the table was dropped.
+            EngineError: STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or only
+                reads. BEING_ALTERED: the table is being altered; write again.
+            StorageError: WRITE_FAILED, or WRITE_UNCERTAIN: the rows may have been written.
+
+        Example:
+            >>> import tempfile
+            >>> import pyarrow as pa
+            >>> from eddyline import Engine
+            >>> engine = Engine(tempfile.mkdtemp())
+            >>> orders = engine.table("orders", "id BIGINT, item STRING")
+            >>> orders.insert([(1, "tea"), (2, "coffee")])
+            >>> orders.insert([{"id": 3}])
+            >>> orders.insert(pa.table({"id": [4], "item": ["tea"]}))
+            >>> epoch = engine.advance()
+            >>> sorted(tuple(row) for row in orders.snapshot().collect())
+            [(1, 'tea'), (2, 'coffee'), (3, None), (4, 'tea')]
+            >>> orders.insert([(5, "tea", 2.5)])  # doctest: +ELLIPSIS
+            Traceback (most recent call last):
+            eddyline.errors.DataError: [WRONG_WIDTH] a row has 3 values, the table has 2 columns...
+            >>> engine.stop()
         """
         self._writing.write(self.name, [(APPEND, rows)])
 
     def delete(self, rows: Rows) -> None:
-        """Delete rows: by primary key, or without one, for each given row one equal row. Missing rows are ignored."""
+        """Delete rows: by primary key, or without one, for each given row one equal row. Missing rows are ignored.
+
+        Args:
+            rows: as for `insert`; with a primary key, dicts or tables with its columns are enough.
+
+        Raises:
+            DataError, QueryError, CatalogError, EngineError, StorageError: as for `insert`.
+        """
         self._writing.write(self.name, [(DELETE, rows)])
 
     def upsert(self, rows: Rows) -> None:
         """Insert rows, or replace those of the same primary key.
 
+        Args:
+            rows: as for `insert`. A row replaces the whole row: columns that it doesn't give become null.
+
         Raises:
-            DataError: the table has no primary key.
+            DataError: NO_PRIMARY_KEY: the table has none; or as for `insert`.
+            QueryError, CatalogError, EngineError, StorageError: as for `insert`.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline import Engine
+            >>> engine = Engine(tempfile.mkdtemp())
+            >>> stock = engine.table("stock", "item STRING, n INT", primary_key=["item"])
+            >>> stock.upsert([("tea", 5), ("coffee", 2)])
+            >>> stock.upsert([{"item": "tea", "n": 4}])
+            >>> epoch = engine.advance()
+            >>> sorted(tuple(row) for row in stock.snapshot().collect())
+            [('coffee', 2), ('tea', 4)]
+            >>> engine.stop()
         """
         if not self._reading.entry(self.name, TABLE).key:
             raise DataError(
@@ -61,7 +125,15 @@ class Table:
         self.insert(rows)
 
     def snapshot(self, epoch: int | None = None) -> DataFrame:
-        """Read the rows as of the last committed epoch, or an earlier retained one."""
+        """Read the rows as of the last committed epoch, or an earlier retained one.
+
+        Rows that no epoch has processed yet are not among them.
+
+        Raises:
+            StateError: NO_SUCH_EPOCH: the epoch isn't committed, is no longer retained, or the table had other
+                columns in it.
+            CatalogError: NOT_FOUND: the table was dropped.
+        """
         return self._reading.snapshot(self.name, epoch)
 
     @property
@@ -73,7 +145,29 @@ class Table:
 @checked
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream that views can read. Get one from `Engine.stream` or `Engine.create_stream`."""
+    r"""A stream that views can read. Get one from `Engine.stream` or `Engine.create_stream`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> folder = tempfile.mkdtemp()
+        >>> characters = Path(folder, "1.json").write_text('{"id": 1}\n{"id": "one"}\n')
+        >>> options = {"path": folder, "mode": "DROPMALFORMED"}
+        >>> orders = engine.create_stream("orders", "id INT", "json", options)
+        >>> total = engine.view("total", "SELECT sum(id) AS total FROM orders")
+        >>> epoch = engine.advance()
+        >>> [tuple(row) for row in total.snapshot().collect()]
+        [(1,)]
+        >>> [bytes(letter.payload) for letter in orders.dead_letters().collect()]
+        [b'{"id": "one"}']
+        >>> orders.discard()
+        1
+        >>> orders.dead_letters().count()
+        0
+        >>> engine.stop()
+    """
 
     name: str
     _reading: Reading = field(repr=False)
@@ -88,7 +182,11 @@ class Stream:
     def dead_letters(self) -> DataFrame:
         """Read the records that the stream couldn't accept, as of now.
 
-        Views read them as the stream `<name>__dead`.
+        Views read them as the stream `<name>__dead`. A stream of one of Spark's sources keeps dead letters if it has
+        an operation (`op`), or the mode DROPMALFORMED.
+
+        Raises:
+            CatalogError: NOT_FOUND: the stream keeps no dead letters, or was dropped.
         """
         return self._writing.dead_letters(self.name)
 
@@ -96,7 +194,13 @@ class Stream:
         """Drop dead letters for good; return how many.
 
         Args:
-            where: a condition on their columns, as in SQL; None: all.
+            where: a condition on their columns, as in SQL, such as `"position < 100"`; None: all.
+
+        Raises:
+            QueryError: Spark can't read the condition. EngineError: BAD_OPTION: it is blank.
+            CatalogError: NOT_FOUND: the stream keeps no dead letters, or was dropped. NOT_CONNECTED: its source
+                isn't connected since the storage was reopened.
+            EngineError: STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or only reads.
         """
         return self._streams.remove_dead_letters(self.name, where, replay=False)
 
@@ -104,7 +208,31 @@ class Stream:
 @checked
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A target that follows a view. Get one from `Engine.sink` or `View.foreach_epoch`."""
+    """A target that follows a view. Get one from `Engine.sink` or `View.foreach_epoch`.
+
+    `pause`, `resume`, `resend` and `drop` raise EngineError STORAGE_IN_USE while another engine writes to the
+    storage, or if this one is stopped or only reads.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> orders = engine.table("orders", "id BIGINT, item STRING")
+        >>> teas = engine.view("teas", "SELECT id FROM orders WHERE item = 'tea'")
+        >>> sink = engine.sink("copy", teas, "jsonl", path=tempfile.mkdtemp())
+        >>> orders.insert([(1, "tea"), (2, "coffee")])
+        >>> epoch = engine.advance()
+        >>> status = sink.status()
+        >>> status["state"], status["epoch"] == epoch, status["behind"]
+        ('live', True, 0)
+        >>> sink.pause()
+        >>> sink.status()["state"]
+        'paused'
+        >>> sink.resume()
+        >>> sink.resend()
+        >>> sink.drop()
+        >>> engine.stop()
+    """
 
     name: str
     _sinks: Sinks = field(repr=False)
@@ -115,15 +243,26 @@ class Sink:
         `state` is live, failing (with `error`; it tries again by itself), paused, waiting (for its view
         to come back) or not connected (its function must be given again); `epoch` is the last epoch that the target
         holds, `behind` the number of epochs after it.
+
+        Raises:
+            CatalogError: NOT_FOUND: the sink was dropped.
         """
         return self._sinks.status_of(self.name)
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`; undelivered epochs are retained, up to the option `held_epochs`."""
+        """Deliver nothing until `resume`; undelivered epochs are retained, up to the option `held_epochs`.
+
+        Raises:
+            CatalogError: NOT_FOUND: the sink was dropped.
+        """
         self._sinks.pause(self.name)
 
     def resume(self) -> None:
-        """Deliver again, from the epoch that the target holds."""
+        """Deliver again, from the epoch that the target holds.
+
+        Raises:
+            CatalogError: NOT_FOUND: the sink was dropped.
+        """
         self._sinks.resume(self.name)
 
     def resend(self) -> None:
@@ -131,18 +270,44 @@ class Sink:
 
         The target must be one that the sink has delivered to: another one is refused if it holds rows
         (SINK_TARGET_NOT_EMPTY). Before the first delivery nothing is done.
+
+        Raises:
+            CatalogError: NOT_FOUND: the sink was dropped.
         """
         self._sinks.resend(self.name)
 
     def drop(self) -> None:
-        """Remove the sink; its target stays as it is."""
+        """Remove the sink; its target stays as it is. Does nothing if it was dropped already.
+
+        Raises:
+            CatalogError: STILL_READ: views read its dead letters, the stream `<name>__dead`.
+        """
         self._sinks.drop(self.name, if_exists=True)
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class View:
-    """A live view. Get one from `Engine.view`."""
+    """A live view. Get one from `Engine.view`.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
+        >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+        >>> counts.schema.names
+        ['item', 'n']
+        >>> orders.insert([(1, "tea"), (2, "tea")])
+        >>> epoch = engine.advance()
+        >>> counts.changes(reader="mails").select("item", "n", "op").collect()
+        [Row(item='tea', n=2, op='append')]
+        >>> counts.commit("mails")
+        >>> counts.changes(reader="mails").count()
+        0
+        >>> counts.drop_reader("mails")
+        >>> engine.stop()
+    """
 
     name: str
     _reading: Reading = field(repr=False)
@@ -169,6 +334,26 @@ class View:
 
         Raises:
             EngineError: VIEW_FAILING: the view is set aside in that epoch, for the reason given.
+            StateError: NO_SUCH_EPOCH: the epoch isn't committed, is no longer retained, or the view was made
+                later, or had other columns.
+            CatalogError: NOT_FOUND: the view was dropped.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline import Engine
+            >>> engine = Engine(tempfile.mkdtemp())
+            >>> orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
+            >>> query = "SELECT item, count(*) AS n FROM orders GROUP BY item ORDER BY n DESC"
+            >>> counts = engine.view("counts", query)
+            >>> orders.insert([(1, "coffee"), (2, "tea"), (3, "tea")])
+            >>> first = engine.advance()
+            >>> orders.delete([{"id": 3}, {"id": 1}])
+            >>> epoch = engine.advance()
+            >>> counts.snapshot().collect()
+            [Row(item='tea', n=1)]
+            >>> counts.snapshot(first).collect()
+            [Row(item='tea', n=2), Row(item='coffee', n=1)]
+            >>> engine.stop()
         """
         return self._reading.snapshot(self.name, epoch, last_good=last_good)
 
@@ -194,6 +379,30 @@ class View:
         Raises:
             StateError: CHANGES_EXPIRED, the epochs after `after` are no longer retained;
                 NO_SUCH_EPOCH, that epoch is still to come.
+            QueryError: UNKNOWN_FORM; DUPLICATE_COLUMN, the view has a column that the form `cdf` adds.
+            EngineError: BAD_OPTION: `after` is negative, or `reader` can't be a name.
+            CatalogError: NOT_FOUND: the view was dropped.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline import Engine
+            >>> engine = Engine(tempfile.mkdtemp())
+            >>> orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
+            >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+            >>> orders.insert([(1, "tea")])
+            >>> first = engine.advance()
+            >>> orders.insert([(2, "tea")])
+            >>> epoch = engine.advance()
+            >>> counts.changes(after=first).drop("epoch").orderBy("n").collect()
+            [Row(item='tea', n=1, op='delete'), Row(item='tea', n=2, op='append')]
+            >>> counts.changes(after=first, form="update").select("before", "after").collect()
+            [Row(before=Row(item='tea', n=1), after=Row(item='tea', n=2))]
+            >>> feed = counts.changes(after=first, form="cdf")
+            >>> [tuple(row) for row in feed.select("item", "n", "_change_type").orderBy("n").collect()]
+            [('tea', 1, 'update_preimage'), ('tea', 2, 'update_postimage')]
+            >>> {row["_commit_version"] for row in feed.collect()} == {epoch}
+            True
+            >>> engine.stop()
         """
         return self._reading.changes(self.name, after, form, reader)
 
@@ -205,8 +414,9 @@ class View:
             epoch: a committed epoch; None for all changes that this engine has given to the reader.
 
         Raises:
-            CatalogError: there is no such reader.
-            StateError: the epoch isn't committed, or this engine has given it no changes.
+            CatalogError: NOT_FOUND: there is no such reader, or the view was dropped.
+            StateError: NO_SUCH_EPOCH: the epoch isn't committed, or this engine has given it no changes.
+            EngineError: BAD_OPTION: `reader` can't be a name.
         """
         self._reading.commit(self.name, reader, epoch)
 
@@ -222,11 +432,37 @@ class View:
                 update_preimage, update_postimage), `_commit_version`, `_commit_timestamp`; and the
                 epoch. The first call gets all rows, as inserts.
             name: names the sink, in whose thread the function is called.
+
+        Raises:
+            CatalogError: NOT_FOUND: the view was dropped. INVALID_NAME; NAME_TAKEN: a sink of another view or
+                format has this name. DUPLICATE_COLUMN: the view has a column that a change feed adds.
+            EngineError: STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or only reads.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline import Engine
+            >>> engine = Engine(tempfile.mkdtemp())
+            >>> orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
+            >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+            >>> seen = []
+            >>> def remember(changes, epoch):
+            ...     seen.extend((row.item, row.n, row._change_type) for row in changes.collect())
+            >>> sink = counts.foreach_epoch(remember, "memory")
+            >>> orders.insert([(1, "tea"), (2, "tea")])
+            >>> epoch = engine.advance()
+            >>> seen
+            [('tea', 2, 'insert')]
+            >>> engine.stop()
         """
         return Sink(self._sinks.foreach_epoch(name, self.name, function).name, self._sinks)
 
     def drop_reader(self, reader: str) -> None:
-        """Forget a reader: it holds no epochs any more. Does nothing if there is none."""
+        """Forget a reader: it holds no epochs any more. Does nothing if there is none.
+
+        Raises:
+            CatalogError: NOT_FOUND: the view was dropped.
+            EngineError: BAD_OPTION: `reader` can't be a name.
+        """
         self._reading.drop_reader(self.name, reader)
 
 

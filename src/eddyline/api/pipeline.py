@@ -53,6 +53,14 @@ class Pipeline:
         [('tea', 2)]
         >>> [(bytes(row.payload), row.bolt) for row in pipeline.dead_letters().collect()]
         [(b'poison', 'parse')]
+        >>> pipeline.account()
+        Account(received=3, done=2, dead=1, retry=0, in_flight=0, missed=0)
+        >>> pipeline.replay("bolt = 'parse'")
+        1
+        >>> pipeline.account().retry
+        1
+        >>> pipeline.discard()  # none is left
+        0
         >>> engine.stop()
     """
 
@@ -107,7 +115,9 @@ class Pipeline:
             concurrency: calls of a coroutine function that may wait at the same time.
 
         Raises:
-            EngineError: the function or a setting can't be used.
+            EngineError: BAD_OPTION: the function or a setting can't be used. BAD_BOLT: the bolt is more than one of
+                vectorised, by key and a coroutine function.
+            CatalogError: INVALID_NAME.
         """
         if name is not None:
             check_name(name, "bolt")
@@ -150,8 +160,11 @@ class Pipeline:
             options: as for `engine.stream`.
 
         Raises:
-            EngineError: there is no bolt, or the stream has no columns.
-            CatalogError: a name is taken by something else.
+            EngineError: BAD_OPTION: there is no bolt, or the stream has no columns. QUEUE_IN_USE: another pipeline
+                reads the queue. STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or
+                only reads.
+            CatalogError: NAME_TAKEN: a name is taken by something else. UNKNOWN_COLUMN: the key isn't one of columns.
+            DataError: BAD_SCHEMA: the columns can't be used.
         """
         if callable(target):
             return self.bolt(target).into(None, schema)
@@ -187,7 +200,11 @@ class Pipeline:
         return self.source.account()
 
     def dead_letters(self) -> DataFrame:
-        """Read the dead letters: position, payload, key, bolt, error, attempts, and times."""
+        """Read the dead letters: position, payload, key, bolt, error, attempts, and times.
+
+        Raises:
+            CatalogError: NOT_FOUND: the pipeline hasn't been started with `into`, or was dropped.
+        """
         return self._writing.dead_letters(self.name)
 
     def replay(self, where: str | None = None) -> int:
@@ -195,9 +212,22 @@ class Pipeline:
 
         Args:
             where: a condition on their columns, as in SQL; None: all.
+
+        Raises:
+            QueryError: Spark can't read the condition. EngineError: BAD_OPTION: it is blank.
+            CatalogError: NOT_FOUND: the pipeline hasn't been started with `into`, or was dropped. NOT_CONNECTED:
+                it hasn't been started since the storage was reopened.
+            EngineError: STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or only reads.
         """
         return self._streams.remove_dead_letters(self.name, where, replay=True)
 
     def discard(self, where: str | None = None) -> int:
-        """Drop dead letters for good; return how many."""
+        """Drop dead letters for good; return how many.
+
+        Args:
+            where: as for `replay`.
+
+        Raises:
+            QueryError, CatalogError, EngineError: as for `replay`.
+        """
         return self._streams.remove_dead_letters(self.name, where, replay=False)

@@ -41,6 +41,24 @@ class LogBackend:
         segment_bytes: size at which a new segment file is begun. Read rows are removed a whole
             segment at a time.
         clock: returns milliseconds since 1970.
+
+    Raises:
+        EngineError: BAD_OPTION: `segment_bytes` isn't a whole number from 1 on.
+        StorageError: the folder can't be made.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import DataQueue, Producer
+        >>> folder = tempfile.mkdtemp()
+        >>> Producer(LogBackend(folder)).put(["tea", "coffee"])  # in one process
+        2
+        >>> queue = DataQueue(LogBackend(folder))  # in another one
+        >>> queue.backend.unread()
+        2
+        >>> batch, records = queue.read(10)
+        >>> records["payload"].to_pylist()
+        [b'tea', b'coffee']
+        >>> queue.close()
     """
 
     def __init__(

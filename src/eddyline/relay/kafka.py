@@ -76,6 +76,24 @@ class KafkaBackend:
             brokers (`default.replication.factor`).
         settings: further client settings, such as those for security.
         clock: returns milliseconds since 1970.
+
+    Raises:
+        EngineError: BAD_OPTION: an argument can't be used.
+        StorageError: KAFKA_FAILED: the brokers can't be reached, or refuse to create a topic.
+
+    Example:
+        >>> from eddyline import DataQueue
+        >>> servers, app = "localhost:9092", "shop"  # doctest: +SKIP
+        >>> queue = DataQueue(KafkaBackend(servers, app, partitions=2))
+        >>> queue.put(["tea"], keys=["a"])
+        1
+        >>> batch, records = queue.read(10)
+        >>> records["payload"].to_pylist()
+        [b'tea']
+        >>> queue.ack(batch.number, [0])
+        >>> queue.commit()
+        1
+        >>> queue.close()
     """
 
     def __init__(

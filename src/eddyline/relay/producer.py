@@ -19,6 +19,19 @@ class Producer:
     Args:
         backend: the storage of the queue.
         unread_rows_max: back-pressure limit: `put` is refused if it would leave more unread rows.
+
+    Raises:
+        EngineError: BAD_OPTION: the limit isn't a whole number from 1 on.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import LogBackend
+        >>> producer = Producer(LogBackend(tempfile.mkdtemp()), unread_rows_max=3)
+        >>> producer.put(["tea", "coffee"], keys=["a", "b"])
+        2
+        >>> producer.put([b"tea", b"tea"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        eddyline.errors.QueueFullError: [QUEUE_FULL] 2 records of the queue are unread...
     """
 
     def __init__(self, backend: Backend, *, unread_rows_max: int = UNREAD_ROWS_MAX) -> None:
@@ -35,6 +48,7 @@ class Producer:
             keys: a key for each record, if `payloads` is not a table.
 
         Raises:
+            QueueError: BAD_RECORDS: these are no records; nothing was put.
             QueueFullError: too many rows are unread. Nothing was put; retry the call later.
             StorageError: the records may or may not have been put; a retry may duplicate them.
         """

@@ -60,6 +60,11 @@ class DataQueue:
         unread_rows_max: back-pressure limit of `put`, as for `Producer`.
         clock: returns milliseconds since 1970.
 
+    Raises:
+        EngineError: BAD_OPTION: a number can't be used.
+        QueueError: QUEUE_IN_USE: another process reads this folder. NEWER_FORMAT. RETENTION_TOO_SHORT.
+        StateError, StorageError: the queue is damaged, or can't be used.
+
     Example:
         >>> import tempfile
         >>> from eddyline.relay.embedded import LogBackend
@@ -107,7 +112,7 @@ class DataQueue:
         self._lock = threading.RLock()
 
     def put(self, payloads: Any, keys: Any = None) -> int:
-        """Put records and return their number; see `Producer.put`."""
+        """Put records and return their number; see `Producer.put`, also for errors."""
         return self._producer.put(payloads, keys)
 
     @property
@@ -183,6 +188,13 @@ class DataQueue:
         """Plan a batch and load it; None if there is nothing to read.
 
         Report each record with `ack`, `fail` or `bury` within the TTL.
+
+        Args:
+            rows_max: maximum number of records.
+
+        Raises:
+            EngineError: BAD_OPTION: `rows_max` isn't a whole number from 1 on.
+            StateError, StorageError: the queue is damaged, or can't be used; the records stay unread.
         """
         while (batch := self.plan(rows_max)) is not None:
             if not batch.rows:
@@ -234,7 +246,22 @@ class DataQueue:
                 they are among `failed` now or were dropped.
 
         Raises:
-            QueueError: the batch doesn't start at the committed positions.
+            QueueError: UNKNOWN_BATCH: the batch doesn't start where the planned ones end. BAD_RECORDS: it has
+                fewer records than are reported.
+
+        Example:
+            >>> import tempfile
+            >>> from eddyline.relay import embedded, records
+            >>> queue = DataQueue(embedded.LogBackend(tempfile.mkdtemp()))
+            >>> queue.put([b"good", b"bad", b"poison"])
+            3
+            >>> batch = queue.plan(10)
+            >>> failed = records.failed_records(queue.load(batch), [1], "no answer")
+            >>> queue.settle(batch, failed, dead=1)
+            >>> queue.commit()
+            1
+            >>> queue.account()
+            Account(received=3, done=1, dead=1, retry=1, in_flight=0, missed=0)
         """
         with self._lock:
             if batch.number <= self._state.number:
@@ -244,15 +271,39 @@ class DataQueue:
                 opened.settle(no_records() if failed is None else failed, dead)
 
     def ack(self, number: int, places: Any) -> None:
-        """Report the records at these rows of a batch as done."""
+        """Report the records at these rows of a batch as done.
+
+        The first report of a record counts. A later one, or one for a batch that isn't open, only adds to `late`.
+
+        Args:
+            number: of the batch.
+            places: indices of rows of the batch, from 0 on: a list, or an array of integers.
+
+        Raises:
+            QueueError: BAD_RECORDS: the batch has no such row.
+            EngineError: BAD_OPTION: `places` aren't integers.
+        """
         self._report(number, places, RecordOutcome.DONE)
 
     def fail(self, number: int, places: Any, reason: str) -> None:
-        """Report the records at these rows of a batch as failed; they are read again."""
+        """Report the records at these rows of a batch as failed; they are read again.
+
+        Args:
+            number: of the batch.
+            places: as for `ack`.
+            reason: given with the record when it is read again.
+
+        Raises:
+            QueueError, EngineError: as for `ack`.
+        """
         self._report(number, places, RecordOutcome.FAILED, reason)
 
     def bury(self, number: int, places: Any) -> None:
-        """Report the records at these rows of a batch as dead letters, kept elsewhere."""
+        """Report the records at these rows of a batch, given as for `ack`, as dead letters, kept elsewhere.
+
+        Raises:
+            QueueError, EngineError: as for `ack`.
+        """
         self._report(number, places, RecordOutcome.DEAD)
 
     def _expire(self) -> None:

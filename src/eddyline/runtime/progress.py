@@ -23,6 +23,21 @@ class Progress:
             with the names of `eddyline profile`, such as `v/op0`.
         failing: the views that are set aside, and the error of each.
         lanes: how each view was computed: `short`, in the driver, or `wide`, as a Spark job.
+
+    Example:
+        >>> import tempfile
+        >>> from eddyline import Engine
+        >>> engine = Engine(tempfile.mkdtemp())
+        >>> orders = engine.table("orders", "id BIGINT, item STRING")
+        >>> counts = engine.view("counts", "SELECT item, count(*) AS n FROM orders GROUP BY item")
+        >>> engine.on_progress(lambda progress: print(progress.rows_out["counts"], "changes"))
+        >>> orders.insert([(1, "tea"), (2, "tea")])
+        >>> epoch = engine.advance()
+        1 changes
+        >>> progress = engine.progress()
+        >>> progress.epoch == epoch, progress.rows_in["counts"]
+        (True, 2)
+        >>> engine.stop()
     """
 
     epoch: Epoch
