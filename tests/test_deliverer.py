@@ -14,8 +14,9 @@ from eddyline.answers.deliverer import Deliverer
 from eddyline.answers.delivery import Delivery
 from eddyline.api.sinks import Sinks
 from eddyline.changes import Epoch, ViewId
+from eddyline.errors import StorageError
 from eddyline.sink.cursors import Cursor
-from eddyline.sink.outbox import Outbox
+from eddyline.sink.outbox import NotesFile, Outbox
 from eddyline.storage.files import Files
 from eddyline.testing import MemorySink
 from test_sinks import VIEW, Epochs, held
@@ -39,9 +40,10 @@ def started(open_delivery: Callable[[], Delivery], **others: Callable) -> Delive
     return Deliverer("k", open_delivery, 0, lambda _: None, **others)
 
 
+@pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("point", ["open", "committed", "rows", "changes"])
 def test_nothing_is_delivered_once_a_sink_has_stopped(
-    gate: threading.Event, outbox: Outbox, point: str
+    gate: threading.Event, outbox: Outbox, point: str, given_up: bool
 ) -> None:
     """Wherever it was before the delivery began: no rows, and no cursor, which would hold epochs."""
     blocked = threading.Event()
@@ -77,9 +79,14 @@ def test_nothing_is_delivered_once_a_sink_has_stopped(
     deliverer = started(open_delivery)
     assert blocked.wait(10)
     deliverer.stop()
-    deliverer.finish(0.01)
-    gate.set()
-    until(lambda: not deliverer._thread.is_alive())
+    if given_up:
+        deliverer.finish(0.01)
+        gate.set()
+        until(lambda: not deliverer._thread.is_alive())
+    else:
+        gate.set()
+        deliverer.finish(10)
+        assert not deliverer._abandoned
     assert target.received == received
     assert outbox.cursor() == before
 
@@ -163,10 +170,14 @@ def test_a_target_that_is_ahead_does_not_write_the_cursor_of_a_sink_that_was_giv
     assert outbox.cursor() == Cursor(VIEW, Epoch(5))
 
 
-def test_the_next_thread_of_a_sink_waits_for_the_last_one(
-    gate: threading.Event, outbox: Outbox
+def test_the_next_threads_of_a_sink_wait_for_the_first_one(
+    gate: threading.Event,
+    outbox: Outbox,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Else two deliveries run at once. Giving it up gives up both."""
+    """Else two deliveries run at once, however long the first one takes."""
+    monkeypatch.setattr("eddyline.answers.deliverer.STOP_S", 0.01)
     blocked = threading.Event()
 
     class Slow(MemorySink):
@@ -185,16 +196,31 @@ def test_the_next_thread_of_a_sink_waits_for_the_last_one(
     assert blocked.wait(10)
     first.stop()
     second = started(open_again, previous=first)
+    until(lambda: "waits for the end of an earlier delivery" in caplog.text)
+    second.stop()
+    third = started(open_again, previous=second)
     time.sleep(0.1)
     assert opened == []
     gate.set()
-    until(lambda: second.epoch == 7)
+    until(lambda: third.epoch == 7)
     assert opened == [False]
     assert target.received == [("replace", 5), ("deliver", 7)]
     assert outbox.cursor() == Cursor(VIEW, Epoch(7))
-    second.stop()
-    second.finish(10)
-    assert not second._thread.is_alive()
+    third.stop()
+    third.finish(10)
+    assert not third._thread.is_alive()
+
+
+def test_notes_of_a_sink_that_was_dropped_are_refused(outbox: Outbox) -> None:
+    """Else the delivery under way would make the folder of the sink again."""
+    files, notes = outbox.files, NotesFile(outbox.files, "k1")
+    outbox.advance(Cursor(VIEW, Epoch(0)))
+    notes.write(["refused"])
+    assert notes.read() == ["refused"]
+    files.remove("sinks/k1")
+    with pytest.raises(StorageError):
+        notes.write(["refused"])
+    assert files.names("sinks") == []
 
 
 def test_sinks_are_waited_for_together(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 import threading
@@ -154,7 +153,7 @@ def test_sinks_of_two_engines_without_a_lock(tmp_path, monkeypatch):
     from eddyline.spark.session import local_session
 
     monkeypatch.setattr("eddyline.api.workspace.StorageLock", NoLock)
-    spark, moments = local_session(), random.Random(5)
+    spark = local_session()
     with serving(lambda change: (change["v"], change["n"])) as receiver:
         first = el.Engine(str(tmp_path / "storage"), spark)
         table = first.table("t", "v INT")
@@ -172,7 +171,7 @@ def test_sinks_of_two_engines_without_a_lock(tmp_path, monkeypatch):
         for number in range(12):
             second.table("t", "v INT").insert([(number % 4,)])
             for deliverer in older:
-                deliverer.wake(reopen=moments.random() < 0.5)
+                deliverer.wake()
                 deliverer._not_before = 0.0  # no pause after its errors
             epoch = second.advance()
         assert (

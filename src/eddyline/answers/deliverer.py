@@ -59,8 +59,8 @@ class Deliverer:
         delivered: called after each delivery that moved the target on, and each try that failed.
         note: called with the first error of each outage, and with each that differs from the one before it; with
             None when a try has succeeded after one, and when the first one has.
-        previous: one of the same sink that was stopped; its delivery is waited for, `STOP_S` at most, before this one
-            opens the target.
+        previous: one of the same sink that was stopped. This one opens the target after the end of its delivery, however
+            long that takes: two deliveries at once would mix what they send.
 
     Attributes:
         epoch: the last epoch that the target is known to hold.
@@ -94,21 +94,16 @@ class Deliverer:
         self._delivery: Delivery | None = None
         self._writing = threading.Lock()  # held while an outage is noted
         self._changed = threading.Condition()
-        self._wanted, self._outdated = True, False
+        self._wanted = True
         self._stopping = self._abandoned = False
         self._not_before = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sink {sink}", daemon=True)
         self._thread.start()
 
-    def wake(self, *, reopen: bool = False) -> None:
-        """Deliver what is committed by now.
-
-        Args:
-            reopen: open the target anew before, because what it should hold has another definition.
-        """
+    def wake(self) -> None:
+        """Deliver what is committed by now."""
         with self._changed:
             self._wanted = True
-            self._outdated = self._outdated or reopen
             self._changed.notify_all()
 
     def wait(self, epoch: Epoch, timeout_s: float) -> bool:
@@ -127,8 +122,9 @@ class Deliverer:
         """Begin no other delivery, and release the target after the one that is under way; don't wait for it."""
         with self._changed:
             self._stopping = True
-            if self._delivery is not None:
-                self._delivery.stopping = True
+            delivery = self._delivery  # which its thread may close meanwhile
+            if delivery is not None:
+                delivery.stopping = True
             self._changed.notify_all()
 
     def finish(self, timeout_s: float) -> None:
@@ -138,8 +134,19 @@ class Deliverer:
             if self._thread.is_alive():
                 self.abandon()
 
+    def await_end(self) -> None:
+        """Wait for the end of the thread after `stop`, without a limit; log it if that takes longer than `STOP_S`."""
+        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            text = "sink %s waits for the end of an earlier delivery, whose target doesn't answer"
+            _LOG.warning(text, self.sink)
+            self._thread.join()
+
     def abandon(self) -> None:
-        """Stop, and let the delivery that is under way write nothing more into the storage."""
+        """Stop, and let the delivery that is under way store neither its cursor nor an outage.
+
+        It goes on all the same; what its target notes, or refuses, it may still store.
+        """
         with self._writing, self._changed:
             self._stopping = self._abandoned = True
             delivery, previous = self._delivery, self._previous
@@ -151,7 +158,7 @@ class Deliverer:
 
     def _run(self) -> None:
         if self._previous is not None:
-            self._previous.finish(STOP_S)
+            self._previous.await_end()
             self._previous = None
         while True:
             with self._changed:
@@ -159,9 +166,7 @@ class Deliverer:
                     self._changed.wait(pause_s)
                 if self._stopping:
                     break
-                self._wanted, outdated, self._outdated = False, self._outdated, False
-            if outdated:
-                self._close()
+                self._wanted = False
             self._try()
         self._close()
 
@@ -233,10 +238,8 @@ class Deliverer:
         """Note an error, or that there is none, unless it was the last one that was noted."""
         # a port or a time in a message makes it no other one
         text = "" if error is None else _NUMBERS.sub("", f"{condition_of(error)} {error}")
-        with (
-            self._writing,
-            suppress(EddylineError, OSError),
-        ):  # as of a full storage: the next try notes it
+        # the storage may be full: the next try notes it then
+        with self._writing, suppress(EddylineError, OSError):
             if text != self._noted and not self._abandoned:
                 self._note(error)
                 self._noted = text

@@ -70,7 +70,7 @@ class Sinks:
         self._ended: dict[str, Deliverer] = {}  # by sink the last one that was told to stop
         self._functions: dict[str, Function] = {}
         self._secrets: dict[str, list[str]] = {}  # by sink the values that messages may not show
-        self._followed: dict[str, tuple[Entry, Target]] = {}  # by sink what its thread follows
+        self._followed: dict[str, str] = {}  # by sink the id of the view that its thread follows
 
     def recover(self) -> None:
         """Remove leftovers of dropped sinks after a crash, and open the dead letters of the others."""
@@ -167,8 +167,7 @@ class Sinks:
             if deliverer is None:
                 self._start(sink)
                 continue
-            view = self._followed[sink.id][0]
-            changed = catalog.get(sink.upstream[0], VIEW).id != view.id
+            changed = catalog.get(sink.upstream[0], VIEW).id != self._followed[sink.id]
             if changed:  # a view that fails at once has no rows, which the target must not get
                 self._start(sink)
             else:
@@ -355,10 +354,11 @@ class Sinks:
         if self._workspace.catalog.get(sink.upstream[0]).id in self._workspace.manifest.failing:
             return  # it may not be compilable now; the commit that brings it back starts the sink
         try:
-            followed = self._followed[sink.id] = self._follow(sink)
+            followed = self._follow(sink)
         except EddylineError as error:  # the view can't be compiled now; each epoch tries again
             _LOG.warning("sink %s waits for its view: %s", sink.name, error.condition)
             return
+        self._followed[sink.id] = followed[0].id
         interval_s = int(sink.options.get(COMMIT_INTERVAL, 0)) / 1e6
         self._deliverers[sink.id] = Deliverer(
             sink.name,
@@ -379,7 +379,7 @@ class Sinks:
             self._followed.pop(sink, None)
 
     def _abandon(self, sink: str) -> None:
-        """Stop the thread of a sink, which writes nothing more into the storage, not even after a delivery under way."""
+        """Stop the thread of a sink, which doesn't write the cursor any more, not even after a delivery under way."""
         self._stop(sink)
         if sink in self._ended:
             self._ended[sink].abandon()

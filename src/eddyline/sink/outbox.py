@@ -181,13 +181,15 @@ class _SinkFile:
         return self.files.read_json(self.name) if self.files.exists(self.name) else None
 
     def _write(self, document: dict[str, Any]) -> None:
-        self.files.make_folder(f"{SINKS}/{self.sink}")
         with self.files.committing():
             self.files.write_json(self.name, document)
 
 
 class NotesFile(_SinkFile):
-    """The notes of one sink: `sinks/<id>/notes.json`; no file if there are none."""
+    """The notes of one sink: `sinks/<id>/notes.json`; no file if there are none.
+
+    The folder is that of the cursor, which is written first: notes of a dropped sink are refused (StorageError).
+    """
 
     NAME = "notes.json"
 
@@ -235,4 +237,5 @@ class OutageFile(_SinkFile):
     def write(self, outage: Outage) -> None:
         """Store an outage, with the time at which it has begun if it goes on with another error."""
         known = self.read()
+        self.files.make_folder(f"{SINKS}/{self.sink}")
         self._write(asdict(outage if known is None else replace(outage, since=known.since)))
