@@ -202,6 +202,12 @@ def test_progress_lines_are_aligned() -> None:
     ]
 
 
+def test_a_view_with_the_name_of_an_operator_counts_in_the_line() -> None:
+    state = {name: {"rows": 2, "bytes": 512} for name in ("v", "v/op0")}
+    line = text.progress_line(Progress(1, {}, {}, {}, state))
+    assert "           4 rows    1.0 KiB  " in line
+
+
 def test_sizes() -> None:
     assert [text.size(n) for n in (0, 1023, 1024, 1536, 10**9, 10**13, 10**18)] == [
         "0 B",

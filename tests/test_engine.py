@@ -478,7 +478,8 @@ def test_in_the_background(engine):
     last = seen[-1]
     assert last.rows_out["v"] == 2
     assert set(last.seconds) == {"ingest", "plan", "run", "commit"}
-    operators = [own for name, own in last.state.items() if name.startswith("v/")]
+    assert last.state.keys() == last.operators.keys() == {"t", "v"}
+    operators = last.operators["v"].values()
     assert len(operators) == 2  # the aggregate, and the result
     for what in ("rows", "bytes"):
         assert last.state["v"][what] == sum(own[what] for own in operators) > 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.deliverer import Delivered
 from eddyline.answers.failing import view_failing
-from eddyline.answers.state_sizes import operator_sizes, state_size
+from eddyline.answers.state_sizes import operator_sizes
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import LATE, VIEW
 from eddyline.changes import ViewId
@@ -53,21 +53,26 @@ class Reporting:
         Args:
             timer: has measured its stages.
         """
-        rows_in, rows_out, state, lanes = {}, {}, {}, {}
+        rows_in, rows_out, state, lanes, operators = {}, {}, {}, {}, {}
         seconds = timer.seconds
+        sizes = operator_sizes(manifest)
         for entry in catalog.entries:
             counts = manifest.counters.get(entry.name)
             if counts:
                 rows_in[entry.name], rows_out[entry.name] = counts["in"], counts["out"]
                 if entry.kind == VIEW:
                     lanes[entry.name] = SHORT if counts["short"] else WIDE
-            rows, size = state_size(manifest, entry)
-            if rows:
-                state[entry.name] = {"rows": rows, "bytes": size}
-                for operator, (own, bytes_) in operator_sizes(manifest, entry).items():
-                    state[f"{entry.name}/{operator}"] = {"rows": own, "bytes": bytes_}
+            own = {
+                operator: {"rows": rows, "bytes": size}
+                for operator, (rows, size) in sizes.get(entry.id, {}).items()
+            }
+            total = {what: sum(one[what] for one in own.values()) for what in ("rows", "bytes")}
+            if total["rows"]:
+                state[entry.name], operators[entry.name] = total, own
         failing = {failure.view: failure.message for failure in manifest.failing.values()}
-        self.progress = Progress(manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes)
+        self.progress = Progress(
+            manifest.epoch, rows_in, rows_out, seconds, state, failing, lanes, operators
+        )
         if self.traces is not None:
             self.traces.epoch(self.progress, timer)
         if self.tracker is not None:

@@ -33,10 +33,7 @@ def progress_line(progress: Progress) -> str:
     """Return one aligned line about an epoch."""
     stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in progress.seconds.items())
     rows_in, rows_out = sum(progress.rows_in.values()), sum(progress.rows_out.values())
-    # operators are part of their view
-    held = [
-        own for name, own in progress.state.items() if name.rpartition("/")[0] not in progress.state
-    ]
+    held = progress.state.values()
     state_rows, state_bytes = (sum(own[what] for own in held) for what in ("rows", "bytes"))
     failing = f"  failing: {', '.join(progress.failing)}" if progress.failing else ""
     return (

@@ -19,10 +19,11 @@ class Progress:
         rows_in: rows read, by name of table or view; a self-join counts its input twice.
         rows_out: changes written, by name of table or view.
         seconds: by stage: `ingest` (sources), `plan` (inputs assigned), `run` (Spark), `commit`.
-        state: rows and bytes on disk by name of table or view, and of each of its stateful operators, by `view/operator`
-            with the names of `eddyline profile`, such as `v/op0`.
+        state: `rows` and `bytes` on disk by name of table or view.
         failing: the views that are set aside, and the error of each.
         lanes: how each view was computed: `short`, in the driver, or `wide`, as a Spark job.
+        operators: `state` of each stateful operator, by name of table or view, then by the operator's name in `eddyline
+            profile`: `progress.operators["v"]["op0"]["rows"]`.
 
     Example:
         >>> import tempfile
@@ -47,6 +48,7 @@ class Progress:
     state: dict[str, dict[str, int]] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
     lanes: dict[str, str] = field(default_factory=dict)
+    operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
