@@ -273,7 +273,7 @@ def test_a_torn_frame_at_the_end_is_cut_and_damage_is_told(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("known", [True, False])
 def test_frames_that_were_not_flushed_are_cut_where_one_is_missing(
-    tmp_path: Path, known: bool
+    tmp_path: Path, known: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a power cut: the disk has the page of a later frame, but not of an earlier one."""
     files = Files(str(tmp_path))
@@ -289,7 +289,9 @@ def test_frames_that_were_not_flushed_are_cut_where_one_is_missing(
     for lost in range(5):
         path.write_bytes(whole[: lost * size + 60] + bytes(4096) + whole[lost * size + 4156 :])
         if lost == 4 or (known and lost >= 2):
+            caplog.clear()
             again = FrameLog(files, "log")
+            assert ("cuts" in caplog.text) == (lost < 4)  # the end of the log may be torn
             assert again.end() == 2 * lost
             assert len(list(again.frames(0, 2 * lost))) == lost
         else:
@@ -318,6 +320,53 @@ def test_rows_that_are_written_anew_are_not_flushed(tmp_path: Path) -> None:
     whole, size = path.read_bytes(), HEADER.size + 9000
     path.write_bytes(whole[: size + 60] + bytes(4096) + whole[size + 4156 :])
     assert FrameLog(files, "log").end() == 1
+
+
+class Recorded(Files):
+    """Files whose effects are kept, in their order."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.steps: list[tuple[str, str]] = []
+
+    def step(self, action: str, name: str) -> None:
+        self.steps.append((action, name))
+
+
+FLUSHED = [("overwrite", "log/durable"), ("sync", "log/durable"), ("sync", "log")]
+
+
+def test_what_is_known_to_be_flushed_is_known_after_a_power_cut(tmp_path: Path) -> None:
+    files = Recorded(str(tmp_path))
+    FrameLog(files, "log")
+    assert files.steps[-3:] == FLUSHED
+    files.steps.clear()
+    FrameLog(files, "log")
+    assert files.steps == []
+
+
+def test_rows_that_are_cut_are_first_no_longer_flushed(tmp_path: Path) -> None:
+    files = Recorded(str(tmp_path))
+    log = FrameLog(files, "log", segment_bytes=1)
+    for number in range(3):
+        log.append(b"%d" % number, rows=1, time_ms=1)
+    log.sync()
+    durable = (tmp_path / "log/durable").read_bytes()
+    files.steps.clear()
+    log.cut(1)
+    assert files.steps[:3] == FLUSHED
+    assert [action for action, _ in files.steps[3:5]] == ["remove", "remove"]
+    # a crash after the segments were removed, of a version that marked last
+    (tmp_path / "log/durable").write_bytes(durable)
+    log = FrameLog(files, "log", segment_bytes=1)
+    files.steps.clear()
+    log.cut(1)
+    assert files.steps == FLUSHED
+    files.steps.clear()
+    log.cut(1)
+    assert files.steps == []
+    with pytest.raises(StateError, match="it has no end at row 5"):
+        log.cut(5)
 
 
 def test_a_log_of_an_older_version_is_flushed_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ truncates them. Rows are numbered from 0, and frames never change.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 import threading
@@ -34,6 +35,8 @@ LOCK = "appending"
 DURABLE = "durable"
 """The file with the number after the last row that is known to be on the disk."""
 SEGMENT_BYTES = 64 << 20
+
+_LOG = logging.getLogger("eddyline.sources")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ class FrameLog:
             if not files.exists(f"{folder}/{DURABLE}"):
                 if files.exists(self._segments[-1].name):
                     files.sync(self._segments[-1].name)
-                self._mark(self._segments[-1].end)
+                # or a power cut leaves it empty or takes it away, and with it the right to cut what wasn't flushed
+                with suppress(StorageError):
+                    self._mark_durably(self._segments[-1].end)
 
     @property
     def start(self) -> int:
@@ -231,6 +236,13 @@ class FrameLog:
         with suppress(StorageError):
             self.files.overwrite(f"{self.folder}/{DURABLE}", text + _checksum(text))
 
+    def _mark_durably(self, end: int) -> None:
+        """Store, and flush, that no more than the rows before `end` are known to be on the disk."""
+        name, text = f"{self.folder}/{DURABLE}", f"{end:020d}".encode()
+        self.files.overwrite(name, text + _checksum(text))
+        self.files.sync(name)
+        self.files.sync(self.folder)
+
     def _marked(self) -> int | None:
         """Return the number after the last row that is known to be on the disk; None if that isn't known."""
         try:
@@ -310,6 +322,8 @@ class FrameLog:
         if torn and offset < len(data) and _has_frame_after(data, offset):
             durable = self._marked()
             if durable is not None and durable <= segment.end:
+                text = "%s: no rows are read after row %d: a frame that was never flushed is unfinished; the next append cuts %d bytes"
+                _LOG.warning(text, segment.name, segment.end, len(data) - offset)
                 return
             raise damaged(
                 segment.name,
@@ -344,21 +358,25 @@ class FrameLog:
             offset += HEADER.size + len(frame.body)
 
     def _cut(self, end: int) -> None:
-        if end == self._segments[-1].end:
-            return
-        while len(self._segments) > 1 and self._segments[-1].first >= end:
-            self.files.remove(self._segments.pop().name)
-        last = self._segments[-1]
+        count = len(self._segments)
+        while count > 1 and self._segments[count - 1].first >= end:
+            count -= 1
+        last = self._segments[count - 1]
         keep = bisect_left(last.rows, end)
         if last.end < end or (keep < len(last.rows) and last.rows[keep] != end):
             raise damaged(last.name, f"it has no end at row {end}, where the state has it")
+        # first: else, after a crash here, the next rows would count as flushed; also if the crash was then
+        if (self._marked() or 0) > end:
+            self._mark_durably(end)
+        if end == self._segments[-1].end:
+            return
+        while len(self._segments) > count:
+            self.files.remove(self._segments.pop().name)
         if keep < len(last.rows):
             last.size, last.end = last.offsets[keep], end
             for column in (last.rows, last.offsets, last.times):
                 del column[keep:]
         self._synced = min(self._synced, last.first)
-        if (self._marked() or 0) > end:
-            self._mark(end)
         self.files.append(last.name, b"", last.size)
 
 
