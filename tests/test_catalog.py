@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import postgres
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
-from eddyline.catalog.postgres import POINTER, PostgresDatabase
+from eddyline.catalog.postgres import POINTER, PostgresDatabase, _Watchdog
 from eddyline.catalog.requests import DONE, REFUSED, WAITING, Inbox
 from eddyline.catalog.sqlite import NAME
 from eddyline.catalog.store import DOCUMENT, CatalogStore, open_store
@@ -359,6 +359,26 @@ def test_a_connection_that_is_frozen_is_given_up(
             os.kill(process, signal.SIGCONT)
 
 
+def test_a_watchdog_outlives_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("eddyline.catalog.postgres.SILENT_S", 0.05)
+    calls = []
+
+    class Failing:
+        def act(self) -> None:
+            calls.append(1)
+            raise OSError("the file descriptor is closed")
+
+    failing = Failing()
+    watchdog = _Watchdog(failing.act)
+    for times in (1, 2):
+        with watchdog.watching():
+            until(lambda times=times: len(calls) == times)
+    watchdog.stop()
+    assert len(caplog.records) == 2
+
+
 def test_a_poll_of_the_requests_starts_no_thread(
     files: FaultyFiles, server: postgres.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,9 +392,9 @@ def test_a_poll_of_the_requests_starts_no_thread(
     store.write(Catalog(2))
     for _ in range(20):
         assert store.waiting() == []
-    assert len(starts) <= 1
+    assert starts == ["eddyline-catalog"]
     store.close()
-    until(lambda: threading.active_count() == before)
+    until(lambda: threading.active_count() <= before)
 
 
 def test_a_server_that_was_away_is_found_again(files: FaultyFiles, server: postgres.Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -16,6 +17,8 @@ from eddyline.errors import EngineError, StorageError, missing_package, without_
 
 if TYPE_CHECKING:
     import psycopg
+
+_LOG = logging.getLogger("eddyline.engine")
 
 POINTER = "postgresql.json"
 """The file of a storage with its id in PostgreSQL; only there if the catalog is."""
@@ -169,6 +172,9 @@ class _Watchdog:
                 # a context that begins later takes no less than that, so that none has to wake this thread
                 pause_s = SILENT_S
                 if self._until is not None and (pause_s := self._until - time.monotonic()) <= 0:
-                    act()
+                    try:
+                        act()
+                    except Exception:  # noqa: BLE001  # the connection may just have been closed
+                        _LOG.exception("a call of the catalog's database could not be ended")
                     self._until, pause_s = None, SILENT_S
             del act
