@@ -150,9 +150,9 @@ def test_a_clock_that_was_set_back_ends_no_lease(files):
 
 
 @pytest.mark.parametrize("calls", [1, 0])
-def test_the_lease_of_a_call_under_way_is_renewed(files, calls):
-    """Its time would end if it took longer, or the clock was set ahead; a DataFrame's time ends."""
-    reads = OpenReads(files, 60)
+def test_the_lease_of_a_call_under_way_does_not_end(files, calls):
+    """However long it takes, or if the clock was set ahead, in a process that does nothing else; a DataFrame's time ends."""
+    reads, before = OpenReads(files, 60), len(os.listdir("/proc/self/fd"))
     assert reads.begin(Epoch(3))
     if not calls:
         reads._open[Epoch(3)].frames.append((StillThere(), time.monotonic() + 60))
@@ -161,8 +161,24 @@ def test_the_lease_of_a_call_under_way_is_renewed(files, calls):
     past = time.time() - 61
     for name in files.names("leases"):
         os.utime(files.path(f"leases/{name}"), (past, past))
-    reads.sweep()
     assert oldest_after_retiring(files) == (3 if calls else 4)
+    assert len(os.listdir("/proc/self/fd")) == before + 1 + calls  # `.alive` stays locked
+
+
+def test_the_time_of_a_dataframe_begins_with_the_end_of_its_calls(files):
+    reads = OpenReads(files, 60)
+    assert reads.begin(Epoch(3))
+    assert reads.begin(Epoch(3))
+    reads._open[Epoch(3)].frames.append((StillThere(), time.monotonic() + 60))
+    commit(files, 4)
+    for calls in (1, 0):
+        past = time.time() - 61
+        (lease,) = [name for name in files.names("leases") if name.startswith(f"{3:012d}-")]
+        os.utime(files.path(f"leases/{lease}"), (past, past))
+        reads.end(Epoch(3))
+        assert oldest_after_retiring(files) == 3, calls
+    os.utime(files.path(f"leases/{lease}"), (past, past))
+    assert oldest_after_retiring(files) == 4
 
 
 def test_no_lease_for_an_epoch_that_is_gone(files):

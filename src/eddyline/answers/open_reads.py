@@ -30,7 +30,7 @@ class _Epoch:
 class OpenReads:
     """Leases for the DataFrames of an engine.
 
-    A call that is making DataFrames retains its epoch as long as it takes.
+    A call that is making DataFrames retains its epoch as long as it takes, in a process that only reads, too.
 
     Args:
         seconds: how long a DataFrame retains its epoch at most.
@@ -46,7 +46,7 @@ class OpenReads:
         """Retain an epoch until `end`; return False if it is gone already."""
         self.sweep()
         with self._lock:
-            if not self._leases.hold(epoch):
+            if not self._leases.hold(epoch, untimed=True):
                 return False
             self._open.setdefault(epoch, _Epoch([])).calls += 1
             return True
@@ -63,13 +63,12 @@ class OpenReads:
         """End a call that began with `begin`."""
         with self._lock:
             self._open[epoch].calls -= 1
+            if not self._open[epoch].calls:
+                self._leases.begin_time(epoch)
 
     def sweep(self) -> None:
-        """Release the oldest epochs that nothing reads any more, and renew the leases of calls under way."""
+        """Release the oldest epochs that nothing reads any more."""
         with self._lock:
-            for epoch, reads in self._open.items():
-                if reads.calls:
-                    self._leases.renew(epoch)
             for epoch in sorted(self._open):
                 reads = self._open[epoch]
                 while reads.frames and not self._reads(*reads.frames[-1]):

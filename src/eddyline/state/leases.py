@@ -28,16 +28,21 @@ class Leases:
     A lease is the empty file `leases/<epoch>-<reader>`: it retains that epoch and all after it. The reader
     holds a lock on `leases/<reader>.alive`, which the operating system releases when its process dies.
     In a storage that can't be written there are no leases. A lease of `hold_for` needs no living reader: it
-    has a time in its name.
+    has a time in its name. The time of a lease doesn't end while the reader holds a lock on its file, too.
     """
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self._reader = uuid.uuid4().hex
         self._alive: int | None = None
+        self._untimed: dict[Epoch, int] = {}  # the locked files
 
-    def hold(self, epoch: Epoch) -> bool:
-        """Retain an epoch; return False if it is not committed or gone already."""
+    def hold(self, epoch: Epoch, *, untimed: bool = False) -> bool:
+        """Retain an epoch; return False if it is not committed or gone already.
+
+        Args:
+            untimed: the time of the lease begins with `begin_time`.
+        """
         if epoch == 0:
             return True  # the empty storage has no files
         name = manifest_name(epoch)
@@ -46,7 +51,12 @@ class Leases:
                 if self._alive is None:
                     self._begin()
                 path = self.files.path(self._lease(epoch))
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+                if untimed and epoch not in self._untimed:
+                    self._untimed[epoch] = handle
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                else:
+                    os.close(handle)
                 os.utime(path)
                 held = self.files.exists(name)
         except OSError:
@@ -55,12 +65,14 @@ class Leases:
             self.release(epoch)
         return held
 
-    def renew(self, epoch: Epoch) -> None:
-        """Restart the time of the lease of an epoch; does nothing if it has ended."""
+    def begin_time(self, epoch: Epoch) -> None:
+        """Begin the time of an untimed lease."""
         renew(self.files, self._lease(epoch))
+        self._unlock(epoch)
 
     def release(self, epoch: Epoch) -> None:
         """End the lease of an epoch."""
+        self._unlock(epoch)
         with suppress(OSError):
             os.unlink(self.files.path(self._lease(epoch)))
 
@@ -70,6 +82,11 @@ class Leases:
         fcntl.flock(handle, fcntl.LOCK_EX)
         self._alive = handle
         weakref.finalize(self, _end, handle, path)
+
+    def _unlock(self, epoch: Epoch) -> None:
+        handle = self._untimed.pop(epoch, None)
+        if handle is not None:
+            os.close(handle)
 
     def _lease(self, epoch: Epoch) -> str:
         return f"{FOLDER}/{epoch:012d}-{self._reader}"
@@ -168,7 +185,9 @@ def _first_leased(files: Files, seconds: float) -> Epoch | None:
             continue
         reader, timed, own = reader.partition(TIMED)
         most = min(seconds, int(own)) if timed else seconds
-        if (timed or reader in living) and not _older(files, name, most):
+        known = timed or reader in living
+        locked = is_locked(files.path(f"{FOLDER}/{name}"))
+        if known and (locked or not _older(files, name, most)):
             return Epoch(int(number))
         files.remove(f"{FOLDER}/{name}")
     return None
