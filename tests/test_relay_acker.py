@@ -296,9 +296,8 @@ def test_tuples_of_several_inputs_are_parts_of_all_their_trees(records, outputs,
 def test_rows_that_nobody_acknowledged_are_no_outcome():
     trees = Trees(3, np.random.default_rng(1))
     assert trees.finish([b"a", b"b", b"c"]).done.all()
-    with pytest.raises(
-        QueueError, match="3 records"
-    ) as error:  # a second time opens each edge again
+    # a second time opens each edge again
+    with pytest.raises(QueueError, match="3 records") as error:
         trees.finish([b"a", b"b", b"c"])
     assert error.value.condition == "ACCOUNT_WRONG"
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_no_other_call_begins_once_a_loop_was_abandoned(concurrency: int) -> Non
     before = left()
 
     def call() -> None:
-        outputs, failed = call_concurrently(block, list("abcd"), 0.05, concurrency)
+        outputs, failed = call_concurrently(block, list("abcd"), 1, concurrency)
         assert outputs == [[]] * 4
         assert set(failed) == {0, 1, 2, 3}
         gate.set()
@@ -54,21 +55,26 @@ def test_no_other_call_begins_once_a_loop_was_abandoned(concurrency: int) -> Non
 
 
 def test_a_call_that_waits_in_an_abandoned_loop_is_cancelled() -> None:
-    gate, ended = threading.Event(), []
+    gate, loops, ended = threading.Event(), [], []
 
     async def wait(row: str) -> None:
         if row == "blocks":
             await asyncio.sleep(0)
             gate.wait(30)
             return
+        loops.append(asyncio.get_running_loop())
+        with suppress(asyncio.CancelledError):  # of its time limit
+            await asyncio.sleep(3600)
         try:
-            await asyncio.sleep(60)
-        finally:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
             ended.append(row)
+            raise
 
     call_concurrently(wait, ["waits", "blocks"], 0.3, 2)
     gate.set()
-    until(lambda: ended == ["waits"])
+    until(lambda: loops[0].is_closed())
+    assert ended == ["waits"]
 
 
 def test_threads_end_with_calls_that_took_too_long_and_with_the_thread_that_made_them() -> None:

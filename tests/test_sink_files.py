@@ -65,13 +65,13 @@ def test_a_position_that_cannot_be_written_leaves_nothing(folder: Path) -> None:
     """As on a full disk, where each try would leave a file."""
     before = sorted(folder.iterdir())
     for _ in range(3):
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
         try:
             with pytest.raises(EngineError, match="SINK_FAILED"):
                 opened(folder).deliver(Epoch(7), Epoch(8), changes())
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(folder.iterdir()) == before
 
 

@@ -106,9 +106,8 @@ class RunLoop:
             with timer.stage("ingest"):
                 unread = workspace.sources.pull()
             failing = set(workspace.manifest.failing)
-            now = (
-                workspace.clock()
-            )  # once: epochs may take longer than now() needs for its next step
+            # once: epochs may take longer than now() needs for its next step
+            now = workspace.clock()
             while self._step(timer, now):
                 timer = Timer()
             if failing & set(workspace.manifest.failing):

@@ -131,25 +131,31 @@ class _CallThread:
     """The thread in which functions are called; replaced when a call doesn't return in time."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[_Calls | None] | None = None
-        self._end: Callable[[], object] = str  # ends the thread, as does the end of this object
+        self._worker: _Worker | None = None
 
     def wait(self, calls: _Calls, ttl: float) -> int:
         """Return the number of finished calls once all are, or one takes longer than `ttl`."""
-        if self._work is None:
-            self._work = SimpleQueue()
-            threading.Thread(target=_run_calls, args=(self._work,), daemon=True).start()
-            end = self._end = weakref.finalize(self, self._work.put, None)
-            end.atexit = False
-        self._work.put(calls)
+        if self._worker is None:
+            self._worker = _Worker()
+        self._worker.work.put(calls)
         while not calls.finished.wait(min(POLL_S, ttl)):
             answered, since = calls.state
             if since and time.monotonic() - since > ttl and calls.state[0] == answered:
                 calls.abandoned = True
-                self._end()
-                self._work = None
+                self._worker.end()
+                self._worker = None
                 return answered
         return len(calls.arguments)
+
+
+class _Worker:
+    """A thread that makes the calls in a queue, and ends with this object."""
+
+    def __init__(self) -> None:
+        self.work: SimpleQueue[_Calls | None] = SimpleQueue()
+        threading.Thread(target=_run_calls, args=(self.work,), daemon=True).start()
+        self.end = weakref.finalize(self, self.work.put, None)
+        self.end.atexit = False
 
 
 class _Calls:
