@@ -18,8 +18,9 @@ from eddyline.errors import StateError
 from eddyline.options import Options
 from eddyline.state.leases import Leases, hold_for, pinned, release, renew, retiring
 from eddyline.state.manifest import Manifest, committed_epochs, write_manifest
-from eddyline.state.recover import open_storage, retire
+from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
+from retired import retire
 
 CHILD = """
 import sys, time

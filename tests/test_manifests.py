@@ -29,11 +29,12 @@ from eddyline.state.manifest import (
     stored_manifest,
     write_manifest,
 )
-from eddyline.state.recover import open_storage, retire
+from eddyline.state.recover import open_storage
 from eddyline.state.run_lists import Arrangements, Buckets, changed_by, changes_to_json, to_json
 from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
+from retired import retire
 
 EVERY = 4
 

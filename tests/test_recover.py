@@ -35,11 +35,12 @@ from eddyline.state.manifest import (
     without_gaps,
     write_manifest,
 )
-from eddyline.state.recover import Recovery, decide, open_storage, retire
+from eddyline.state.recover import Recovery, decide, open_storage
 from eddyline.state.runs import Run, keep_open, read_run, verify_run, write_run
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock, in_use
 from eddyline.testing import FaultyFiles
+from retired import retire
 
 ROWS = pa.table({"h": [1, 2, 3], "c0": ["x", "y", "z"], "w": [1, 1, 1]})
 WIRE = pa.schema([("seq", pa.int64()), ("op", pa.string()), ("c0", pa.string()), ("w", pa.int64())])

@@ -189,13 +189,6 @@ def _sync(files: Files, epochs: Iterable[Epoch], runs: Collection[str]) -> None:
         files.sync(folder)
 
 
-def retire(
-    files: Files, retained: int, held: Epoch | None = None, held_bytes: int | None = None
-) -> None:
-    """Remove the manifests of old epochs, and the runs that only they need; see `retire_manifests` and `sweep`."""
-    sweep(files, retire_manifests(files, retained, held, held_bytes))
-
-
 def retire_manifests(
     files: Files, retained: int, held: Epoch | None = None, held_bytes: int | None = None
 ) -> Manifest:
