@@ -115,6 +115,8 @@ def test_rows_whose_entry_could_not_be_flushed_are_written_once(tmp_path: Path) 
     with pytest.raises(StorageError) as error:
         log.append_tables([rows])
     assert error.value.condition == "WRITE_FAILED"
+    undone = ["remove logs/t1/000000000002.json", "sync logs/t1"]
+    assert files.effects()[len(effects) :][:2] == undone
     assert RedoLog(files, "t1").end() == log.end() == 2
     log.append_tables([rows])
     assert len(log.segments(0, log.end())) == 3

@@ -19,12 +19,12 @@ from pyspark.sql import SparkSession
 import eddyline.answers.verify
 from eddyline import Engine
 from eddyline.answers.spark_files import read_by_spark
-from eddyline.errors import EngineError
+from eddyline.errors import DataError, EngineError
 from eddyline.intake.formats import SparkFormat
-from eddyline.source.files import FileStream
+from eddyline.source.files import FileStream, read_parquet_file
 from eddyline.source.parquet import parquet_fault, read_parquet
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.segments import NDJSON, PARQUET
+from eddyline.source.segments import NDJSON, PARQUET, Segment, Wanted
 from eddyline.source.spark import SparkStream
 from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
@@ -452,3 +452,25 @@ def test_nanoseconds_of_parquet_are_cut(tmp_path: Path) -> None:
     pq.write_table(pa.table({"t": pa.array([1_000_000_001], pa.timestamp("ns", "UTC"))}), path)
     (table,) = read_parquet(path, pa.schema([("t", pa.timestamp("us", "UTC"))]), 10)
     assert table["t"].cast(pa.int64()).to_pylist() == [1_000_000]
+
+
+def test_rows_of_a_parquet_file_are_read_no_further_than_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr("eddyline.source.files.ROWS_MAX", 10)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": list(range(30))}), path, row_group_size=10)
+    column = pq.ParquetFile(path).metadata.row_group(2).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(column.total_compressed_size))
+    wanted = Wanted((0,), pa.schema([("v", pa.int64())]))
+
+    def read(rows: int) -> list[int]:
+        segment = Segment(PARQUET, str(path), rows, 5, 0, size)
+        tables = [table for table, _ in read_parquet_file(Files(str(tmp_path)), segment, wanted)]
+        return pa.concat_tables(tables)["v"].to_pylist()
+
+    assert read(15) == list(range(5, 20))
+    with pytest.raises(DataError, match="BAD_FILE"):
+        read(16)

@@ -322,6 +322,8 @@ def read_parquet_file(
         elif (count := min(last, table.num_rows) - max(first, 0)) > 0:
             yield table.slice(max(first, 0), count), count
         first, last = first - table.num_rows, last - table.num_rows
+        if segment.rows and last <= 0:
+            break
 
 
 def check_size(segment: Segment) -> None:

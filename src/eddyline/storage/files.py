@@ -162,6 +162,8 @@ class Files:
                 file=name,
                 hint="mend the disk, and look whether the rows are there before you write them again",
             ) from error
+        with suppress(StorageError):  # or a power cut may bring the name back
+            self.sync(os.path.dirname(name))
 
     def link(self, name: str, second: str) -> None:
         """Create a hard link, or a copy where the file system has no links. Durable after `sync`."""
