@@ -209,6 +209,7 @@ def test_verify_reads_a_stream_with_a_watermark_by_spark(
     columns, given = f"at {kind}, n INT, _received_at TIMESTAMP", {"path": str(folder)}
     engine.create_stream("s", columns, "json", given, watermark=("at", "1 minute"))
     engine.view("v", "SELECT * FROM s")
+    engine.view("late", "SELECT n FROM s__late")
     zone = "Z" if kind == "TIMESTAMP" else ""
     for number, hours in enumerate(([10, 12], [9, 12], [8, 13])):
         times = [f'"2026-01-01T{hour:02}:00:00{zone}"' for hour in hours]

@@ -112,7 +112,8 @@ def test_a_beacon_is_durable_when_it_is_acknowledged_and_holds_no_address(serve,
     assert (status, body) == (204, b"")
     assert headers["access-control-allow-origin"] == ORIGIN
     assert headers["vary"] == "Origin"
-    assert [effect.split()[0] for effect in files.effects()][-1] == "sync"
+    # flushed, and then marked as flushed
+    assert [effect.split()[0] for effect in files.effects()][-2:] == ["sync", "overwrite"]
     (record,) = stored(queue)
     assert record == {
         "time": NOW_NS // 1000,

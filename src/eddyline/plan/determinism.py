@@ -32,7 +32,7 @@ USER_FUNCTIONS = frozenset(
 )
 
 # Aggregates that some versions mark as not deterministic because they depend on the order of rows: their
-# results are stored, and retracted as they were emitted (`plan/recompute.py`).
+# results are stored, and retracted as they were emitted (`plan/recompute.py`, `plan/window.py`).
 _BY_ORDER = frozenset(("First", "Last", "CollectList", "CollectSet", "CollectUnion", "ListAgg"))
 
 PACKAGE = "org.apache.spark.sql.catalyst.expressions."

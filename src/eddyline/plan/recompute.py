@@ -158,7 +158,7 @@ def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
     )
     weight = build.catalyst.alias(rows.version, "w")
     python = calls_python(aggregation.results)
-    by_order = any(map(_is_by_order, _calls(aggregation.results)))
+    by_order = any(map(is_by_order, _calls(aggregation.results)))
     if python or (by_order and all(map(build.exchangeable, aggregation.results))):
         plan, change = _kept(build, aggregation, rows, weight, child.bounds)
         kept = OUTPUTS_KEPT if python else "outputs kept"
@@ -218,7 +218,7 @@ def _calls(results: list[Expression]) -> Iterator[Expression]:
         yield from find(result, lambda name: name == "AggregateExpression")
 
 
-def _is_by_order(call: Expression) -> bool:
+def is_by_order(call: Expression) -> bool:
     """Return whether an aggregate may give another result for the same rows in another order, or cut into other parts.
 
     Spark doesn't keep the order of a group's rows: above 128 groups its hash aggregation goes on by sorting, and merges

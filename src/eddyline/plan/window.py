@@ -40,7 +40,7 @@ from eddyline.plan.logical import (
 )
 from eddyline.plan.nodes import Node
 from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
-from eddyline.plan.recompute import Versions, versions
+from eddyline.plan.recompute import Versions, is_by_order, versions
 from eddyline.plan.render import node_text, texts
 from eddyline.plan.running import is_running, running
 
@@ -53,6 +53,9 @@ VALUES_MAX = 2**62
 DAY = 86_400_000_000
 CLOCK_CHANGES = DAY
 """Microseconds by which an interval of days can be longer or shorter, where clocks change."""
+
+_BY_PEERS = frozenset(("Rank", "DenseRank", "CumeDist", "PercentRank"))
+"""Window functions whose results are the same for rows that tie."""
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _DISTANCES: dict[type[DataType], tuple[type[DataType], ...]] = {
@@ -92,9 +95,10 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         plan, weight, expiry = _evaluated(build, stack, rows, skip), rows.version, rows.expiry
         rule, kept = "recompute touched partitions", "input rows by partition"
         shuffle = child.keys != canonical_texts(partition)
-        if skip is not None:
+        by_order = any(map(_is_by_order, _functions(stack)))
+        if skip is not None or (by_order and all(map(build.exchangeable, output_of(node)))):
             plan, weight = keep_outputs(build, plan, rows.version, partition, bounds)
-            rule = f"{rule}, {OUTPUTS_KEPT}"
+            rule = f"{rule}, {'outputs kept' if skip is None else OUTPUTS_KEPT}"
     if child.endless and not expiry:
         by = ", ".join(texts(partition)) or "nothing"
         build.grows(f"the rows by {by}", PARTITION_BY_TIME)
@@ -306,10 +310,29 @@ def _stack(node: Plan) -> list[Plan]:
 
 def _skipped(build: Build, stack: list[Plan], rows: Versions) -> Expression | None:
     """Return for which rows no Python function is called; None if there is no such function."""
-    functions = [function for node in stack for function in items(node.windowExpressions())]
-    if not calls_python(functions):
+    if not calls_python(_functions(stack)):
         return None
     return build.catalyst.negative(rows.version)
+
+
+def _functions(stack: list[Plan]) -> list[Expression]:
+    return [function for node in stack for function in items(node.windowExpressions())]
+
+
+def _is_by_order(function: Expression) -> bool:
+    """Return whether a window function may give another result if rows that tie come in another order.
+
+    Spark's sort keeps their order only as long as it doesn't spill, which depends on memory and on the other partitions.
+    """
+    over = next(iter(find(function, lambda name: name == "WindowExpression")), None)
+    if over is None or kind(over.windowFunction()) in _BY_PEERS:
+        return over is None
+    call, frame = over.windowFunction(), over.windowSpec().frameSpecification()
+    if kind(call) != "AggregateExpression" or is_by_order(call):
+        return True
+    ends = kind(frame.lower()), kind(frame.upper())
+    whole = ends == ("UnboundedPreceding", "UnboundedFollowing")
+    return not whole and kind(frame.frameType()) != "RangeFrame"
 
 
 def _evaluated(build: Build, stack: list[Plan], rows: Versions, skip: Expression | None) -> Plan:
