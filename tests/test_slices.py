@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.runtime.kernel import Kernel
+from eddyline.runtime.worker import batches_of
 from eddyline.state.arrangement import runs_with_parts
 from eddyline.state.manifest import last_committed
 
@@ -95,3 +96,13 @@ def test_a_table_applies_operations_in_pieces(
         assert sorted(held) == sorted([*plain, *again])
         held = [tuple(row) for row in engine.sql("SELECT * FROM many").collect()]
         assert sorted(held) == sorted([*plain, *rows(1000, 1000), *rows(2000, 500)])
+
+
+def test_many_rows_go_to_spark_in_batches() -> None:
+    wide = pa.table({"c0": range(60_000), "c1": ["x" * 1000] * 60_000})
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    batches = list(batches_of(wide, schema))
+    assert len(batches) == 4
+    assert pa.Table.from_batches(batches).equals(wide.rename_columns(["id", "name"]))
+    assert len(list(batches_of(wide.slice(0, 10), schema))) == 1
+    assert list(batches_of(wide.slice(0, 0), schema)) == []

@@ -26,6 +26,11 @@ _MACHINE = (
     *("java.io.", "java.nio.", "java.net.", "java.lang.OutOfMemoryError", "java.lang.Interrupted"),
     *("java.util.concurrent.", "org.apache.spark.SparkException:", "org.apache.spark.TaskKilled"),
     *("org.apache.spark.memory.SparkOutOfMemoryError", "org.apache.spark.shuffle."),
+    *(
+        "org.apache.arrow.memory.OutOfMemoryException",
+        "io.netty.util.internal.OutOfDirectMemoryError",
+    ),
+    "org.apache.spark.util.TaskCompletionListenerException: Memory was leaked by query",  # of a task that had no more
     # reasons of Spark for a lost task, without an exception
     *("ExecutorLostFailure", "FetchFailed", "TaskKilled", "TaskResultLost"),
 )
