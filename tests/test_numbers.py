@@ -57,7 +57,9 @@ def is_ansi(session: SparkSession) -> bool:
 def assert_equal_offline(engine: el.Engine) -> None:
     engine.advance()
     report = engine.verify()
-    assert report, str(report)
+    assert report.equal, str(
+        report
+    )  # a view whose sums are too large is set aside, where offline SQL fails
 
 
 # -- integers ----------------------------------------------------------------------------------
