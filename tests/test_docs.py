@@ -211,39 +211,32 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
         assert fetched == [], page
 
 
-@pytest.mark.spark
+OF_ENGINES = (
+    "answers.verify",
+    "api.cdc",
+    "api.engine",
+    "api.handles",
+    "api.pipeline",
+    "api.serving",
+    "runtime.progress",
+)
+OF_QUEUES = (
+    "relay.acker",
+    "relay.backflow",
+    "relay.bolts",
+    "relay.embedded",
+    "relay.flow",
+    "relay.producer",
+    "relay.queue",
+    "relay.records",
+    "storage.frame_log",
+)
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "answers.verify",
-        "api.cdc",
-        "api.engine",
-        "api.handles",
-        "api.pipeline",
-        "api.serving",
-        "runtime.progress",
-    ],
+    "name", [*(pytest.param(name, marks=pytest.mark.spark) for name in OF_ENGINES), *OF_QUEUES]
 )
 def test_examples_in_docstrings(name):
-    result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))
-    assert result.attempted
-    assert result.failed == 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "relay.acker",
-        "relay.bolts",
-        "relay.embedded",
-        "relay.flow",
-        "relay.producer",
-        "relay.queue",
-        "relay.records",
-        "storage.frame_log",
-    ],
-)
-def test_examples_of_the_relay(name):
     result = doctest.testmod(importlib.import_module(f"eddyline.{name}"))
     assert result.attempted
     assert result.failed == 0

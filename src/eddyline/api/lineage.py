@@ -8,7 +8,7 @@ from typing import Any
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW
-from eddyline.plan.lineage import Lineage, Origins, through_views
+from eddyline.plan.lineage import Origins, through_views
 
 ROWS = "(rows)"
 """Stands for what decides which rows a view has."""
@@ -17,15 +17,13 @@ ROWS = "(rows)"
 def lineage_of(workspace: Workspace, name: str) -> list[dict[str, Any]]:
     """Return the lineage of a view; see `Engine.lineage`."""
     catalog = workspace.catalog
-    view = catalog.get(name, VIEW).name
-    known: dict[str, Lineage] = {}
-    waiting = [view]
-    while waiting:
-        entry = catalog.get(waiting.pop())
-        if entry.kind == VIEW and entry.name not in known:
-            known[entry.name] = workspace.compiler.lineage(entry, catalog)
-            waiting += entry.upstream
-    own, sources = known[view], through_views(view, known)
+    view = catalog.get(name, VIEW)
+    known = {
+        entry.name: workspace.compiler.lineage(entry, catalog)
+        for entry in catalog.read_by([view])
+        if entry.kind == VIEW
+    }
+    own, sources = known[view.name], through_views(view.name, known)
     lines = [
         {
             "column": column,

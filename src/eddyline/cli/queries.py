@@ -13,7 +13,7 @@ from eddyline.answers.answer import QueryAnswer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
 from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_report, show_rows
-from eddyline.cli.text import FORMATTERS, frame_text
+from eddyline.cli.text import FORMATTERS, first_line, frame_text, shorten
 from eddyline.errors import ScriptError
 from eddyline.options import Options
 
@@ -242,7 +242,7 @@ def _status(args: argparse.Namespace) -> int:
         (PIPELINES, pipelines),
         (
             SINKS,
-            [{**sink, "error": _first_line(sink.get("error", ""))} for sink in status["sinks"]],
+            [{**sink, "error": _shortened(sink.get("error", ""))} for sink in status["sinks"]],
         ),
         (READERS, status["readers"]),
     )
@@ -297,13 +297,12 @@ def _state(view: Mapping[str, Any]) -> str:
     """Return whether a view is live; if not, since when and why."""
     from eddyline.answers.status import state_text
 
-    return state_text(view) + (f": {_first_line(view['error'])}" if "error" in view else "")
+    return state_text(view) + (f": {_shortened(view['error'])}" if "error" in view else "")
 
 
-def _first_line(error: str) -> str:
-    """Return the beginning of an error that fits into a table; JSON has all of it."""
-    line = error.partition("\n")[0]
-    return line if len(line) <= ERROR_MAX else f"{line[: ERROR_MAX - 3]}..."
+def _shortened(error: str) -> str:
+    """Return the beginning of an error that fits beside other columns; JSON has all of it."""
+    return shorten(first_line(error), ERROR_MAX)
 
 
 def _stored_status(storage: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from eddyline.cli.arguments import Commands, add_storage, add_wait
 from eddyline.cli.opening import open_catalog
 from eddyline.cli.output import JSON, add_format, show_rows
 from eddyline.cli.requests import request, show_done
+from eddyline.cli.text import first_line
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
@@ -53,7 +54,7 @@ def _list(args: argparse.Namespace) -> int:
             print("no engine runs on this storage", file=sys.stderr)
     names = ("sink", "view", "format", "state", "epoch", "behind", "failing_since", "error")
     if args.format != JSON:  # the first line fits into a table
-        found = [{**sink, "error": sink.get("error", "").partition("\n")[0]} for sink in found]
+        found = [{**sink, "error": first_line(sink.get("error", ""))} for sink in found]
     show_rows(args.format, names, found)
     return 0
 

@@ -23,10 +23,15 @@ def as_text(data: bytes) -> str:
         return data.hex(" ")
 
 
-def shorten(text: str) -> str:
-    """Return a text on one line, cut to `SHORT` characters."""
+def shorten(text: str, most: int = SHORT) -> str:
+    """Return a text on one line, cut to so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def first_line(error: str) -> str:
+    """Return the part of an error that fits into a table."""
+    return error.partition("\n")[0]
 
 
 def progress_line(progress: Progress) -> str:

@@ -124,16 +124,11 @@ class ConditionalJoin:
             for slot, other in ((LEFT, RIGHT), (RIGHT, LEFT))
         }
         pairs = _Pairs.of(sides[LEFT], sides[RIGHT], self.keys, self.tests)
-        watched = [sides[slot] for slot in self._watched]
-        pairs.count_partners(watched)
-        for side in watched:
-            side.check()
-        appends = {
-            slot: self.layouts[slot].consolidate(side.counted())
-            if slot in self._watched
-            else side.changes
-            for slot, side in sides.items()
-        }
+        pairs.count_partners([sides[slot] for slot in self._watched])
+        appends = dict(fresh)
+        for slot in self._watched:
+            sides[slot].check()
+            appends[slot] = self.layouts[slot].consolidate(sides[slot].counted())
         return BucketResult(self._output(pairs, unmatchable), appends)
 
     def _output(self, pairs: _Pairs, unmatchable: dict[str, pa.Table]) -> Iterator[pa.Table]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql.types import DataType, DecimalType
+from pyspark.sql.types import DataType
 
 from eddyline.operators.conditional_join import Sign
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Expression, children_of, id_of, items, kind, type_of
+from eddyline.spark.schema import widens
 
 Compared = tuple[Expression, Sign, Expression]
 """An expression over the left rows, and one over the right rows."""
@@ -48,8 +49,7 @@ _NEVER_FAILS = frozenset(
 )  # fmt: skip
 """Expressions without errors of their own: they are evaluated for each row, where a join of Spark evaluates them for pairs.
 The sum of a timestamp and an interval fails only near the year 294,247."""
-_WIDTHS = ("tinyint", "smallint", "int", "bigint", "float", "double")
-_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +156,9 @@ def _never_fails(expression: Expression) -> bool:
 def _holds_all(new: DataType, old: DataType) -> bool:
     """Return whether a cast to a type never fails, nor overflows."""
     one, two = old.simpleString(), new.simpleString()
-    if isinstance(new, DecimalType):
-        digits, scale = _DIGITS.get(one), 0
-        if isinstance(old, DecimalType):
-            digits, scale = old.precision - old.scale, old.scale
-        return digits is not None and digits <= new.precision - new.scale and scale <= new.scale
-    if one == "date":
-        return two.startswith("timestamp")
-    return two == "string" or (one in _WIDTHS and two in _WIDTHS[_WIDTHS.index(one) :])
+    rounds = one in _WHOLE and two in ("float", "double")
+    later = one == "date" and two.startswith("timestamp")
+    return two == "string" or rounds or later or widens(old, new)
 
 
 def _is_ordered(expression: Expression) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eddyline.plan.build import Build
-from eddyline.plan.logical import Expression, Plan, children_of, find, items, kind, type_of
+from eddyline.plan.logical import (
+    Expression,
+    Plan,
+    aggregate_calls,
+    children_of,
+    items,
+    kind,
+    type_of,
+)
 from eddyline.plan.rules import Accumulators, Call, linear
 from eddyline.plan.types import contains_type
 
@@ -66,11 +74,7 @@ class LinearCall:
 
 def linear_calls(build: Build, node: Plan, append_only: bool) -> list[LinearCall] | None:
     """Return the aggregate calls of a node; None if one of them can't be kept in accumulators."""
-    expressions = [
-        call
-        for result in items(node.aggregateExpressions())
-        for call in find(result, lambda name: name == "AggregateExpression")
-    ]
+    expressions = aggregate_calls(items(node.aggregateExpressions()))
     if expressions and not build.native:
         return None
     calls = []

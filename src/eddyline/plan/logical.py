@@ -7,7 +7,7 @@ method that only some classes have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_json_string
@@ -300,6 +300,13 @@ def find(root: Expression, accept: Callable[[str], bool]) -> list[Expression]:
     if accept(kind(root)):
         return [root]
     return [hit for child in children_of(root) for hit in find(child, accept)]
+
+
+def aggregate_calls(results: Sequence[Expression]) -> list[Expression]:
+    """Return the calls of aggregates in the result expressions of an Aggregate."""
+    return [
+        call for one in results for call in find(one, lambda name: name == "AggregateExpression")
+    ]
 
 
 def scalar_subqueries(root: Expression) -> list[Expression]:

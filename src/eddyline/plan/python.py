@@ -175,6 +175,11 @@ def skipping(build: Build, root: Expression, skip: Expression) -> Expression:
     return catalyst.rewrite(root, change)
 
 
+def kept_rule(rule: str, *, python: bool) -> str:
+    """Return the rule that `explain` shows where `keep_outputs` stores what a rule gives."""
+    return f"{rule}, {OUTPUTS_KEPT if python else 'outputs kept'}"
+
+
 def keep_outputs(
     build: Build,
     plan: Plan,

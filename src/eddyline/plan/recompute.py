@@ -7,7 +7,6 @@ the order of rows are stored as well, and retracted as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -28,8 +27,8 @@ from eddyline.plan.lanes import Placed
 from eddyline.plan.logical import (
     Expression,
     Plan,
+    aggregate_calls,
     child_of,
-    find,
     id_of,
     items,
     kind,
@@ -37,7 +36,7 @@ from eddyline.plan.logical import (
     type_of,
 )
 from eddyline.plan.nodes import Node
-from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
+from eddyline.plan.python import calls_python, keep_outputs, kept_rule, skipping
 from eddyline.plan.render import texts
 from eddyline.plan.types import column_type, contains_type
 
@@ -158,11 +157,10 @@ def recomputed(build: Build, node: Plan, child: Delta) -> Delta:
     )
     weight = build.catalyst.alias(rows.version, "w")
     python = calls_python(aggregation.results)
-    by_order = any(map(is_by_order, _calls(aggregation.results)))
+    by_order = any(map(is_by_order, aggregate_calls(aggregation.results)))
     if python or (by_order and all(map(build.exchangeable, aggregation.results))):
         plan, change = _kept(build, aggregation, rows, weight, child.bounds)
-        kept = OUTPUTS_KEPT if python else "outputs kept"
-        shown = replace(shown, rule=f"{shown.rule}, {kept}")
+        shown = replace(shown, rule=kept_rule(shown.rule, python=python))
     else:
         plan = build.catalyst.aggregate(
             [*keys, rows.version], [*aggregation.results, weight], rows.plan
@@ -211,11 +209,6 @@ def _over_real_rows(build: Build, results: list[Expression], real: Expression) -
         return build.catalyst.filtered_aggregate(expression, real)
 
     return [build.catalyst.rewrite(result, filtered) for result in results]
-
-
-def _calls(results: list[Expression]) -> Iterator[Expression]:
-    for result in results:
-        yield from find(result, lambda name: name == "AggregateExpression")
 
 
 def is_by_order(call: Expression) -> bool:

@@ -39,7 +39,7 @@ from eddyline.plan.logical import (
     type_of,
 )
 from eddyline.plan.nodes import Node
-from eddyline.plan.python import OUTPUTS_KEPT, calls_python, keep_outputs, skipping
+from eddyline.plan.python import calls_python, keep_outputs, kept_rule, skipping
 from eddyline.plan.recompute import Versions, is_by_order, versions
 from eddyline.plan.render import node_text, texts
 from eddyline.plan.running import is_running, running
@@ -98,7 +98,7 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         by_order = any(map(_is_by_order, _functions(stack)))
         if skip is not None or (by_order and all(map(build.exchangeable, output_of(node)))):
             plan, weight = keep_outputs(build, plan, rows.version, partition, bounds)
-            rule = f"{rule}, {'outputs kept' if skip is None else OUTPUTS_KEPT}"
+            rule = kept_rule(rule, python=skip is not None)
     if child.endless and not expiry:
         by = ", ".join(texts(partition)) or "nothing"
         build.grows(f"the rows by {by}", PARTITION_BY_TIME)
@@ -325,10 +325,12 @@ def _is_by_order(function: Expression) -> bool:
     Spark's sort keeps their order only as long as it doesn't spill, which depends on memory and on the other partitions.
     """
     over = next(iter(find(function, lambda name: name == "WindowExpression")), None)
-    if over is None or kind(over.windowFunction()) in _BY_PEERS:
-        return over is None
+    if over is None:
+        return True  # nothing is known of it
     call, frame = over.windowFunction(), over.windowSpec().frameSpecification()
-    if kind(call) != "AggregateExpression" or is_by_order(call):
+    if kind(call) != "AggregateExpression":
+        return kind(call) not in _BY_PEERS
+    if is_by_order(call):
         return True
     ends = kind(frame.lower()), kind(frame.upper())
     whole = ends == ("UnboundedPreceding", "UnboundedFollowing")

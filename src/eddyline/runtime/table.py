@@ -46,22 +46,25 @@ class TableUpkeep:
         size = sum(bytes_of(files, segment) for segment in segments)
         passes = min(-(-size // self.kernel.slice_bytes) or 1, self.buckets)
         for number in range(passes):
-            given = self._read(segments)
+            read = self._read(segments)
             if passes == 1:
-                given = iter([pa.concat_tables(given)])
-            rows, owners = [], []
-            for operations in given:
-                hashes = key_hashes(operations, self.key)
-                of = hashes % self.buckets
-                operations = operations.add_column(0, HASH, pa.array(hashes))
-                own = of % passes == number
-                rows.append(operations if passes == 1 else operations.filter(pa.array(own)))
-                owners.append(of[own])
-            of = np.concatenate(owners)
-            if len(of):
-                delta = pa.concat_tables(rows)
+                delta = self._hashed(pa.concat_tables(read))
+            else:
+                parts = map(self._hashed, read)
+                delta = pa.concat_tables(
+                    part.filter(pa.array(self._buckets(part) % passes == number)) for part in parts
+                )
+            if delta.num_rows:
+                of = self._buckets(delta)
                 self.kernel.run_all(context, delta, of, self.buckets, reports.append)
         return {self.kernel.part: reports}
+
+    def _hashed(self, operations: pa.Table) -> pa.Table:
+        return operations.add_column(0, HASH, pa.array(key_hashes(operations, self.key)))
+
+    def _buckets(self, hashed: pa.Table) -> np.ndarray:
+        found: np.ndarray = hashed[HASH].to_numpy() % self.buckets
+        return found
 
     def _read(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
         columns = range(len(self.wire) - 3)

@@ -232,16 +232,18 @@ class FrameLog:
 
         It isn't flushed: an older number is as true, and what is damaged beyond it is only taken for an unfinished write.
         """
-        text = f"{end:020d}".encode()
         with suppress(StorageError):
-            self.files.overwrite(f"{self.folder}/{DURABLE}", text + _checksum(text))
+            self._write_mark(end)
 
     def _mark_durably(self, end: int) -> None:
         """Store, and flush, that no more than the rows before `end` are known to be on the disk."""
-        name, text = f"{self.folder}/{DURABLE}", f"{end:020d}".encode()
-        self.files.overwrite(name, text + _checksum(text))
-        self.files.sync(name)
+        self._write_mark(end)
+        self.files.sync(f"{self.folder}/{DURABLE}")
         self.files.sync(self.folder)
+
+    def _write_mark(self, end: int) -> None:
+        text = f"{end:020d}".encode()
+        self.files.overwrite(f"{self.folder}/{DURABLE}", text + _checksum(text))
 
     def _marked(self) -> int | None:
         """Return the number after the last row that is known to be on the disk; None if that isn't known."""
