@@ -247,6 +247,7 @@ def test_nothing_is_lost_or_doubled_beside_writers(source, tmp_path, monkeypatch
         writers.wait(100)
         stream = stream_of(source, tmp_path)
         for turn in range(12):
+            writers.wait(writers.done + 40)  # of two messages or more: more than one entry a pull
             stream.pull()
             if turn % 3 == 2:
                 stream.stop()

@@ -38,12 +38,22 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(PAUSE_S)
 
 
+def settled(held: Callable[[], int]) -> int:
+    """Return the number of objects once no more of those that were dropped are being forgotten."""
+    found = held()
+    while True:
+        time.sleep(5 * PAUSE_S)
+        last, found = found, held()
+        if found == last:
+            return found
+
+
 def test_dropped_objects_are_forgotten_and_kept_ones_are_not(
     spark: SparkSession, held: Callable[[], int]
 ) -> None:
     gc.collect()
     scala = scala_of(spark)
-    before = held()
+    before = settled(held)  # other tests have dropped objects, too
     kept = [scala.new("java.util.ArrayList") for _ in range(3)]
     dropped = [scala.new("java.util.ArrayList") for _ in range(MANY)]
     assert held() >= before + MANY
