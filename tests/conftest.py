@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from lanes import drawn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,11 +105,6 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
     if request.node.get_closest_marker("spark") is None:
         return
-    from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
+    from eddyline.runtime.lane_choice import Lanes
 
-    chance = random.Random(request.node.nodeid)
-
-    def choose(*_: object) -> str:
-        return chance.choice([SHORT, WIDE])
-
-    monkeypatch.setattr(Lanes, "choose", choose)
+    monkeypatch.setattr(Lanes, "choose", drawn(request.node.nodeid))

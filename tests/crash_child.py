@@ -20,6 +20,7 @@ import eddyline.state.manifest
 from crashes import LENGTH, RETIRE_EVERY, SMALL_RUNS, WHOLE_EVERY, Load
 from eddyline.spark.session import local_session
 from eddyline.testing import FaultyFiles
+from lanes import draw_lanes
 
 
 class Journal:
@@ -37,6 +38,7 @@ class Journal:
 
 
 def main(folder: str, cycles: int, fail_at: int) -> None:
+    draw_lanes()
     eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
     eddyline.source.log_index.MERGE_FAN_IN = 3
     eddyline.state.manifest.SMALL_RUNS = SMALL_RUNS

@@ -13,11 +13,13 @@ from pathlib import Path
 import eddyline.api.epochs
 import eddyline.state.manifest
 from eddyline import Engine, Options
+from lanes import draw_lanes
 
 RETIRE_EVERY = 4
 
 
 def main(folder: str, delivery: str) -> None:
+    draw_lanes()
     eddyline.api.epochs.RETIRE_EVERY = RETIRE_EVERY
     eddyline.state.manifest.SMALL_RUNS = 0  # as in larger storages: manifests have bases
     root = Path(folder)

@@ -13,9 +13,11 @@ import time
 
 from eddyline import Engine, Options
 from eddyline.source import delta
+from lanes import draw_lanes
 
 
 def main(storage: str, path: str, seconds: float) -> None:
+    draw_lanes()
     delta.LOOK_S, delta.ENTRY_VERSIONS = 0.01, 3
     with Engine(storage, options=Options(retain_epochs=4)) as engine:
         options = f"OPTIONS (path '{path}')"

@@ -12,9 +12,11 @@ import sys
 from eddyline import Engine, Options
 from eddyline.errors import EddylineError
 from eddyline.intake import kafka_topics
+from lanes import draw_lanes
 
 
 def main(storage: str, address: str, topic: str, what: str) -> None:
+    draw_lanes()
     kafka_topics.WAIT_S = 2.0
     with Engine(storage, options=Options(retain_epochs=4)) as engine:
         engine.execute(f"""

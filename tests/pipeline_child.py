@@ -23,6 +23,7 @@ from eddyline.errors import EngineError
 from eddyline.relay.backend import Backend
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
+from lanes import draw_lanes
 
 APP = "kills"
 
@@ -43,6 +44,7 @@ def session(master: str) -> SparkSession:
 
 
 def main(folder: str, where: str, mode: str, master: str | None = None) -> None:
+    draw_lanes()
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     root = Path(folder)
     journal = str(root / "effects")

@@ -13,6 +13,7 @@ import time
 
 from eddyline import Engine, Options
 from eddyline.source import postgres
+from lanes import draw_lanes
 from postgres import without_password
 
 MIRROR = """
@@ -24,6 +25,7 @@ MIRROR = """
 
 
 def main(storage: str, url: str, table: str, seconds: float) -> None:
+    draw_lanes()
     postgres.ENTRY_MESSAGES = 100
     with Engine(storage, options=Options(retain_epochs=4)) as engine:
         engine.execute(

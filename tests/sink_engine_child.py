@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 
 import eddyline.api.epochs
 from eddyline import Engine, Options
+from lanes import draw_lanes
 from waiting import until
 
 QUERY = "SELECT k, count(*) AS n, sum(v) AS total FROM t GROUP BY k"
@@ -59,6 +60,7 @@ def follow(engine: Engine, sinks: dict[str, dict[str, str]]) -> None:
 
 
 def main(folder: str, sinks: dict[str, dict[str, str]], seconds: float) -> None:
+    draw_lanes()
     eddyline.api.epochs.RETIRE_EVERY = 4
     storage = str(Path(folder) / "storage")
     chance = random.Random(time.time_ns())

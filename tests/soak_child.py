@@ -39,6 +39,7 @@ from eddyline.source import log_index
 from eddyline.spark.failures import lost_worker
 from eddyline.spark.session import local_session
 from eddyline.testing import replayed
+from lanes import draw_lanes
 
 FACTS = "id BIGINT, k INT, v INT, s STRING"
 DIMS = "k INT, name STRING"
@@ -448,6 +449,7 @@ class Soak:
 
 
 def main(folder: str, seed: str, options: str, mode: str) -> None:
+    draw_lanes()
     warnings.simplefilter("ignore")
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     chance = random.Random(seed)
