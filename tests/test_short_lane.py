@@ -16,7 +16,9 @@ from pyspark.sql.types import StructType
 
 import eddyline as el
 from eddyline.plan.catalyst import Catalyst
-from eddyline.spark.driver import Driver, DriverPlan
+from eddyline.spark import driver
+from eddyline.spark.batches import batch_rows
+from eddyline.spark.driver import Driver, DriverPlan, TaskContext
 from eddyline.spark.session import cloned, epoch_session
 from eddyline.state.arrangement import Arrangement
 from test_shapes import ALWAYS, CHANGES, EPOCHS, Twins, closed, every
@@ -233,6 +235,35 @@ def test_a_run_in_the_driver_that_gives_up_counts_with_its_job(
         assert short[0] >= 1
         assert short[3] / short[0] > wide[3] / wide[0]
         assert engine.verify()
+
+
+def test_many_bytes_go_to_the_jvm_and_back_in_batches(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds a batch in its direct memory, and grows one that it writes by doubling."""
+    monkeypatch.setattr("eddyline.spark.batches.BATCH_BYTES", 1000)
+    taken, given = [], []
+    plain = TaskContext.evaluate
+
+    def evaluate(self, plan, table, schema):
+        found = plain(self, plan, table, schema)
+        taken.append(table.nbytes / len(driver._batches(table, batch_rows(table))))
+        given.append(max(map(len, found.column(0).chunks), default=0) / max(table.num_rows, 1))
+        return found
+
+    monkeypatch.setattr(TaskContext, "evaluate", evaluate)
+    with el.Engine(str(tmp_path / "s"), spark, el.Options(buckets=1)) as engine:
+        table = engine.table("t", "k INT, v BIGINT, s STRING")
+        ranked = "SELECT k, v, s, ntile(3) OVER (PARTITION BY k ORDER BY v) AS n FROM t"
+        engine.view("ranked", ranked)
+        for number in range(2):
+            table.insert([(0, i, "é" * (i % 7)) for i in range(500 * number, 500 * number + 500)])
+            engine.advance()
+            assert engine.progress().lanes["ranked"] == "short"
+            assert engine.snapshot("ranked").count() == 500 * number + 500
+            assert engine.verify()
+    assert 0 < max(taken) <= 1000
+    assert min(given) < 0.1
 
 
 def test_a_plan_with_python_functions_is_always_a_job(

@@ -12,10 +12,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from eddyline import Engine, Options
+from eddyline.changes import BucketId, Epoch
 from eddyline.plan import catalyst
-from eddyline.runtime.sizes import FEW_BYTES, has_short_rows, keeps_rows_short, rows_of
+from eddyline.runtime.sizes import (
+    FEW_BYTES,
+    has_short_rows,
+    has_short_state,
+    keeps_rows_short,
+    rows_of,
+)
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, NEXMARK, PARQUET, RUN, Segment
 from eddyline.spark.session import BATCH_BYTES, UNLIMITED
+from eddyline.state.manifest import Manifest
+from eddyline.state.runs import Run
 from eddyline.storage.files import Files
 
 LARGE = FEW_BYTES + 1
@@ -70,6 +79,24 @@ def test_plans_that_keep_rows_short(plan: str, short: bool) -> None:
 def test_compressed_input_may_have_long_rows(files: Files) -> None:
     assert not has_short_rows(files, [Segment(PARQUET, "small", 100, bytes=100)])
     assert not has_short_rows(files, [Segment(NDJSON, "/a/file.gz", 0, bytes=100)])
+
+
+@pytest.mark.parametrize(
+    ("runs", "short"),
+    [
+        ([], True),
+        ([Run("a", 1, FEW_BYTES, 0)], True),
+        ([Run("a", 1, FEW_BYTES, 0), Run("b", 1, 1, 0)], False),
+        ([Run("a", 1_000_000, LARGE, 0)], True),
+    ],
+)
+def test_state_with_long_rows_is_known(runs: list[Run], short: bool) -> None:
+    small = {BucketId(0): (Run("c", 1_000_000, 1, 0),)}
+    manifest = Manifest(
+        Epoch(1), {}, {"v1/op0/rows": {BucketId(0): tuple(runs)}, "v1/op1/rows": small}
+    )
+    assert has_short_state(manifest, "v1") is short
+    assert has_short_state(manifest, "v2")
 
 
 def test_jobs_of_such_plans_have_no_limit_of_bytes(

@@ -17,13 +17,14 @@ from eddyline.runtime.plans import EpochPlan, Reports, ShortPlan
 from eddyline.runtime.rows_at_fault import Piece, pieces_at_fault
 from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.shared_scans import SharedScans
-from eddyline.runtime.sizes import has_short_rows, rows_of
+from eddyline.runtime.sizes import has_short_rows, has_short_state, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.source.segments import Segment, distribute
 from eddyline.spark.driver import cpu_time_ns
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
+from eddyline.state.manifest import read_manifest
 from eddyline.storage.files import Files
 
 logger = logging.getLogger("eddyline.epochs")
@@ -135,7 +136,11 @@ class Execution:
     def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
         """Run a plan in the wide lane."""
         properties = {PROPERTY: context.as_property(), DESCRIPTION: f"eddyline {plan.name}"}
-        if plan.short_rows and has_short_rows(self.files, [segment for _, segment in pieces]):
+        if (
+            plan.short_rows
+            and has_short_rows(self.files, [segment for _, segment in pieces])
+            and has_short_state(read_manifest(self.files, context.base), plan.id)
+        ):
             properties[BATCH_BYTES] = UNLIMITED
         try:
             for physical in (*plan.before, plan.physical):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from eddyline.source.compression import is_compressed
 from eddyline.source.segments import BUCKET_RUNS, LOG, NDJSON, NEXMARK, RUN, Segment
+from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
 UNKNOWN = 1 << 62  # rows of a segment that can't be estimated
@@ -76,6 +77,15 @@ def has_short_rows(files: Files, segments: Iterable[Segment]) -> bool:
     if bytes_of_counted + others <= FEW_BYTES:
         return True
     return others <= FEW_BYTES and bytes_of_counted <= SHORT_ROW_BYTES * counted
+
+
+def has_short_state(manifest: Manifest, node: str) -> bool:
+    """Return whether any selection of many rows of each arrangement of a view fits into memory: an epoch may read them all."""
+    return all(
+        sum(run.bytes for run in runs)
+        <= max(FEW_BYTES, SHORT_ROW_BYTES * sum(run.rows for run in runs))
+        for runs in manifest.of(node).values()
+    )
 
 
 def _rows(segment: Segment) -> int:

@@ -15,13 +15,11 @@ import pyarrow as pa
 
 # a worker runs scans and kernels: what both need is loaded before `prepare_worker` freezes it
 import eddyline.source.segment_readers  # noqa: F401
+from eddyline.spark.batches import batch_rows
 from eddyline.state.retyping import cast_to
 
 CPU = "cpu"
 """In the report of a task: the microseconds of CPU time of its Python thread."""
-
-BATCH_BYTES = 16 << 20
-"""About how many bytes of rows go to Spark in one batch."""
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a task has one core
 
@@ -70,11 +68,7 @@ class _Traceback:
 
 
 def batches_of(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a table's rows in the column names and types that Spark expects, about `BATCH_BYTES` at once.
-
-    The JVM holds a batch in its direct memory, of which it has as much as heap.
-    """
+    """Yield a table's rows in the column names and types that Spark expects, in batches of about `BATCH_BYTES`."""
     if table.num_rows:  # PySpark may lose the batches after an empty one
         rows = cast_to(table, schema)
-        most = max(rows.num_rows * BATCH_BYTES // max(rows.nbytes, 1), 1)
-        yield from (batch for batch in rows.to_batches(most) if batch.num_rows)
+        yield from (batch for batch in rows.to_batches(batch_rows(rows)) if batch.num_rows)

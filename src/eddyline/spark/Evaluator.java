@@ -2,11 +2,13 @@ package eddyline;
 
 import java.io.IOException;
 import java.io.RandomAccessFile;
+import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
 import java.lang.reflect.Field;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Properties;
 
@@ -26,6 +28,7 @@ import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.arrow.ArrowConverters$;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.types.StructType;
+import scala.jdk.javaapi.CollectionConverters;
 import scala.reflect.ClassTag$;
 
 /**
@@ -100,15 +103,46 @@ public final class Evaluator {
 
         public scala.collection.Iterator compute(Partition messages, TaskContext context) {
             return ArrowConverters$.MODULE$.fromBatchIterator(
-                ((ParallelCollectionPartition) messages).iterator(), schema, zone, false, false, context);
+                ((Messages) messages).iterator(), schema, zone, false, false, context);
         }
 
         public Partition[] getPartitions() {
-            return new Partition[] {partition(PythonUtils.toSeq(Collections.emptyList()))};
+            return new Partition[] {new Messages(null, 0)};
+        }
+    }
+
+    /** Arrow messages in the first bytes of a file, each after its length. */
+    static final class Messages extends ParallelCollectionPartition {
+        private final RandomAccessFile file;
+        private final long end;
+
+        Messages(RandomAccessFile file, long end) {
+            super(0, 0, PythonUtils.toSeq(Collections.emptyList()), ClassTag$.MODULE$.AnyRef());
+            this.file = file;
+            this.end = end;
         }
 
-        static Partition partition(scala.collection.immutable.Seq messages) {
-            return new ParallelCollectionPartition(0, 0, messages, ClassTag$.MODULE$.AnyRef());
+        /** One message at a time is in memory. */
+        public scala.collection.Iterator iterator() {
+            return CollectionConverters.asScala(new Iterator() {
+                private long at = 0;
+
+                public boolean hasNext() {
+                    return at < end;
+                }
+
+                public Object next() {
+                    try {
+                        file.seek(at);
+                        byte[] message = new byte[file.readInt()];
+                        file.readFully(message);
+                        at = file.getFilePointer();
+                        return message;
+                    } catch (IOException error) {
+                        throw new UncheckedIOException(error);
+                    }
+                }
+            });
         }
     }
 
@@ -142,17 +176,14 @@ public final class Evaluator {
         }
 
         /**
-         * Evaluate a plan over the Arrow message that the first bytes of the input are.
+         * Evaluate a plan over the Arrow messages in the first bytes of the input, each after its length.
          *
-         * The output's file gets messages, each after its length; returned is how many bytes that are.
+         * The output's file gets such messages, of so many rows at most (0: without a limit); returned is how
+         * many bytes that are.
          */
-        public long evaluate(Plan plan, int length) throws IOException {
-            byte[] message = new byte[length];
-            input.seek(0);
-            input.readFully(message);
-            scala.collection.immutable.Seq messages = PythonUtils.toSeq(Collections.singletonList(message));
+        public long evaluate(Plan plan, long size, long rows) throws IOException {
             scala.collection.Iterator found = ArrowConverters$.MODULE$.toBatchIterator(
-                plan.rows.iterator(Rows.partition(messages), context), plan.schema, 0, evaluator.zone, false, false, context);
+                plan.rows.iterator(new Messages(input, size), context), plan.schema, rows, evaluator.zone, false, false, context);
             output.seek(0);
             long written = 0;
             while (found.hasNext()) {

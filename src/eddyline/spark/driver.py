@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from eddyline.spark.batches import batch_rows
 from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import task_settings, zone_of
@@ -162,13 +163,14 @@ class TaskContext:
         with self._opened:
             _evaluated.ns = _evaluated.ns + self._task.close()
 
-    def evaluate(self, plan: Any, rows: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-        """Return the output of a plan of the JVM over some rows."""
-        message = rows.serialize()
-        sent = 0
-        while sent < message.size:
-            sent += os.pwrite(self._input, memoryview(message)[sent:], sent)
-        size = self._task.evaluate(plan, message.size)
+    def evaluate(self, plan: Any, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return the output of a plan of the JVM over the rows of a table."""
+        sent, rows = 0, batch_rows(table)
+        for batch in _batches(table, rows):
+            message = batch.serialize()
+            sent = self._write(message.size.to_bytes(_LENGTH), sent)
+            sent = self._write(message, sent)
+        size = self._task.evaluate(plan, sent, rows if rows < table.num_rows else 0)
         data = b"".join(self._read(size))
         buffer, at, batches = pa.py_buffer(data), 0, []
         while at < size:
@@ -176,6 +178,14 @@ class TaskContext:
             batches.append(pa.ipc.read_record_batch(buffer.slice(at + _LENGTH, length), schema))
             at += _LENGTH + length
         return pa.Table.from_batches(batches, schema)
+
+    def _write(self, data: bytes | pa.Buffer, at: int) -> int:
+        """Write bytes at a place of the input; return the place behind them."""
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._input, left, at)
+            left, at = left[written:], at + written
+        return at
 
     def _read(self, size: int) -> Iterator[bytes]:
         at = 0
@@ -203,16 +213,13 @@ class DriverPlan:
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
-        return context.evaluate(self._plan, _one_batch(table), self.schema)
+        return context.evaluate(self._plan, table, self.schema)
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
+def _batches(table: pa.Table, rows: int) -> list[pa.RecordBatch]:
+    """Return the rows of a table in batches of so many; an empty table is an empty batch."""
     whole = table.combine_chunks()
-    columns = [
-        column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        for column in whole.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+    return whole.to_batches(rows) or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
 
 @functools.cache
