@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from eddyline.relay.calls import call_concurrently, call_each
-from waiting import until
+from waiting import PATIENCE_S, until
+
+Left = tuple[set[threading.Thread], set[str]]
 
 
-def left() -> tuple[int, int]:
-    """Threads, and open files, of this process."""
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+def left() -> Left:
+    """Threads, and open files, of this process; those of other tests among them may end at any time."""
+    files = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            files.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return set(threading.enumerate()), files
 
 
-def no_more(before: tuple[int, int]) -> bool:
-    """Whether there are no more threads and open files than before."""
+def no_more(before: Left) -> bool:
+    """Whether there are no other threads and open files than before."""
     return all(now <= then for now, then in zip(left(), before, strict=True))
 
 
@@ -38,7 +49,7 @@ def test_no_other_call_begins_once_a_loop_was_abandoned(concurrency: int) -> Non
 
     async def block(row: str) -> str:
         called.append(row)
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         return row
 
     before = left()
@@ -60,7 +71,7 @@ def test_a_call_that_waits_in_an_abandoned_loop_is_cancelled() -> None:
     async def wait(row: str) -> None:
         if row == "blocks":
             await asyncio.sleep(0)
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
             return
         loops.append(asyncio.get_running_loop())
         with suppress(asyncio.CancelledError):  # of its time limit
@@ -85,11 +96,49 @@ def test_threads_end_with_calls_that_took_too_long_and_with_the_thread_that_made
         return row
 
     def call() -> None:
-        assert call_each(lambda _: gate.wait(30), "ab", 0.05)[1].keys() == {0, 1}
+        assert call_each(lambda _: gate.wait(PATIENCE_S), "ab", 0.05)[1].keys() == {0, 1}
         assert call_each(str, "ab", 30)[0] == [["a"], ["b"]]
         assert call_concurrently(quick, "ab", 30, 2)[0] == [["a"], ["b"]]
 
     in_thread(call)
-    assert left()[0] >= before[0] + 2
+    assert len(left()[0] - before[0]) >= 2
     gate.set()
     until(lambda: no_more(before), left)
+
+
+STANDS_STILL = """
+import asyncio, json, sys, time
+from eddyline.relay.calls import call_concurrently, call_each
+
+def call(row):
+    time.sleep(0.02)
+    return row
+
+async def wait(row):
+    time.sleep(0.02)
+    return row
+
+rows, made = list(range(5)), {"each": call_each, "concurrently": call_concurrently}[sys.argv[1]]
+given = (call, rows, 0.3) if made is call_each else (wait, rows, 0.3, 5)
+print("ready", flush=True)
+while True:
+    print(json.dumps(list(made(*given)[1].values())), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["each", "concurrently"])
+def test_a_process_that_stood_still_gives_up_no_call(kind: str) -> None:
+    """As when a laptop sleeps, or a virtual machine is paused."""
+    command = [sys.executable, "-c", STANDS_STILL, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "ready\n"
+            for _ in range(6):
+                child.send_signal(signal.SIGSTOP)
+                time.sleep(0.5)
+                child.send_signal(signal.SIGCONT)
+                for _ in range(2):
+                    assert json.loads(child.stdout.readline()) == []
+        finally:
+            child.kill()

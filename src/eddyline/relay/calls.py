@@ -2,6 +2,9 @@
 
 Python can't stop a call that takes too long: its thread is abandoned, and a new one makes the
 other calls. A call that fails or times out gives a reason, not an exception.
+
+The threads that wait for calls count looks, `POLL_S` apart, instead of reading a clock: where a process stood still, as
+in a virtual machine that was paused, calls have not had the time that passed meanwhile.
 """
 
 from __future__ import annotations
@@ -9,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 REASON_CHARACTERS = 500
-POLL_S = 0.05
+POLL_S = 0.05  # between two looks whether a call has ended
 TIMEOUTS_MAX = 3  # for one bolt and tuple; after so many time-outs the rest isn't tried
 
 Reasons: TypeAlias = dict[int, str | None]  # by index of the argument; None: not tried
@@ -109,14 +112,16 @@ def call_concurrently(
 
     turns = math.ceil(len(arguments) / concurrency)
     future = asyncio.run_coroutine_threadsafe(call_all(), _event_loop())
-    try:
-        future.result(ttl * (turns + 1))
-    except TimeoutError:  # a call blocks the event loop: abandon it and its open calls
-        abandoned.set()
-        _per_thread.loop_thread.end()
-        del _per_thread.loop_thread
-        return [list(result) for result in outputs], dict(failed)
-    return outputs, failed
+    pause_s = min(POLL_S, ttl)
+    for _ in range(_looks(ttl * (turns + 1), pause_s)):
+        with suppress(TimeoutError):
+            future.result(pause_s)
+            return outputs, failed
+    # a call blocks the event loop: abandon it and its open calls
+    abandoned.set()
+    _per_thread.loop_thread.end()
+    del _per_thread.loop_thread
+    return [list(result) for result in outputs], dict(failed)
 
 
 def failure_reason(error: BaseException) -> str:
@@ -138,13 +143,17 @@ class _CallThread:
         if self._worker is None:
             self._worker = _Worker()
         self._worker.work.put(calls)
-        while not calls.finished.wait(min(POLL_S, ttl)):
-            answered, since = calls.state
-            if since and time.monotonic() - since > ttl and calls.state[0] == answered:
+        pause_s = min(POLL_S, ttl)
+        seen, looks_left = -1, 0  # the current call, and for how many more looks it may be that
+        while not calls.finished.wait(pause_s):
+            current = calls.current
+            if current != seen:
+                seen, looks_left = current, _looks(ttl, pause_s)
+            elif current >= 0 and (looks_left := looks_left - 1) == 0:
                 calls.abandoned = True
                 self._worker.end()
                 self._worker = None
-                return answered
+                return current
         return len(calls.arguments)
 
 
@@ -164,7 +173,7 @@ class _Calls:
     Attributes:
         outputs: a list of outputs for each finished call.
         failed: the exceptions that were raised, by index of the argument.
-        state: the number of finished calls, and when the current one began.
+        current: the index of the argument of the current call; -1 before the first one.
         abandoned: whether nobody waits for the remaining calls.
         finished: set once all calls are finished.
     """
@@ -177,13 +186,13 @@ class _Calls:
         self.start = start
         self.outputs: list[list[Any]] = []
         self.failed: dict[int, Exception] = {}
-        self.state = (start, 0.0)
+        self.current = -1
         self.abandoned = False
         self.finished = threading.Event()
 
     def run(self) -> None:
         for index in range(self.start, len(self.arguments)):
-            self.state = (index, time.monotonic())
+            self.current = index
             outputs: list[Any] = []
             try:
                 outputs = _as_list(self.function(self.arguments[index]))
@@ -232,6 +241,11 @@ def _as_list(returned: Any) -> list[Any]:
     if isinstance(returned, list):
         return returned
     return list(returned) if isinstance(returned, Iterator) else [returned]
+
+
+def _looks(seconds: float, pause_s: float) -> int:
+    """Return how many looks, `pause_s` apart, take at least so many seconds."""
+    return math.ceil(seconds / pause_s)
 
 
 def _time_out(ttl: float) -> str:
