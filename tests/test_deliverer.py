@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from eddyline.answers.deliverer import Deliverer
+from eddyline.answers.deliverer import STOP_S, Deliverer
 from eddyline.answers.delivery import Delivery
-from eddyline.api.sinks import Sinks
+from eddyline.api.sinks import WAIT_S, Sinks
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import StorageError
 from eddyline.sink.cursors import Cursor
@@ -20,7 +20,7 @@ from eddyline.sink.outbox import NotesFile, Outbox
 from eddyline.storage.files import Files
 from eddyline.testing import MemorySink
 from test_sinks import VIEW, Epochs, held
-from waiting import until
+from waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_nothing_is_delivered_once_a_sink_has_stopped(
     def wait(at: str) -> None:
         if at == point:
             blocked.set()
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
 
     class Target(MemorySink):
         def committed(self) -> Epoch | None:
@@ -77,7 +77,7 @@ def test_nothing_is_delivered_once_a_sink_has_stopped(
         return Delivery(Changelog(last=5), outbox, target)
 
     deliverer = started(open_delivery)
-    assert blocked.wait(10)
+    assert blocked.wait(PATIENCE_S)
     deliverer.stop()
     if given_up:
         deliverer.finish(0.01)
@@ -85,7 +85,7 @@ def test_nothing_is_delivered_once_a_sink_has_stopped(
         until(lambda: not deliverer._thread.is_alive())
     else:
         gate.set()
-        deliverer.finish(10)
+        deliverer.finish(PATIENCE_S)
         assert not deliverer._abandoned
     assert target.received == received
     assert outbox.cursor() == before
@@ -99,12 +99,12 @@ def test_a_delivery_under_way_ends_but_writes_nothing_once_nobody_waits_for_it(
     class Slow(MemorySink):
         def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
             blocked.set()
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
             super().replace(base, epoch, rows)
 
     target = Slow()
     deliverer = started(lambda: Delivery(Epochs(last=5), outbox, target))
-    assert blocked.wait(10)
+    assert blocked.wait(PATIENCE_S)
     assert outbox.cursor() == Cursor(ViewId(""), Epoch(0), Epoch(5))
     deliverer.stop()
     deliverer.finish(0.01)
@@ -120,11 +120,11 @@ def test_a_sink_that_fails_after_it_was_given_up_notes_nothing(gate: threading.E
 
     def open_delivery() -> Delivery:
         blocked.set()
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         raise OSError("no answer")
 
     deliverer = started(open_delivery, note=noted.append)
-    assert blocked.wait(10)
+    assert blocked.wait(PATIENCE_S)
     deliverer.stop()
     deliverer.finish(0.01)
     gate.set()
@@ -138,22 +138,22 @@ def test_giving_a_sink_up_waits_for_a_note_that_is_written(gate: threading.Event
 
     def note(error: Exception | None) -> None:
         writing.set()
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         noted.append(error)
 
     def open_delivery() -> Delivery:
         raise OSError("no answer")
 
     deliverer = started(open_delivery, note=note)
-    assert writing.wait(10)
+    assert writing.wait(PATIENCE_S)
     giving_up = threading.Thread(target=deliverer.abandon)
     giving_up.start()
     giving_up.join(0.2)
     assert giving_up.is_alive()
     gate.set()
-    giving_up.join(10)
+    giving_up.join(PATIENCE_S)
     assert len(noted) == 1
-    deliverer.finish(10)
+    deliverer.finish(PATIENCE_S)
 
 
 def test_a_target_that_is_ahead_does_not_write_the_cursor_of_a_sink_that_was_given_up(
@@ -183,7 +183,7 @@ def test_the_next_threads_of_a_sink_wait_for_the_first_one(
     class Slow(MemorySink):
         def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
             blocked.set()
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
             super().replace(base, epoch, rows)
 
     target, opened = Slow(), []
@@ -193,7 +193,7 @@ def test_the_next_threads_of_a_sink_wait_for_the_first_one(
         return Delivery(Epochs(last=7), outbox, target)
 
     first = started(lambda: Delivery(Epochs(last=5), outbox, target))
-    assert blocked.wait(10)
+    assert blocked.wait(PATIENCE_S)
     first.stop()
     second = started(open_again, previous=first)
     until(lambda: "waits for the end of an earlier delivery" in caplog.text)
@@ -207,7 +207,7 @@ def test_the_next_threads_of_a_sink_wait_for_the_first_one(
     assert target.received == [("replace", 5), ("deliver", 7)]
     assert outbox.cursor() == Cursor(VIEW, Epoch(7))
     third.stop()
-    third.finish(10)
+    third.finish(PATIENCE_S)
     assert not third._thread.is_alive()
 
 
@@ -223,22 +223,44 @@ def test_notes_of_a_sink_that_was_dropped_are_refused(outbox: Outbox) -> None:
     assert files.names("sinks") == []
 
 
-def test_sinks_are_waited_for_together(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Clock:
+    """A clock that only moves when something waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Silent(Deliverer):
+    """One whose target never answers: each wait for it takes all the time that it is given."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def wait(self, epoch: Epoch, timeout_s: float) -> bool:
+        self.clock.pass_by(timeout_s)
+        return False
+
+    def stop(self) -> None:
+        pass
+
+    def finish(self, timeout_s: float) -> None:
+        self.clock.pass_by(timeout_s)
+
+
+def test_sinks_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One limit for all of them, not one for each."""
-    monkeypatch.setattr("eddyline.api.sinks.WAIT_S", 0.5)
-    monkeypatch.setattr("eddyline.api.sinks.STOP_S", 0.5)
-
-    def open_delivery() -> Delivery:
-        gate.wait(60)
-        raise OSError("no answer")
-
+    clock = Clock()
+    monkeypatch.setattr("eddyline.api.sinks.time", clock)
     sinks = Sinks(None, lambda _: None, lambda _: None)  # type: ignore[arg-type]  # it isn't asked
-    sinks._deliverers = {f"k{number}": started(open_delivery) for number in range(8)}
-    began = time.monotonic()
+    sinks._deliverers = {f"k{number}": Silent(clock) for number in range(8)}
+    began = clock.now
     sinks.wait(1)
-    waited = time.monotonic()
+    assert clock.now - began == WAIT_S
     sinks.stop()
-    assert waited - began < 2
-    assert time.monotonic() - waited < 2
+    assert clock.now - began == WAIT_S + STOP_S

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def test_an_unreadable_file_stops_neither_its_stream_nor_others(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("eddyline.source.files.RETRY_S", 0.0)
+    monkeypatch.setattr("eddyline.intake.sources.back_off", lambda failures: 3600.0)
     with as_nobody():
         sources = following(shared, "ab")
         bad = shared / "a" / "2"
@@ -105,7 +107,7 @@ def test_an_unreadable_file_stops_neither_its_stream_nor_others(
 def test_an_unreadable_file_is_reported_with_backoff(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eddyline.intake.sources.back_off", lambda failures: 0.05)
+    monkeypatch.setattr("eddyline.intake.sources.back_off", lambda failures: 3600.0)
     with as_nobody():
         sources = following(shared, "a")
         for name in ("2", "3"):
@@ -114,13 +116,16 @@ def test_an_unreadable_file_is_reported_with_backoff(
         (error,) = sources.follow(0.1)
         assert "a/2: Permission denied (and 1 more)" in str(error)
         assert sources.follow(0.1) == []
-        time.sleep(0.06)
+        sources.outages["a"] = replace(sources.outages["a"], retry_at=time.monotonic())
         assert len(sources.follow(0.1)) == 1
         assert sources.outages["a"].failures == 2
 
 
-def test_the_background_run_rests_before_it_opens_an_unreadable_file_again(shared: Path) -> None:
+def test_the_background_run_rests_before_it_opens_an_unreadable_file_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A read that fails at the end of a long file costs as much as one that succeeds."""
+    monkeypatch.setattr("eddyline.source.files.RETRY_S", 3600.0)
     tried = []
 
     def fault(path: str) -> str:
