@@ -9,11 +9,13 @@ import threading
 import pytest
 
 from eddyline.answers.questions import Question
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("anyio")
 
 import anyio
 
+from eddyline.console import queries
 from eddyline.console.queries import Queries
 
 
@@ -49,14 +51,18 @@ class Jvm:
 
     def use(self, *_: object) -> str:
         self.begun.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE_S)
         return "used"
 
 
 class Reader:
     """A request whose reader stays."""
 
+    def __init__(self) -> None:
+        self.looks = 0
+
     async def is_disconnected(self) -> bool:
+        self.looks += 1
         return False
 
 
@@ -74,6 +80,27 @@ async def asked(jvm: Jvm) -> str:
 def test_spark_is_not_asked_to_end_a_query_that_was_answered() -> None:
     jvm = Jvm(blocks=False)
     assert anyio.run(asked, jvm) == "used"
+    assert jvm.cancelled == []
+
+
+def test_the_start_of_spark_does_not_count_as_time_of_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queries, "LOOK_S", 0.01)
+    monkeypatch.setattr(queries, "SECONDS_MAX", 0.02)
+    jvm, reader = Jvm(blocks=False), Reader()
+
+    def started(_: str) -> Jvm:
+        until(lambda: reader.looks > 10)
+        monkeypatch.setattr(queries, "SECONDS_MAX", PATIENCE_S)
+        return jvm
+
+    async def asked_at_once() -> str:
+        console = Queries(None, anyio.CapacityLimiter(1), None)  # type: ignore[arg-type]
+        question = Question(started, "SELECT 1")  # type: ignore[arg-type]
+        return await console._in_spark(reader, question, jvm.use, 10)  # type: ignore[arg-type]
+
+    assert anyio.run(asked_at_once) == "used"
     assert jvm.cancelled == []
 
 

@@ -39,6 +39,11 @@ class Question:
         self._cancelled = threading.Event()
         self.ended = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether Spark runs, and has analysed the query."""
+        return self._context is not None
+
     def ask(self, use: Callable[[QueryAnswer], T], rows_max: int) -> T:
         """Run the query, and return what a function makes of its answer.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ ROWS_IN_FILE = 100_000
 AT_ONCE = 2
 """The queries that Spark answers at the same time; more wait."""
 SECONDS_MAX = 60.0
-"""The time that Spark may take for an answer."""
+"""The time that Spark may take for an answer, without its start, and the wait for a turn."""
 LOOK_S = 0.25
 """How often the console looks whether the reader has hung up."""
 FILES = {
@@ -210,10 +211,12 @@ class Queries:
 
 async def _watch(request: Request, question: Question) -> None:
     """Cancel a question when its reader has hung up, it takes too long, or the console ends."""
-    end = time.monotonic() + SECONDS_MAX
+    end = math.inf
     try:
         while True:
             await sleep(LOOK_S)
+            if question.begun and end == math.inf:
+                end = time.monotonic() + SECONDS_MAX
             if await request.is_disconnected():
                 await to_thread.run_sync(question.cancel, "nobody waits for the answer")
             elif time.monotonic() > end:
