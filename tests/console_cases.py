@@ -18,6 +18,7 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.storage.files import Files
 from processes import Child
+from waiting import PATIENCE_S
 
 EVIL = "<script>window.pwned = 1</script>\"'&</td>"
 EVIL_NAME = "evil <b>\"'& view"
@@ -31,7 +32,8 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(url: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=60)) as connection:
+    address = urlparse(url).netloc
+    with closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET" if body is None else "POST", path, body, given)
         answer = connection.getresponse()

@@ -345,11 +345,6 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
         until(lambda: measured(url).get('eddyline_source_lag_rows{source="texts"}') == 0)
         retried = 'eddyline_pipeline_records_total{outcome="retried",pipeline="slow"}'
         until(lambda: measured(url).get(retried) == 1)
-        (status,) = engine.status()["pipelines"]
-        windows = [window * 5 for window in status["windows"]]
-        assert len(windows) == 2
-        name = 'eddyline_lane_window{lane="%d",pipeline="slow"}'
-        until(lambda: [measured(url).get(name % lane) for lane in (0, 1)] == windows)
         until(lambda: measured(url).get(f"eddyline_pipeline_in_flight{label}") == 0)
         # the account of the retried record's batch comes with the next status
         until(
@@ -359,6 +354,13 @@ def test_a_background_run_measures_by_itself_and_nothing_is_told_without_an_engi
                 == 9
             )  # of the retried record, too
         )
+        (status,) = engine.status()[
+            "pipelines"
+        ]  # of now: the batch of the retried record has ended
+        windows = [window * 5 for window in status["windows"]]
+        assert len(windows) == 2
+        name = 'eddyline_lane_window{lane="%d",pipeline="slow"}'
+        until(lambda: [measured(url).get(name % lane) for lane in (0, 1)] == windows)
         until(lambda: '<td class="n">none</td>' in pipelines_page(url))  # no lag
         page = pipelines_page(url)
         assert f"{windows[0]:,}, {windows[1]:,}" in page
