@@ -137,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
         _report_malformed(engine, total, out)
         equal = _report_comparison(engine, live, copy, total, out)
         if sys.stdout.isatty() and not os.environ.get("CI"):
-            out.say(f"\nThe console stays at {address} until Ctrl-C.")
             with suppress(KeyboardInterrupt):
+                out.say(f"\nThe console stays at {address} until Ctrl-C.")
                 await_interrupt()
         return 0 if equal else 1
 

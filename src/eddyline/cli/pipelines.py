@@ -114,8 +114,8 @@ def _run(args: argparse.Namespace) -> int:
         graph.define()
         if args.continuous:
             engine.on_progress(lambda progress: show_progress(args.format, progress))
-            engine.start()
             with suppress(KeyboardInterrupt):
+                engine.start()
                 engine.await_termination()
         else:
             engine.advance()

@@ -59,8 +59,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.once:
             engine.advance()
         else:
-            engine.start(args.interval)
             with suppress(KeyboardInterrupt):
+                engine.start(args.interval)
                 engine.await_termination()
     return 0
 
