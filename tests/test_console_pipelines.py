@@ -24,6 +24,7 @@ from eddyline.console.server import Console
 from eddyline.options import Options
 from eddyline.pipelines.history import KEPT, History, Point
 from eddyline.storage.files import Files
+from waiting import until
 
 EMPTY = '{"type": "struct", "fields": []}'
 STARTED = 1_767_225_600  # 2026-01-01
@@ -130,7 +131,10 @@ def test_windows_and_records_in_flight_are_drawn_over_time(browser, relay):
         value = first.locator("[data-chart=flight] .u-legend .u-value").nth(1)
         for share, wanted in ((0.5, "0"), (1.0, "5000")):
             shown.mouse.move(box["x"] + share * (box["width"] - 1), box["y"] + 20)
-            assert value.inner_text().replace(",", "") == wanted
+            until(
+                lambda wanted=wanted: value.inner_text().replace(",", "") == wanted,
+                value.inner_text,
+            )
 
         # a lane more: the chart is made anew
         relay.write(PIPELINE, history_of(3))

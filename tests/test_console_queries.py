@@ -7,9 +7,8 @@ import http.client
 import io
 import json
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import quote, urlparse
 
@@ -18,7 +17,7 @@ import pytest
 
 import eddyline as el
 from console_cases import EVIL, Answer, ask, console_process
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
@@ -145,15 +144,20 @@ def running(engine: el.Engine) -> int:
 
 
 def wait_until(engine: el.Engine, jobs: bool) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while bool(running(engine)) != jobs:
-        assert time.monotonic() < end, f"jobs: {running(engine)}"
-        time.sleep(0.05)
+    until(lambda: bool(running(engine)) == jobs, lambda: f"jobs: {running(engine)}")
+
+
+@contextmanager
+def asking(url: str, text: str) -> Iterator[None]:
+    """A reader who has asked, and hangs up at the end without having read the answer."""
+    address = urlparse(url).netloc
+    with closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", "/api/query", json.dumps({"sql": text}))
+        yield
 
 
 def test_a_query_ends_when_its_reader_hangs_up(engine, url):
-    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=60)) as connection:
-        connection.request("POST", "/api/query", json.dumps({"sql": ENDLESS}))
+    with asking(url, ENDLESS):
         wait_until(engine, jobs=True)
     wait_until(engine, jobs=False)
     assert answered(url, "SELECT max(id) + 0 FROM orders")["rows"] == [["1499"]]
@@ -168,8 +172,7 @@ def test_a_query_that_takes_too_long_is_cancelled(engine, url, monkeypatch):
 
 def test_epochs_go_on_beside_a_long_query(engine, url):
     orders = engine.table("orders", "id BIGINT, country STRING, price DECIMAL(10,2)", ["id"])
-    with closing(http.client.HTTPConnection(urlparse(url).netloc, timeout=60)) as connection:
-        connection.request("POST", "/api/query", json.dumps({"sql": ENDLESS}))
+    with asking(url, ENDLESS):
         wait_until(engine, jobs=True)
         orders.insert([(5000, "pt", None)])
         engine.advance()

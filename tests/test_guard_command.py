@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -131,8 +132,10 @@ def test_the_jvm_has_no_optimising_compiler_unless_options_are_given(tmp_path, g
     )
 
     def options():
-        found = [Path(f"/proc/{one}/cmdline") for one in members(child.process.pid)]
-        words = [path.read_text().split("\0") for path in found if path.exists()]
+        words = []
+        for one in members(child.process.pid):
+            with suppress(OSError):  # it has just ended
+                words.append(Path(f"/proc/{one}/cmdline").read_text().split("\0"))
         started = [one for one in words if one[0].endswith("java") and "-cp" in one]
         launcher = "org.apache.spark.launcher.Main"  # a JVM of its own, before the other one
         return next((one for one in started if launcher not in one), None)

@@ -15,11 +15,9 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.spark.jvm import given_settings
 from processes import Child
+from waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
-
-ENDED_S = 60
-"""A process whose JVM is gone ends within two seconds, on a quiet machine."""
 
 SCRIPT = """
 CREATE STREAM hits (page INT, ms INT) USING json OPTIONS (path '{folder}');
@@ -108,7 +106,7 @@ def test_settings_of_the_file_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def assert_ended(child: Child) -> None:
-    assert child.process.wait(ENDED_S) == 2
+    assert child.process.wait(PATIENCE_S) == 2  # within two seconds, on a quiet machine
     assert "eddyline: [JVM_LOST] the JVM of Spark was killed by signal 9" in child.last_words()
 
 
