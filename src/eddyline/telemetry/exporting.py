@@ -29,11 +29,17 @@ class Exporter(SpanExporter):
     def __init__(self, url: str | None) -> None:
         self._sending = OTLPSpanExporter(endpoint=url)
         self._failing = self._has_logged = self._ended = False
+        self._turn, self._exporting = threading.Lock(), False
         self._log = logging.getLogger(trace_exporter.__name__)
         self._log.addFilter(self._is_shown)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._sending.export(spans)
+        if not self._begin():
+            return SpanExportResult.FAILURE
+        try:
+            result = self._sending.export(spans)
+        finally:
+            self._end()
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
             _LOG.warning("the collector doesn't take spans: they are dropped until it does")
@@ -43,11 +49,26 @@ class Exporter(SpanExporter):
         self._failing = failed
         return result
 
+    def _begin(self) -> bool:
+        """Return whether spans may be sent, as this exporter hasn't been shut down."""
+        with self._turn:
+            self._exporting = not self._ended
+            return self._exporting
+
+    def _end(self) -> None:
+        with self._turn:
+            self._exporting = False
+            if self._ended:
+                self._log.removeFilter(self._is_shown)
+
     def shutdown(self) -> None:
-        if not self._ended:
+        with self._turn:
+            if self._ended:
+                return
             self._ended = True
-            self._sending.shutdown()
-            self._log.removeFilter(self._is_shown)
+            if not self._exporting:  # else it still has to say that it has failed
+                self._log.removeFilter(self._is_shown)
+        self._sending.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._sending.force_flush(timeout_millis)
