@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eddyline.source.source_thread import SourceThread
+from waiting import until
 
 
 class Panic(BaseException):
@@ -21,5 +22,5 @@ def test_whatever_ends_the_thread_is_raised_by_the_next_look(raised: BaseExcepti
 
     thread = SourceThread("source s", work)
     with pytest.raises(Exception, match=str(raised)):
-        thread.run_in_background()
+        until(thread.run_in_background)  # a look doesn't wait long for the thread
     assert len(calls) == 1
