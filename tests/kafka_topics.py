@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from broker import Broker
 from eddyline.relay.kafka_client import OffsetSpec, offsets_at
-from waiting import until
+from waiting import PATIENCE_S, until
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Topic:
 
     def create(self) -> None:
         topic = NewTopic(self.name, self.partitions, 1, config=self.config)
-        self.admin.create_topics([topic])[self.name].result(20)
+        self.admin.create_topics([topic])[self.name].result(PATIENCE_S)
 
     def delete(self) -> None:
-        self.admin.delete_topics([self.name])[self.name].result(20)
+        self.admin.delete_topics([self.name])[self.name].result(PATIENCE_S)
 
     def send(self, *values: Any, partition: int = 0, key: bytes | None = None, **more: Any) -> None:
         """Send values: texts and bytes as they are, others as JSON."""
@@ -43,12 +43,12 @@ class Topic:
             plain = value is None or isinstance(value, str | bytes)
             sent = value if plain else json.dumps(value)
             self.producer.produce(self.name, sent, key=key, partition=partition, **more)
-        assert self.producer.flush(20) == 0
+        assert self.producer.flush(PATIENCE_S) == 0
 
     def transaction(self, *values: Any, commit: bool = True, partition: int = 0) -> None:
         """Send values in a transaction of a producer of its own."""
         producer = self.begin(*values, partition=partition)
-        (producer.commit_transaction if commit else producer.abort_transaction)(20)
+        (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_S)
         self.settle(partition)
 
     def settle(self, partition: int = 0) -> None:
@@ -67,22 +67,24 @@ class Topic:
     def begin(self, *values: Any, partition: int = 0) -> Producer:
         """Send values in a transaction that stays open."""
         producer = Producer({**self.settings, "transactional.id": uuid.uuid4().hex})
-        producer.init_transactions(20)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(self.name, json.dumps(value), partition=partition)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
         return producer
 
     def extend(self, partitions: int) -> None:
-        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(20)
+        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(
+            PATIENCE_S
+        )
         self.producer = Producer({**self.settings, "linger.ms": 0})  # it learns of them late
 
     def expire(self, before: int, partition: int = 0) -> None:
         """Delete the records of a partition before an offset, as retention does."""
         at = TopicPartition(self.name, partition, before)
         for future in self.admin.delete_records([at]).values():
-            future.result(20)
+            future.result(PATIENCE_S)
 
     def options(self, **more: str) -> dict[str, str]:
         return {

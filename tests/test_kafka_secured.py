@@ -17,6 +17,7 @@ from broker import SecuredBroker
 from eddyline.errors import EddylineError
 from kafka_topics import Topic
 from test_webstats_command import webstats
+from waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
@@ -59,7 +60,9 @@ def test_a_password_over_tls(
         )
         client.subscribe([totals.name])
         try:
-            message = next(one for one in iter(lambda: client.poll(20), None) if not one.error())
+            message = next(
+                one for one in iter(lambda: client.poll(PATIENCE_S), None) if not one.error()
+            )
         finally:
             client.close()
         assert json.loads(message.value()) == {"item": "tea", "n": 5}

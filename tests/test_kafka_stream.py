@@ -273,7 +273,7 @@ def test_open_and_aborted_transactions_are_not_seen(broker: Broker, tmp_path: Pa
     stream = stream_of(topic, tmp_path / "s")
     stream.pull()
     assert values(stream) == [1, 2]
-    pending.commit_transaction(20)
+    pending.commit_transaction(PATIENCE_S)
     topic.settle()
     stream.pull()
     assert values(stream) == [1, 2, 3, 4]

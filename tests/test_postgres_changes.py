@@ -33,7 +33,7 @@ from eddyline_apps.postgres import Server as Program
 from lags import Measured, told_before_entries
 from postgres import PASSWORD, server, without_password
 from processes import Child
-from waiting import until
+from waiting import PATIENCE_S, until
 
 _NUMBERS = itertools.count()
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.string())])
@@ -474,6 +474,7 @@ def test_a_slot_in_use_is_waited_for(source, tmp_path, monkeypatch):
         return changes(*given)
 
     monkeypatch.setattr(Server, "changes", busy)
+    monkeypatch.setattr(postgres, "BUSY_S", PATIENCE_S)
     stream.pull()
     assert mirrored(stream) == source.rows()
     monkeypatch.setattr(postgres, "BUSY_S", 0.2)

@@ -15,7 +15,7 @@ from eddyline.errors import QueueError, StateError
 from eddyline.relay.account import Account
 from eddyline.relay.backend import RowRange
 from eddyline.relay.queue import DataQueue
-from waiting import until
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("confluent_kafka")
 
@@ -62,7 +62,9 @@ def test_the_example_in_the_docstring(broker: Broker, app: str) -> None:
 def test_the_topics_are_created_on_the_first_run(broker: Broker, app: str) -> None:
     for _ in range(2):
         KafkaBackend(broker.address, app, partitions=2).close()
-    topics = AdminClient({"bootstrap.servers": broker.address}).list_topics(timeout=10).topics
+    topics = (
+        AdminClient({"bootstrap.servers": broker.address}).list_topics(timeout=PATIENCE_S).topics
+    )
     mine = {name: len(topic.partitions) for name, topic in topics.items() if name.startswith(app)}
     assert mine == {f"{app}.eden": 2, f"{app}.from": 2, f"{app}.to": 2, f"{app}.state": 1}
 
@@ -92,12 +94,12 @@ def configure(broker: Broker, topic: str, **settings: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(60)
+        future.result(PATIENCE_S)
 
     def applied() -> bool:
         asked = ConfigResource(ResourceType.TOPIC, topic)
         (found,) = admin.describe_configs([asked]).values()
-        shown = found.result(60)
+        shown = found.result(PATIENCE_S)
         return all(shown[one.name].value == one.value for one in entries)
 
     until(applied)  # the broker applies what the controller has accepted a little later
@@ -143,10 +145,10 @@ def test_messages_of_other_programs_are_records(broker: Broker, app: str) -> Non
     queue = DataQueue(backend)
     other = Producer({"bootstrap.servers": broker.address})
     other.produce(f"{app}.eden", b"plain", key=b"k")
-    other.flush(10)
+    assert other.flush(PATIENCE_S) == 0
     queue.put(["bundled"])
     other.produce(f"{app}.eden", b"no bundle", headers=[("eddyline", b"3")])
-    other.flush(10)
+    assert other.flush(PATIENCE_S) == 0
     (batch, records) = queue.read(2)
     assert records["payload"].to_pylist() == [b"plain", b"bundled"]
     assert records["key"].to_pylist() == [b"k", None]
@@ -190,7 +192,7 @@ def expire(broker: Broker, topic: str, *before: int) -> None:
     gone = [TopicPartition(topic, partition, offset) for partition, offset in enumerate(before)]
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.delete_records(gone).values():
-        future.result(60)
+        future.result(PATIENCE_S)
 
 
 def put_singly(broker: Broker, topic: str, payloads: list[str], partition: int = 0) -> None:
@@ -198,7 +200,7 @@ def put_singly(broker: Broker, topic: str, payloads: list[str], partition: int =
     producer = Producer({"bootstrap.servers": broker.address})
     for payload in payloads:
         producer.produce(topic, payload.encode(), partition=partition)
-    producer.flush(10)
+    assert producer.flush(PATIENCE_S) == 0
     producer.close()
 
 

@@ -495,7 +495,7 @@ def test_any_error_that_ends_the_thread_of_commits_is_raised(tmp_path: Path) -> 
     queue.put(["a"])
     with Backflow(queue, every_s=0.005) as backflow:
         queue.settle(queue.plan(1))
-        backflow._thread.join(10)
+        backflow._thread.join(PATIENCE_S)
         with pytest.raises(OSError, match="Too many open files"):
             backflow.check()
         backflow.error = None

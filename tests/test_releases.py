@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from eddyline.spark import plan_trees as trees
 from eddyline.spark.releases import PAUSE_S, Releases
 from eddyline.spark.scala import scala_of
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.spark
 
@@ -29,13 +30,6 @@ def held(spark: SparkSession) -> Callable[[], int]:
     gateway: Any = spark.sparkContext._gateway
     bindings = gateway.java_gateway_server.getGateway().getBindings()
     return lambda: int(bindings.size())
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(PAUSE_S)
 
 
 def settled(held: Callable[[], int]) -> int:
@@ -122,5 +116,5 @@ def test_a_call_that_fails_does_not_end_the_release_of_later_objects() -> None:
     client.finalizer_deque.appendleft((None, "o2"))
     until(lambda: trees.released == ["o1", "o2"])
     client.finalizer_deque.appendleft(None)  # the client ends
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -19,6 +19,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError
 from processes import Child
 from sink_changes import SCHEMA, Changelog, Row, expected, parsed, target, weighted
+from waiting import PATIENCE_S
 
 pytest.importorskip("confluent_kafka")
 
@@ -58,7 +59,7 @@ def created(broker: Broker, topic: str, partitions: int = 1, **config: str) -> N
     settings = {name.replace("_", "."): value for name, value in config.items()}
     client = admin(broker)
     for future in client.create_topics([NewTopic(topic, partitions, 1, config=settings)]).values():
-        future.result(20)
+        future.result(PATIENCE_S)
 
 
 def messages_of(broker: Broker, topic: str) -> list[Message]:
@@ -186,7 +187,7 @@ def test_what_messages_look_like(broker: Broker, topic: str) -> None:
     }
     client = admin(broker)
     asked = kafka_topic.ConfigResource("topic", topic + kafka_sink.EPOCHS)
-    settings = client.describe_configs([asked])[asked].result(20)
+    settings = client.describe_configs([asked])[asked].result(PATIENCE_S)
     assert settings["cleanup.policy"].value == "compact"
 
 
@@ -237,7 +238,7 @@ def test_records_of_others_are_replaced_on_demand(
     other = Producer({"bootstrap.servers": broker.address})
     for key, value in [(b"\xff\x00", b"\xfe"), (b"a", b"{}"), (b"b", b""), (b"c", None)]:
         other.produce(topic, value, key)
-    other.flush(20)
+    assert other.flush(PATIENCE_S) == 0
     with pytest.raises(EddylineError) as error:
         opened(broker, topic, envelope=envelope).replace(None, Epoch(1), one(1))
     assert error.value.condition == "SINK_TARGET_NOT_EMPTY"

@@ -19,6 +19,7 @@ import eddyline as el
 from eddyline.errors import EngineError
 from eddyline_apps.processes import free_port
 from processes import Child
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +45,7 @@ def beeline(address: str, *queries: str) -> str:
     for query in queries:
         command += ["-e", query]
     done = subprocess.run(
-        [*command, "-u", address], capture_output=True, text=True, timeout=120, check=False
+        [*command, "-u", address], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     return done.stdout + done.stderr
 
@@ -66,7 +67,7 @@ def shown_by_connect(address: str) -> str:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK", "PYSPARK"))}
     done = subprocess.run(
         [sys.executable, "-c", program, address],
-        env=own, capture_output=True, text=True, timeout=200, check=True,
+        env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -128,7 +129,7 @@ def test_the_command_line_serves_clients(tmp_path: Path) -> None:
         assert "milk,120" in found
         assert shown_by_connect(remote).startswith("[('milk', 120), ('tea', 300)]")
         child.process.send_signal(signal.SIGTERM)
-        assert child.process.wait(60) == 0, child.last_words()
+        assert child.process.wait(PATIENCE_S) == 0, child.last_words()
     finally:
         child.kill()
 
