@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE_S
+
 NOTEBOOK = Path(__file__).parents[1] / "docs/quickstart.ipynb"
 
 
@@ -16,7 +18,12 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(
+        notebook,
+        timeout=PATIENCE_S,
+        startup_timeout=PATIENCE_S,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
     client.execute()  # an error in a cell is raised
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     tables = [one.data["text/plain"] for one in shown if one.output_type == "execute_result"]

@@ -14,6 +14,7 @@ from eddyline_apps import demo
 from eddyline_apps.traffic import Traffic
 from test_web_statistics import DATA, LOGS, truth
 from test_webstats_views import offline, session  # noqa: F401
+from waiting import PATIENCE_S
 
 UNPACKED = Path(__file__).parents[1] / ".goaccess"
 GOACCESS = shutil.which("goaccess") or next(map(str, UNPACKED.glob("usr/bin/goaccess")), None)
@@ -30,7 +31,7 @@ def goaccess(log, log_format, folder):
     subprocess.run(
         command,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment,
