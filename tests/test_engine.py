@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import os
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -313,6 +314,40 @@ def test_a_stream_of_operations(engine, tmp_path, spark):
     with pytest.raises(el.DataError) as error:
         engine.stream("static", spark.range(1))
     assert error.value.condition == "NOT_STREAMING"
+
+
+def test_operations_count_in_the_order_of_their_files(engine, tmp_path, spark):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    others = [f"{10 + i},{'x' * 50},+" for i in range(200)]
+    lines = [["1,a,+", "2,a,+"], ["1,a,-", "1,b,+", *others], ["1,b,-", "3,c,+", "2,a,-"]]
+    lines += [["1,d,+", *others[:50]], ["3,c,-"]]
+
+    def arrive(files, since):
+        for number, content in enumerate(files, since):
+            path = folder / f"{99 - number}.csv"
+            path.write_text("\n".join(content) + "\n")
+            os.utime(path, (number, number))
+
+    options = {"path": str(folder)}
+    engine.create_stream("created", "id INT, v STRING", "csv", options, op="op", primary_key=["id"])
+    frame = spark.readStream.schema("id INT, v STRING, op STRING").csv(str(folder))
+    engine.stream("plain", frame.where("id < 5"), op="op")
+    engine.stream("latest", frame.drop("op").where("id < 5"), primary_key=["id"])
+    read = {
+        name: f"SELECT id, v FROM {name} WHERE id < 5" for name in ("created", "plain", "latest")
+    }
+    views = {name: engine.view(f"of_{name}", query) for name, query in read.items()}
+    arrive(lines, 1)
+    engine.advance()
+    assert rows(views["created"].snapshot()) == [(1, "d")]
+    assert rows(views["plain"].snapshot()) == [(1, "d")]
+    assert rows(views["latest"].snapshot()) == [(1, "d"), (2, "a"), (3, "c")]
+    arrive([["1,d,-"], ["1,e,+", *others], ["1,e,-", "1,f,+"], ["1,f,-", "1,g,+", *others]], 10)
+    engine.advance()
+    assert rows(views["created"].snapshot()) == [(1, "g")]
+    assert rows(views["plain"].snapshot()) == [(1, "g")]
+    assert engine.verify()
 
 
 def test_variants_that_are_null_are_kept_and_compared(engine):

@@ -29,7 +29,7 @@ from eddyline.source.received import is_received
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import NDJSON
-from eddyline.source.spark import FILE, RECORD, SparkStream
+from eddyline.source.spark import FILE, RECORD, SparkStream, placed
 from eddyline.source.tail import COLUMNS, TailStream
 from eddyline.spark.failures import message_of
 from eddyline.spark.schema import arrow_schema
@@ -150,6 +150,9 @@ class SparkFormat:
         marked = self.frame is None and self._drops_malformed(stream)
         if marked and letters is None:  # the stream was created before dead letters existed
             frame, marked = frame.where(f"{quoted(RECORD)} IS NULL"), False
+        ordered = False
+        if stream.operation or stream.key:
+            frame, ordered = placed(frame)
         return SparkStream(
             stream.name,
             frame,
@@ -161,6 +164,7 @@ class SparkFormat:
             f"checkpoints/{stream.id}",
             None if letters is None else Rejects(stream.name, context.log_of(letters)),
             decoded=marked,
+            placed=ordered,
         )
 
     def _drops_malformed(self, stream: Entry) -> bool:

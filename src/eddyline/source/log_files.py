@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +20,10 @@ SET_ASIDE = "set-aside.json"
 
 NUMBER_DIGITS = 12  # the number of an entry begins the names of its files
 BAD = ["payload", "error"]  # columns of records that become dead letters
-LOGGED = "file string, rows long, crc long, dead boolean"
+PLACE = ["eddyline modified", "eddyline file", "eddyline block"]
+"""Columns with the place of a record that comes from a file: modification time, path, first byte of the part of the file."""
+
+LOGGED = "file string, start long, rows long, crc long, dead boolean, modified long, path string, block long"
 _SMALL_BYTES = 4 << 20  # rows of larger files stay in them
 
 
@@ -69,8 +73,9 @@ def write_rows(files: Files, name: str, table: pa.Table) -> Segment:
 class LogTask:
     """Write the rows of a micro-batch into files of the redo log, one or two a task.
 
-    Input: `c0..`, for a stream of operations `op`, and for one with dead letters `payload` and
-    `error`, which are null for good records. Output: a row for each file, `LOGGED`.
+    Input: `c0..`, for a stream of operations `op`, for one with dead letters `payload` and
+    `error`, which are null for good records, and `PLACE` if the rows must keep the order of their files.
+    Output: a row for each file, `LOGGED`; with `PLACE` one for each part of a source's file.
     """
 
     files: Files
@@ -78,7 +83,7 @@ class LogTask:
     number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the files; yield for each its name, row count and checksum, and whether it holds dead letters."""
+        """Write the files; yield the names, rows and checksums, and whether they are dead letters."""
         received = [batch for batch in batches if batch.num_rows]
         if not received:
             return
@@ -87,13 +92,62 @@ class LogTask:
             bad = pc.is_valid(rows["error"])
             rows, dead = rows.filter(pc.invert(bad)), rows.filter(bad).select(BAD)
             rows = rows.drop_columns(BAD)
-        for table in (rows, dead):
-            if table is not None and table.num_rows:
-                segment = write_rows(self.files, new_file(self.folder, self.number), table)
-                written = [segment.file, segment.rows, segment.crc, table is dead]
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([value]) for value in written], names=["file", "rows", "crc", "dead"]
-                )
+        if rows.num_rows:
+            rows, parts = _by_place(rows)
+            yield self._written(rows, dead=False, parts=parts)
+        if dead is not None and dead.num_rows:
+            yield self._written(dead, dead=True, parts=_one_part(dead))
+
+    def _written(self, rows: pa.Table, *, dead: bool, parts: pa.Table) -> pa.RecordBatch:
+        """Write a file; return its parts, of `PLACE` and a number of rows, as `LOGGED`."""
+        segment = write_rows(self.files, new_file(self.folder, self.number), rows)
+        counts = parts["rows"].to_numpy()
+        written = {
+            "file": [segment.file] * len(counts),
+            "start": np.cumsum(counts) - counts,
+            "rows": counts,
+            "crc": [segment.crc] * len(counts),
+            "dead": [dead] * len(counts),
+            **dict(zip(("modified", "path", "block"), parts.select(PLACE).columns, strict=True)),
+        }
+        return pa.table(written).combine_chunks().to_batches()[0]
+
+
+def _by_place(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return rows in the order of `PLACE`, which is taken off, and the places with their numbers of rows."""
+    if PLACE[0] not in rows.column_names:
+        return rows, _one_part(rows)
+    parts = _counted(rows)
+    if parts.num_rows > 1:
+        # stable: rows of one part of a file stay in their order
+        rows = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in PLACE]))
+        parts = _counted(rows)
+    return rows.drop_columns(PLACE), parts
+
+
+def _counted(rows: pa.Table) -> pa.Table:
+    """Return the places of rows, as they first occur, with their numbers of rows."""
+    groups = rows.group_by(PLACE, use_threads=False).aggregate([([], "count_all")])
+    return groups.rename_columns([*PLACE, "rows"])
+
+
+def _one_part(rows: pa.Table) -> pa.Table:
+    """Return a part with all rows, of no file."""
+    kinds = (pa.int64(), pa.string(), pa.int64())
+    nothing = {name: pa.nulls(1, kind) for name, kind in zip(PLACE, kinds, strict=True)}
+    return pa.table({**nothing, "rows": [rows.num_rows]})
+
+
+def in_order(parts: Iterable[Segment]) -> list[Segment]:
+    """Return segments of a log, of which neighbours in the same file are one."""
+    joined: list[Segment] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if last is not None and (last.file, last.start + last.rows) == (part.file, part.start):
+            joined[-1] = replace(last, rows=last.rows + part.rows)
+        else:
+            joined.append(part)
+    return joined
 
 
 def in_fewer_files(

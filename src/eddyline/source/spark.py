@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,7 +17,7 @@ from eddyline.changes import APPEND, DELETE, OPERATION, REPLACED
 from eddyline.errors import StateError
 from eddyline.source.base import CopiedSource, cannot_read
 from eddyline.source.dead_letters import DeadLetters, Rejects
-from eddyline.source.log_files import BAD, LOGGED, LogTask
+from eddyline.source.log_files import BAD, LOGGED, PLACE, LogTask, in_order
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
@@ -34,7 +34,29 @@ DELETE_CODES = ("-", "d", "-D", "delete", "D")
 REPLACED_CODES = ("-U", "update_preimage")  # the row before an update, whose new one follows
 REJECT = "reject"  # any other code: its row is a dead letter
 
-RECORD, FILE = "eddyline record", "eddyline file"  # columns of a malformed record and its file
+RECORD, FILE = "eddyline record", PLACE[1]  # columns of a malformed record and its file
+
+_PLACE_SQL = (
+    "coalesce(unix_micros(_metadata.file_modification_time), 0L)",
+    "coalesce(_metadata.file_path, '')",
+    "coalesce(_metadata.file_block_start, 0L)",
+)
+
+
+def placed(frame: DataFrame) -> tuple[DataFrame, bool]:
+    """Return a frame with the columns `PLACE`, and whether it can have them: its rows come from files.
+
+    Spark reads the largest files of a micro-batch first, so the order of its rows isn't that of their files.
+    """
+    wanted = [
+        expr(sql).alias(name)
+        for name, sql in zip(PLACE, _PLACE_SQL, strict=True)
+        if name not in frame.columns
+    ]
+    try:
+        return frame.select("*", *wanted), True
+    except AnalysisException:
+        return frame, False
 
 
 @dataclass(slots=True)
@@ -52,6 +74,7 @@ class SparkStream(CopiedSource):
         checkpoint: folder of Spark's checkpoint.
         rejects: the dead letters; None if no row can become one.
         decoded: whether the frame has the columns `RECORD` and `FILE` for malformed records.
+        placed: whether it has the columns `PLACE`, by which its operations count in the order of their files.
         query: the running query.
     """
 
@@ -65,6 +88,7 @@ class SparkStream(CopiedSource):
     checkpoint: str
     rejects: Rejects | None = None
     decoded: bool = False
+    placed: bool = False
     query: StreamingQuery | None = field(default=None)
 
     @property
@@ -124,12 +148,20 @@ class SparkStream(CopiedSource):
             columns += [
                 expr(sql).alias(name) for name, sql in zip(BAD, self._bad_sql(), strict=True)
             ]
+        if self.placed:
+            columns += [expr(quoted(name)) for name in PLACE]
         task = LogTask(self.files, self.log.folder, number)
         # Spark has set it to true for this thread; see INTERRUPT
         batch.sparkSession.sparkContext.setLocalProperty("spark.job.interruptOnCancel", "false")
         written = batch.select(*columns).mapInArrow(task, LOGGED).collect()
+        if self.placed:
+            written.sort(key=lambda row: (row.dead, row.modified, row.path, row.block))
         good, bad = (
-            [Segment(LOG, row.file, row.rows, crc=row.crc) for row in written if row.dead is dead]
+            in_order(
+                Segment(LOG, row.file, row.rows, row.start, crc=row.crc)
+                for row in written
+                if row.dead is dead
+            )
             for dead in (False, True)
         )
         if bad and self.rejects is not None:
