@@ -318,3 +318,19 @@ def test_lanes_that_know_different_things_about_nulls_write_one_state(tmp_path, 
             engine.advance()
             assert engine.snapshot("v").count() == 2 * number + 2
             assert engine.verify()
+
+
+def test_runs_of_both_lanes_are_merged(tmp_path, spark):
+    """A count is known to be no null in the wide lane only, also where it is a column of the state."""
+    for number, rows in enumerate([200_000, 0, 200_000, 0]):
+        options = el.Options(short_lane_rows=rows, buckets=1, compaction_fan_in=2)
+        with el.Engine(str(tmp_path), spark, options) as engine:
+            table = engine.table("t", "k STRING, g INT")
+            if not number:
+                counts = "SELECT k, g, count(*) AS n FROM t GROUP BY k, g"
+                engine.view("v", f"SELECT g, max(n) AS most FROM ({counts}) GROUP BY g")
+            table.insert([("a", number), ("b", number), ("b", 0)])
+            engine.advance()
+            assert engine.progress().failing == {}
+            assert engine.snapshot("v").where("g = 0").first().most == number + 2
+            assert engine.verify()

@@ -32,15 +32,16 @@ def cast_to(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_nullable_fields(table: pa.Table) -> pa.Table:
-    """Make all inner values of the rows' types nullable, without copying the rows.
+    """Make all columns and inner values of the rows' types nullable, without copying the rows.
 
     Spark's plans for the two lanes may differ in nullability, and Arrow treats such tables as different.
     """
-    if not any(pa.types.is_nested(kind) for kind in table.schema.types):
+    if all(field.nullable and not pa.types.is_nested(field.type) for field in table.schema):
         return table
     columns = [_retyped(column, column.type, loose=True) for column in table.columns]
     fields = [
-        field.with_type(column.type) for field, column in zip(table.schema, columns, strict=True)
+        pa.field(name, column.type)
+        for name, column in zip(table.column_names, columns, strict=True)
     ]
     return pa.table(columns, schema=pa.schema(fields))
 
