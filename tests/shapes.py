@@ -344,6 +344,8 @@ WINDOWS = {
     " ON t.id = z.id",
     "gaps_islands": "SELECT k, min(id) AS lo, max(id) AS hi, count(*) AS n FROM (SELECT k, id, id -"
     " dense_rank() OVER (PARTITION BY k ORDER BY id) AS island FROM t) GROUP BY k, island",
+    "near_and_running_of_equal_rows": "SELECT k, g, lag(g) OVER w AS l, row_number() OVER w AS n, sum(g) OVER"
+    " (PARTITION BY k ORDER BY g ROWS UNBOUNDED PRECEDING) AS s FROM t WINDOW w AS (PARTITION BY k ORDER BY g)",
 }
 
 LIMITS = {

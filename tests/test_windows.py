@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.answers.profile import profile
 from eddyline.spark.session import cloned
+from eddyline.testing import replayed
 
 pytestmark = pytest.mark.spark
 
@@ -115,6 +116,31 @@ def test_a_mix_of_nearby_rows_and_running_functions_is_split(
             table.insert([(number * 7 % 11, number), (number * 5 % 11, -number)])
             engine.advance()
             assert engine.verify()
+
+
+def test_a_mix_over_equal_rows_takes_these_in_one_order(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "k STRING, v INT")
+        view = engine.view(
+            "mixed",
+            "SELECT v, lag(v) OVER w AS before, lead(v, 2) OVER w AS later, row_number() OVER w AS place"
+            " FROM t WINDOW w AS (PARTITION BY k ORDER BY v DESC)",
+        )
+        table.insert([("a", 4), ("a", 1), ("a", 1), ("a", 0)])
+        engine.advance()
+        found = sorted(map(tuple, view.snapshot().collect()), reverse=True)
+        assert found == [(4, None, 1, 1), (1, 4, 0, 2), (1, 1, None, 3), (0, 1, None, 4)]
+        chance = random.Random(7)
+        for _ in range(6):
+            table.insert([("a", chance.randrange(3)) for _ in range(3)])
+            table.delete([("a", chance.randrange(3)) for _ in range(2)])
+            engine.advance()
+            assert engine.verify()
+        changes = [tuple(row) for row in view.changes().collect()]
+        left = sorted(map(repr, replayed(changes)))
+        assert left == sorted(repr(tuple(row)) for row in view.snapshot().collect())
 
 
 def test_gaps_are_filled_with_the_last_value_before(tmp_path: Path, spark: SparkSession) -> None:

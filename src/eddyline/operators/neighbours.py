@@ -17,7 +17,7 @@ from eddyline.state.kernels import ranges, with_weights
 from eddyline.state.search import key_ranges
 
 SLOT = "rows"
-PLACE, STRETCH, SHOWN = "place", "stretch", "shown"
+COPY, PLACE, STRETCH, SHOWN = "copy", "place", "stretch", "shown"
 VERSION = WEIGHT
 
 
@@ -32,9 +32,9 @@ class Neighbours:
     are marked as shown; the frames of the others are incomplete.
 
     Input: `h, k0.., s0.., c0.., w`: the partition's key and its hash, the sort keys, the row. Output:
-    `h, c0.., place, stretch, shown, w` with w = -1 for the rows of the version before the epoch, +1
-    for those after; a row of weight n comes n times. `place` tells their order; where the sort keys leave rows
-    equal, the values of the rows decide.
+    `h, c0.., copy, place, stretch, shown, w` with w = -1 for the rows of the version before the epoch, +1
+    for those after; a row of weight n comes n times, numbered by `copy` from 0. `place` tells their order; where the
+    sort keys leave rows equal, the values of the rows decide.
 
     Attributes:
         before, after: how far frames reach at most.
@@ -131,7 +131,8 @@ class Neighbours:
         begins = (np.diff(place, prepend=-2) > 1) | (np.diff(near.stretch[row], prepend=-1) != 0)
         columns = near.rows.select([HASH, *numbered("c", self.columns)]).take(pa.array(row))
         return (
-            columns.append_column(PLACE, pa.array(place))
+            columns.append_column(COPY, pa.array(place - copies.start[row]))
+            .append_column(PLACE, pa.array(place))
             .append_column(STRETCH, pa.array(number + np.cumsum(begins)))
             .append_column(SHOWN, pa.array(shown[place]))
             .append_column(VERSION, pa.array(np.full(len(place), version, np.int64)))

@@ -17,13 +17,11 @@ from eddyline.plan.limits import is_sortable, partitioned
 from eddyline.plan.logical import (
     Expression,
     Plan,
-    child_of,
     children_of,
     find,
     id_of,
     items,
     kind,
-    output_of,
     type_of,
 )
 from eddyline.plan.python import calls_python
@@ -75,11 +73,16 @@ def is_running(build: Build, node: Plan, named: Expression) -> bool:
 
 
 def running(
-    build: Build, node: Plan, child: Delta, bounds: Mapping[int, Bound]
+    build: Build,
+    node: Plan,
+    child: Delta,
+    columns: Sequence[Expression],
+    bounds: Mapping[int, Bound],
 ) -> tuple[Plan, Expression, list[Expiry]]:
     """Lower the window functions of a node: their results are stored with the rows of their partitions.
 
     Args:
+        columns: those of the child. Where the sort keys leave rows equal, the first of these in which they differ decides.
         bounds: those of the partition's keys.
 
     Returns:
@@ -87,7 +90,6 @@ def running(
     """
     catalyst = build.catalyst
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
-    columns = output_of(child_of(node))
     kept = _Functions(catalyst, columns)
     results = [catalyst.rewrite(one, kept.add) for one in items(node.windowExpressions())]
     rows = partitioned(build, child, partition, orders, kept.arguments)

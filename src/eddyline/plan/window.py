@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from eddyline.operators.neighbours import PLACE, SHOWN, SLOT, STRETCH, Neighbours
+from eddyline.operators.neighbours import COPY, PLACE, SHOWN, SLOT, STRETCH, Neighbours
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, canonical_texts, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds
 from eddyline.plan.limits import is_sortable, keeps_group_top, partitioned
@@ -71,6 +71,18 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     """Lower window functions; stacked nodes with the same partitioning at once."""
     if _is_first(build, node):
         return _numbered_one(build, node, lower(child_of(node)))
+    return _lowered(build, node, lower, counted=False)[0]
+
+
+def _lowered(
+    build: Build, node: Plan, lower: Callable[[Plan], Delta], *, counted: bool
+) -> tuple[Delta, list[Expression]]:
+    """Lower window functions; also return the columns of the result.
+
+    Args:
+        counted: whether functions over nearby rows number equal rows: functions that are computed over the result must
+            take these in the same order.
+    """
     partition = items(node.partitionSpec())
     stack, split = _stack(node), None
     reach = _reach(build, stack)
@@ -79,14 +91,22 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
     if reach is None and (split := _split(build, node)) is not None:
         stack = [split]
     below = child_of(stack[-1])
-    child = lower(below)
+    columns = output_of(below)
+    if split is not None and split is not node:
+        child, columns = _lowered(build, below, lower, counted=True)
+    else:
+        child = lower(below)
+    out = output_of(node)
     bounds = key_bounds(build.catalyst, partition, child.bounds)
     shuffle = True
     if reach is not None:
-        plan, weight, expiry = _near(build, stack, child, reach, bounds)
+        plan, weight, copy, expiry = _near(build, stack, child, reach, bounds)
+        if counted:
+            out = [*columns, copy, *out[len(columns) :]]
+        plan = build.catalyst.project([*out, weight], plan)
         rule, kept = "recompute rows near changes", "input rows by partition, in order"
     elif split is not None:
-        plan, weight, expiry = running(build, split, child, bounds)
+        plan, weight, expiry = running(build, split, child, columns, bounds)
         plan = build.catalyst.project([*output_of(node), weight], plan)
         rule, kept = "compute on from the first change", "rows and results by partition, in order"
     else:
@@ -111,7 +131,7 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         shuffle=shuffle,
         children=(child.node,),
     )
-    return Delta(
+    delta = Delta(
         plan,
         weight,
         shown,
@@ -119,6 +139,7 @@ def window(build: Build, node: Plan, lower: Callable[[Plan], Delta]) -> Delta:
         endless=child.endless,
         bounds=attribute_bounds(partition, bounds),
     )
+    return delta, out
 
 
 def _is_first(build: Build, node: Plan) -> bool:
@@ -190,14 +211,15 @@ class _Reach:
 
 def _near(
     build: Build, stack: list[Plan], child: Delta, reach: _Reach, bounds: Mapping[int, Bound]
-) -> tuple[Plan, Expression, list[Expiry]]:
+) -> tuple[Plan, Expression, Expression, list[Expiry]]:
     """Evaluate window functions that depend on rows near each row, where these can change.
 
     Args:
         bounds: those of the partition's keys.
 
     Returns:
-        The plan, its weight, and the rows of the state that a watermark allows to drop.
+        The plan, its weight, the number of each row among equal ones, and the rows of the state that a watermark
+        allows to drop.
     """
     catalyst, node = build.catalyst, stack[0]
     partition, orders = items(node.partitionSpec()), items(node.orderSpec())
@@ -215,21 +237,18 @@ def _near(
     expiry = rows.expiry(SLOT, bounds)
     out = [
         *rows.columns,
+        StructField(COPY, LongType(), False),
         StructField(PLACE, LongType(), False),
         StructField(STRETCH, LongType(), False),
         StructField(SHOWN, BooleanType(), False),
     ]
     result = build.run(rows.frame, operator, out, single=not partition, expiry=expiry)
-    plan, (place, stretch, shown, weight) = build.rebound(result, columns)
+    plan, (copy, place, stretch, shown, weight) = build.rebound(result, columns)
     for one in reversed(stack):
         functions = items(one.windowExpressions())
         order = None if reach.by_value else place
         plan = catalyst.window(one, functions, [*partition, stretch], plan, order)
-    return (
-        catalyst.project([*output_of(node), weight], catalyst.filter(shown, plan)),
-        weight,
-        expiry,
-    )
+    return catalyst.filter(shown, plan), weight, copy, expiry
 
 
 def _reach(build: Build, stack: list[Plan]) -> _Reach | None:
