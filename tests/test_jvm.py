@@ -93,6 +93,32 @@ def test_settings_of_the_user_stay(tmp_path: Path) -> None:
     assert found == ["found 600 5 false"], child.stderr
 
 
+def test_the_optimising_compiler_comes_behind_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, pathlib, sys, eddyline as el\n"
+        "with el.Engine(sys.argv[1]) as engine:\n"
+        "    jvm = engine.spark.sparkContext._gateway.proc.pid\n"
+        "    for task in pathlib.Path(f'/proc/{jvm}/task').iterdir():\n"
+        "        nice = os.getpriority(os.PRIO_PROCESS, int(task.name))\n"
+        "        print(nice, (task / 'comm').read_text().strip())\n"
+    )
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS")  # by which tests have no such compiler
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "s")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    found = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    behind = {name for nice, name in found if int(nice) == min(own + 10, 19)}
+    assert {name for nice, name in found if int(nice) == own} > {"java", "C1 CompilerThre"}
+    assert any(name.startswith("C2 Comp") for name in behind)
+    assert all("CompilerThre" in name for name in behind)
+
+
 def test_settings_of_the_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark-defaults.conf").write_text(OWN_SETTINGS + "spark.master: local[1]\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))

@@ -21,6 +21,8 @@ from eddyline.spark.java import provide_java
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _ENDING_S = 0.5
 """A JVM that is being killed closes its connections shortly before its process has ended."""
+_BEHIND = 10
+"""What the optimising compiler has more of niceness than other threads: beside busy ones it gets a tenth of a core."""
 _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
@@ -80,7 +82,21 @@ def start_jvm(settings: Mapping[str, str]) -> None:
             relay.join(timeout=5)
             raise
         os.close(writer)
+        _put_behind(gateway.proc.pid)
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+def _put_behind(pid: int) -> None:
+    """Let a JVM's optimising compiler take what the other threads leave of the cores, where threads have priorities of their own.
+
+    In its first minutes it would take more of them than views and epochs, which run well enough with the code of the quick compiler.
+    """
+    for name in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with suppress(OSError):
+            if name.read_text().startswith("C2 Compiler"):
+                thread = int(name.parent.name)
+                usual = os.getpriority(os.PRIO_PROCESS, thread)
+                os.setpriority(os.PRIO_PROCESS, thread, usual + _BEHIND)  # 19 at most
 
 
 def _pass_on(reader: int) -> None:
