@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 import eddyline as el
 from eddyline.cli.text import progress_line
@@ -348,6 +349,21 @@ def test_operations_count_in_the_order_of_their_files(engine, tmp_path, spark):
     assert rows(views["created"].snapshot()) == [(1, "g")]
     assert rows(views["plain"].snapshot()) == [(1, "g")]
     assert engine.verify()
+
+
+def test_rows_joined_with_a_table_of_files_keep_the_order_of_the_stream(engine, tmp_path, spark):
+    (tmp_path / "names").mkdir()
+    for number, name in enumerate("ab"):
+        path = tmp_path / "names" / f"{number}.csv"
+        path.write_text(f"{number},{name}\n")
+        os.utime(path, (9 - number, 9 - number))  # that of the newest row is the older file
+    names = spark.read.schema("of INT, name STRING").csv(str(tmp_path / "names"))
+    counted = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    named = counted.join(names, expr("value % 2 = of")).selectExpr("0 AS id", "value", "name")
+    engine.stream("named", named, primary_key=["id"])
+    view = engine.view("latest", "SELECT value, name FROM named")
+    engine.advance()
+    assert rows(view.snapshot()) == [(9, "b")]
 
 
 def test_variants_that_are_null_are_kept_and_compared(engine):

@@ -44,10 +44,12 @@ _PLACE_SQL = (
 
 
 def placed(frame: DataFrame) -> tuple[DataFrame, bool]:
-    """Return a frame with the columns `PLACE`, and whether it can have them: its rows come from files.
+    """Return a frame with the columns `PLACE`, and whether it can have them: its rows come from files, and from nothing else.
 
     Spark reads the largest files of a micro-batch first, so the order of its rows isn't that of their files.
     """
+    if frame._jdf.queryExecution().analyzed().collectLeaves().size() > 1:  # noqa: SLF001  # not public in PySpark
+        return frame, False  # the files may be those of a table that the stream is joined with
     wanted = [
         expr(sql).alias(name)
         for name, sql in zip(PLACE, _PLACE_SQL, strict=True)
