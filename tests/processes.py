@@ -1,4 +1,4 @@
-"""Child processes of tests, each in a process session of its own, to be ended by SIGKILL."""
+"""Child processes of tests, each in a process session of its own, to be ended by SIGKILL; the open files of a process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from eddyline_apps.processes import SHORT_LIVED, kill_session, members
+
+
+def open_files(folder: Path | str) -> list[str]:
+    """Return the files in a folder that this process has open; others come and go with other tests."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 class Child:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from eddyline.state.leases import Leases, hold_for, pinned, release, renew, reti
 from eddyline.state.manifest import Manifest, committed_epochs, write_manifest
 from eddyline.state.recover import open_storage
 from eddyline.storage.files import Files
+from processes import open_files
 from retired import retire
 from waiting import PATIENCE_S
 
@@ -64,15 +64,6 @@ def reader(files: Files) -> subprocess.Popen[str]:
     assert made.stdout is not None
     assert made.stdout.readline() == "3\n"
     return made
-
-
-def open_files(folder: str) -> list[str]:
-    """Return the files in a folder that this process has open; others come and go with other tests."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 class StillThere:

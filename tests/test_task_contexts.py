@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 import eddyline.spark.driver
 from eddyline.spark.driver import TaskContext
+from processes import open_files
 
 ROWS = pa.RecordBatch.from_pydict({"n": [1]})
 
@@ -40,15 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(eddyline.spark.driver, "_folder", lambda: str(tmp_path))
     monkeypatch.setattr(TaskContext, "_numbers", itertools.count(-2, -1))
     return tmp_path
-
-
-def open_files(folder: Path) -> list[str]:
-    """Return the files in a folder that this process has open; others come and go with other tests."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 def enter(jvm: Any) -> None:
