@@ -114,22 +114,26 @@ def call(row):
     time.sleep(0.02)
     return row
 
-async def wait(row):
+async def block(row):
     time.sleep(0.02)
     return row
 
-rows, made = list(range(5)), {"each": call_each, "concurrently": call_concurrently}[sys.argv[1]]
-given = (call, rows, 0.3) if made is call_each else (wait, rows, 0.3, 5)
+async def wait(row):
+    await asyncio.sleep(0.15)
+    return row
+
+function, rows = globals()[sys.argv[1]], list(range(5))
+made, given = (call_each, ()) if function is call else (call_concurrently, (5,))
 print("ready", flush=True)
 while True:
-    print(json.dumps(list(made(*given)[1].values())), flush=True)
+    print(json.dumps(list(made(function, rows, 0.3, *given)[1].values())), flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["each", "concurrently"])
-def test_a_process_that_stood_still_gives_up_no_call(kind: str) -> None:
+@pytest.mark.parametrize("function", ["call", "block", "wait"])
+def test_a_process_that_stood_still_gives_up_no_call(function: str) -> None:
     """As when a laptop sleeps, or a virtual machine is paused."""
-    command = [sys.executable, "-c", STANDS_STILL, kind]
+    command = [sys.executable, "-c", STANDS_STILL, function]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:

@@ -3,8 +3,8 @@
 Python can't stop a call that takes too long: its thread is abandoned, and a new one makes the
 other calls. A call that fails or times out gives a reason, not an exception.
 
-The threads that wait for calls count looks, `POLL_S` apart, instead of reading a clock: where a process stood still, as
-in a virtual machine that was paused, calls have not had the time that passed meanwhile.
+Time is counted in looks, `POLL_S` apart, instead of being read from a clock: where a process stood still, as in a
+virtual machine that was paused, calls have not had the time that passed meanwhile.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def call_concurrently(
         async with slots:
             if abandoned.is_set():
                 return
-            limit = asyncio.timeout(ttl)
+            limit = asyncio.timeout(None)
             try:
-                async with limit:
+                async with limit, _Looks(limit, _looks(ttl, pause_s), pause_s):
                     result = _as_list(await function(arguments[index]))
                 outputs[index] = result
                 del failed[index]
@@ -110,9 +110,8 @@ def call_concurrently(
         slots = asyncio.Semaphore(concurrency)
         await asyncio.gather(*(call_one(index, slots) for index in range(len(arguments))))
 
-    turns = math.ceil(len(arguments) / concurrency)
+    turns, pause_s = math.ceil(len(arguments) / concurrency), min(POLL_S, ttl)
     future = asyncio.run_coroutine_threadsafe(call_all(), _event_loop())
-    pause_s = min(POLL_S, ttl)
     for _ in range(_looks(ttl * (turns + 1), pause_s)):
         with suppress(TimeoutError):
             future.result(pause_s)
@@ -207,6 +206,31 @@ class _Calls:
 def _run_calls(work: SimpleQueue[_Calls | None]) -> None:
     while (calls := work.get()) is not None:
         calls.run()
+
+
+class _Looks:
+    """Lets a time limit of asyncio pass after so many looks, unless the block of this context has ended.
+
+    Args:
+        limit: one without an end.
+    """
+
+    def __init__(self, limit: asyncio.Timeout, looks: int, pause_s: float) -> None:
+        self._limit, self._left, self._pause_s = limit, looks, pause_s
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.call_later(self._pause_s, self._look)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._next.cancel()
+
+    def _look(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._next = self._loop.call_later(self._pause_s, self._look)
+        else:
+            self._limit.reschedule(self._loop.time())
 
 
 class _LoopThread:
