@@ -351,19 +351,22 @@ def test_operations_count_in_the_order_of_their_files(engine, tmp_path, spark):
     assert engine.verify()
 
 
-def test_rows_joined_with_a_table_of_files_keep_the_order_of_the_stream(engine, tmp_path, spark):
-    (tmp_path / "names").mkdir()
-    for number, name in enumerate("ab"):
-        path = tmp_path / "names" / f"{number}.csv"
-        path.write_text(f"{number},{name}\n")
-        os.utime(path, (9 - number, 9 - number))  # that of the newest row is the older file
-    names = spark.read.schema("of INT, name STRING").csv(str(tmp_path / "names"))
-    counted = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    named = counted.join(names, expr("value % 2 = of")).selectExpr("0 AS id", "value", "name")
-    engine.stream("named", named, primary_key=["id"])
-    view = engine.view("latest", "SELECT value, name FROM named")
+def test_static_files_that_a_stream_is_joined_with_leave_its_order(engine, tmp_path, spark):
+    names = tmp_path / "names"
+    (tmp_path / "in").mkdir()
+    names.mkdir()
+    for number, code in enumerate("ba", 1):
+        (names / f"{code}.csv").write_text(f"{code},name of {code}\n")
+        os.utime(names / f"{code}.csv", (number, number))
+    plain = spark.readStream.schema("id INT, code STRING").csv(str(tmp_path / "in"))
+    hidden = plain.union(plain.where("false"))  # rows of no file
+    static = spark.read.schema("short STRING, name STRING").csv(str(names))
+    frame = hidden.join(static, expr("code = short")).select("id", "name")
+    engine.stream("s", frame, primary_key=["id"])
+    view = engine.view("v", "SELECT id, name FROM s")
+    (tmp_path / "in" / "1.csv").write_text("1,a\n1,b\n")
     engine.advance()
-    assert rows(view.snapshot()) == [(9, "b")]
+    assert rows(view.snapshot()) == [(1, "name of b")]
 
 
 def test_variants_that_are_null_are_kept_and_compared(engine):

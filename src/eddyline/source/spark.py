@@ -23,6 +23,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
 from eddyline.spark.failures import FAILURES, message_of
 from eddyline.spark.jvm import lost_jvm
+from eddyline.spark.plan_trees import elements
 from eddyline.sql.names import quoted
 from eddyline.storage.files import Files
 
@@ -44,21 +45,33 @@ _PLACE_SQL = (
 
 
 def placed(frame: DataFrame) -> tuple[DataFrame, bool]:
-    """Return a frame with the columns `PLACE`, and whether it can have them: its rows come from files, and from nothing else.
+    """Return a frame with the columns `PLACE`, and whether it can have them: it reads one stream, of files.
+
+    Static files that a stream is joined with say nothing about the order of its rows, and Spark keeps the rows
+    of streams that are joined in its checkpoint, with their columns.
 
     Spark reads the largest files of a micro-batch first, so the order of its rows isn't that of their files.
     """
-    if frame._jdf.queryExecution().analyzed().collectLeaves().size() > 1:  # noqa: SLF001  # not public in PySpark
-        return frame, False  # the files may be those of a table that the stream is joined with
     wanted = [
         expr(sql).alias(name)
         for name, sql in zip(PLACE, _PLACE_SQL, strict=True)
         if name not in frame.columns
     ]
     try:
-        return frame.select("*", *wanted), True
+        found = frame.select("*", *wanted)
     except AnalysisException:
         return frame, False
+    return (found, True) if _is_one_stream_of_files(found) else (frame, False)
+
+
+def _is_one_stream_of_files(frame: DataFrame) -> bool:
+    """Return whether a frame reads one stream, and `_metadata` of this and nothing else."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001  # not public in PySpark
+    kinds = [
+        (leaf.isStreaming(), any(one.name() == "_metadata" for one in elements(leaf.output())))
+        for leaf in elements(leaves)
+    ]
+    return [kind for kind in kinds if any(kind)] == [(True, True)]
 
 
 @dataclass(slots=True)
