@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,31 @@ def test_slices_and_parts_change_no_result(tmp_path: Path, spark: SparkSession) 
     with el.Engine(tmp_path, spark, plain) as engine:  # merges the parts
         engine.execute("DELETE FROM t WHERE id % 2 = 0")
         engine.advance()
+        assert engine.verify().equal
+
+
+def test_slices_with_and_without_stored_rows_make_one_run(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """Spark knows that a hash is never null; stored rows don't, and their types are those of their slice."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    options = el.Options(task_bytes=1 << 10, short_lane_rows=0)
+    with el.Engine(tmp_path / "storage", spark, options) as engine:
+        columns = "k STRING, ts TIMESTAMP, v BIGINT"
+        late = ("ts", "10 minutes")
+        engine.create_stream("s", columns, "json", {"path": str(folder)}, watermark=late)
+        engine.view("v", "SELECT k, ts, max(v) AS v FROM s GROUP BY k, ts")
+        draw = random.Random(1)
+        for number in range(2):
+            lines = [
+                f'{{"k": "{draw.choice("abc")}", "v": {draw.randrange(5)},'
+                f' "ts": "2024-01-01T00:0{draw.randrange(10)}:{draw.randrange(10, 60)}Z"}}\n'
+                for _ in range(400)
+            ]
+            (folder / f"{number}.json").write_text("".join(lines))
+            engine.advance()
+            assert engine.progress().failing == {}
         assert engine.verify().equal
 
 

@@ -23,6 +23,7 @@ from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_arrangements, read_manifest
+from eddyline.state.retyping import with_nullable_fields
 from eddyline.state.run_lists import common_start
 from eddyline.state.runs import keep_open
 from eddyline.state.slices import sliced
@@ -108,7 +109,8 @@ class Kernel:
         file = f"{self.prefix(context)}{name}{REPORT}"
         report = cpu.reporting(partial(self.files.write_json, file, durable=False))
         given = () if first is None else chain([first], deltas)
-        rows = (delta.drop_columns([BUCKET]) for delta in given)
+        # slices with stored rows take their types, in which all can be null, and must fit the others
+        rows = (with_nullable_fields(delta.drop_columns([BUCKET])) for delta in given)
         for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, rows, report):
             yield from batches_of(table, self.schema)
 
