@@ -109,8 +109,7 @@ class Kernel:
         file = f"{self.prefix(context)}{name}{REPORT}"
         report = cpu.reporting(partial(self.files.write_json, file, durable=False))
         given = () if first is None else chain([first], deltas)
-        # slices with stored rows take their types, in which all can be null, and must fit the others
-        rows = (with_nullable_fields(delta.drop_columns([BUCKET])) for delta in given)
+        rows = (delta.drop_columns([BUCKET]) for delta in given)
         for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, rows, report):
             yield from batches_of(table, self.schema)
 
@@ -145,7 +144,10 @@ class Kernel:
             started, before = time.perf_counter(), 0.0
             state = self._state(context, operator, bucket)
             written: dict[str, RunWriter] = {}
-            given: Iterable[pa.Table | None] = (delta for delta in deltas if delta.num_rows)
+            # as stored rows are read, which the operator may put together with them
+            given: Iterable[pa.Table | None] = (
+                with_nullable_fields(delta) for delta in deltas if delta.num_rows
+            )
             if isinstance(operator, Timed):
                 given = list(given) or [None]
             for delta in given:
@@ -218,7 +220,7 @@ class Kernel:
             )
             for slot, layout in operator.layouts.items()
         }
-        step = operator.step(delta, together)
+        step = operator.step(with_nullable_fields(delta), together)
         output = list(step.output)
         numbers = [owners.of(table[HASH].to_numpy()) for table in output]
         reports: dict[BucketId, dict[str, Any]] = {
