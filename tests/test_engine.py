@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-import os
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import expr
 
 import eddyline as el
 from eddyline.cli.text import progress_line
@@ -315,58 +313,6 @@ def test_a_stream_of_operations(engine, tmp_path, spark):
     with pytest.raises(el.DataError) as error:
         engine.stream("static", spark.range(1))
     assert error.value.condition == "NOT_STREAMING"
-
-
-def test_operations_count_in_the_order_of_their_files(engine, tmp_path, spark):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    others = [f"{10 + i},{'x' * 50},+" for i in range(200)]
-    lines = [["1,a,+", "2,a,+"], ["1,a,-", "1,b,+", *others], ["1,b,-", "3,c,+", "2,a,-"]]
-    lines += [["1,d,+", *others[:50]], ["3,c,-"]]
-
-    def arrive(files, since):
-        for number, content in enumerate(files, since):
-            path = folder / f"{99 - number}.csv"
-            path.write_text("\n".join(content) + "\n")
-            os.utime(path, (number, number))
-
-    options = {"path": str(folder)}
-    engine.create_stream("created", "id INT, v STRING", "csv", options, op="op", primary_key=["id"])
-    frame = spark.readStream.schema("id INT, v STRING, op STRING").csv(str(folder))
-    engine.stream("plain", frame.where("id < 5"), op="op")
-    engine.stream("latest", frame.drop("op").where("id < 5"), primary_key=["id"])
-    read = {
-        name: f"SELECT id, v FROM {name} WHERE id < 5" for name in ("created", "plain", "latest")
-    }
-    views = {name: engine.view(f"of_{name}", query) for name, query in read.items()}
-    arrive(lines, 1)
-    engine.advance()
-    assert rows(views["created"].snapshot()) == [(1, "d")]
-    assert rows(views["plain"].snapshot()) == [(1, "d")]
-    assert rows(views["latest"].snapshot()) == [(1, "d"), (2, "a"), (3, "c")]
-    arrive([["1,d,-"], ["1,e,+", *others], ["1,e,-", "1,f,+"], ["1,f,-", "1,g,+", *others]], 10)
-    engine.advance()
-    assert rows(views["created"].snapshot()) == [(1, "g")]
-    assert rows(views["plain"].snapshot()) == [(1, "g")]
-    assert engine.verify()
-
-
-def test_static_files_that_a_stream_is_joined_with_leave_its_order(engine, tmp_path, spark):
-    names = tmp_path / "names"
-    (tmp_path / "in").mkdir()
-    names.mkdir()
-    for number, code in enumerate("ba", 1):
-        (names / f"{code}.csv").write_text(f"{code},name of {code}\n")
-        os.utime(names / f"{code}.csv", (number, number))
-    plain = spark.readStream.schema("id INT, code STRING").csv(str(tmp_path / "in"))
-    hidden = plain.union(plain.where("false"))  # rows of no file
-    static = spark.read.schema("short STRING, name STRING").csv(str(names))
-    frame = hidden.join(static, expr("code = short")).select("id", "name")
-    engine.stream("s", frame, primary_key=["id"])
-    view = engine.view("v", "SELECT id, name FROM s")
-    (tmp_path / "in" / "1.csv").write_text("1,a\n1,b\n")
-    engine.advance()
-    assert rows(view.snapshot()) == [(1, "name of b")]
 
 
 def test_variants_that_are_null_are_kept_and_compared(engine):
