@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import eddyline as el
+from eddyline.operators.aggregate import Reduce
 from eddyline.plan.catalyst import Catalyst
 from eddyline.spark import driver
 from eddyline.spark.batches import batch_rows
@@ -334,3 +335,25 @@ def test_runs_of_both_lanes_are_merged(tmp_path, spark):
             assert engine.progress().failing == {}
             assert engine.snapshot("v").where("g = 0").first().most == number + 2
             assert engine.verify()
+
+
+def test_kernels_in_the_driver_take_their_input_as_they_read_stored_rows(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow puts no tables together that differ in what can be null."""
+    given: list[pa.Schema] = []
+    plain = Reduce.step
+
+    def step(self, delta, state):
+        given.append(delta.schema)
+        return plain(self, delta, state)
+
+    monkeypatch.setattr(Reduce, "step", step)
+    with el.Engine(str(tmp_path), spark) as engine:
+        table = engine.table("t", "k INT, v INT")
+        engine.view("sums", "SELECT k, count(*) AS n, sum(v) AS s FROM t GROUP BY k")
+        table.insert([(1, 2), (2, 3)])
+        engine.advance()
+        assert engine.progress().lanes["sums"] == "short"
+    assert given
+    assert all(field.nullable for schema in given for field in schema)

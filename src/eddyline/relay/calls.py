@@ -98,7 +98,7 @@ def call_concurrently(
                 return
             limit = asyncio.timeout(None)
             try:
-                async with limit, _Looks(limit, _looks(ttl, pause_s), pause_s):
+                async with limit, _LimitInLooks(limit, _looks(ttl, pause_s), pause_s):
                     result = _as_list(await function(arguments[index]))
                 outputs[index] = result
                 del failed[index]
@@ -208,7 +208,7 @@ def _run_calls(work: SimpleQueue[_Calls | None]) -> None:
         calls.run()
 
 
-class _Looks:
+class _LimitInLooks:
     """Lets a time limit of asyncio pass after so many looks, unless the block of this context has ended.
 
     Args:

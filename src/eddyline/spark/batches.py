@@ -9,7 +9,7 @@ BATCH_BYTES = 16 << 20
 
 
 def batch_rows(table: pa.Table) -> int:
-    """Return how many of a table's rows go to Spark in one batch, one at least; all but empty tables have some.
+    """Return how many of a table's rows go to Spark in one batch, one at least, by their average length.
 
     The JVM holds a batch in its direct memory, of which it has as much as heap.
 
