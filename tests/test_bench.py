@@ -201,6 +201,7 @@ def test_history():
     assert "ratio" in result.text()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_backfill():
     result = backfill.run(rows=20_000, repeat=1)

@@ -18,15 +18,15 @@ from eddyline.testing import FaultyFiles
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 KINDS = [
-    ("crash", "any", 10),  # the process is as good as dead: the storage is opened again
-    ("fail", "any", 7),  # a passing fault: the same engine goes on
-    ("kill", "worker", 6),  # one of Spark's Python workers dies: the same engine goes on
+    ("crash", "any", 6),  # the process is as good as dead: the storage is opened again
+    ("fail", "any", 5),  # a passing fault: the same engine goes on
+    ("kill", "worker", 4),  # one of Spark's Python workers dies: the same engine goes on
 ]
 
 STRIDE = int(os.environ.get("EDDYLINE_STRIDE", "4"))
 """Slow tests take one of so many effects, from a random one on; with 1, which takes hours, all."""
 
-DISKS = [("full", 6), ("broken", 3), ("read_only", 3)]
+DISKS = [("full", 4), ("broken", 3), ("read_only", 3)]
 
 
 @pytest.fixture(autouse=True)

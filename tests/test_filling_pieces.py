@@ -480,7 +480,7 @@ def test_killed_while_a_view_is_filled(child: Callable[..., Child], kills: int) 
 
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("every", [61, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [150, pytest.param(7, marks=pytest.mark.slow)])
 def test_killing_itself_at_a_write(child: Callable[..., Child], every: int) -> None:
     known, fine, fail_at = 0, False, 5
     while not fine:

@@ -129,15 +129,21 @@ def flipped(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> St
     return storage
 
 
-@pytest.mark.parametrize("option", FLIPS)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(list(FLIPS), id="all"),
+        *(pytest.param([option], id=option, marks=pytest.mark.slow) for option in FLIPS),
+    ],
+)
 def test_options_may_change_between_two_openings(
-    flipped: Storage, option: str, caplog: pytest.LogCaptureFixture
+    flipped: Storage, changed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage, options = flipped, {**BEFORE, option: FLIPS[option][1]}
+    storage, options = flipped, {**BEFORE, **{option: FLIPS[option][1] for option in changed}}
     with caplog.at_level(logging.WARNING, "eddyline"), storage.open(**options) as engine:
         before = engine.status()["epoch"]
         engine.advance()
-        if option in ("native_rules", "hash_bits"):
+        if {"native_rules", "hash_bits"} & set(changed):
             assert len(rebuilt(caplog)) == 1
             for view in VIEWS:  # the rows are the same, so the changelog gets nothing
                 assert engine.changes(view, after=before).collect() == [], view

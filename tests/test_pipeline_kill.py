@@ -46,7 +46,7 @@ class Source(threading.Thread):
                 self.acknowledged |= set(numbers)
             except StorageError:
                 self.uncertain |= set(numbers)
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def stop(self) -> None:
         self.enough.set()

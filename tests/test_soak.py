@@ -12,6 +12,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_random_changes_and_faults_lose_and_double_nothing(tmp_path: Path) -> None:
-    outcome = soak(tmp_path, minutes=1.5, seed=11)
+    outcome = soak(tmp_path, minutes=0.8, seed=11)
     assert sum(outcome.faults.values()) >= 2
     assert outcome.numbers["records"] > 0
