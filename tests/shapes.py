@@ -196,6 +196,9 @@ JOINS = {
     "join_of_distinct": "SELECT a.k, b.v FROM (SELECT DISTINCT k FROM t) a LEFT JOIN"
     " (SELECT DISTINCT k, v FROM u) b ON a.k = b.k",
     "lateral_join": "SELECT t.id, z.s FROM t, LATERAL (SELECT sum(v) AS s FROM u WHERE u.k = t.k) z",
+    "lateral_top": "SELECT t.id, z.v FROM t, LATERAL (SELECT v FROM u WHERE u.k = t.k ORDER BY y, id, v LIMIT 2) z",
+    "lateral_rest": "SELECT t.id, z.w FROM t LEFT JOIN LATERAL"
+    " (SELECT v + t.g AS w FROM u WHERE u.k = t.k ORDER BY id DESC, y, v LIMIT 2 OFFSET 1) z",
     "stream_join": "SELECT e.v, t.g FROM e JOIN t ON e.k = t.k",
     "stream_left": "SELECT e.v, e.n, p.v AS pv FROM e LEFT JOIN p ON e.v = p.id",
     "constant_join": "SELECT t.id, z.name FROM t LEFT JOIN VALUES (1, 'one'), (2, 'two') z(g, name)"
@@ -220,6 +223,7 @@ SUBQUERIES = {
     "in_or": "SELECT id FROM t WHERE x > 1 OR k IN (SELECT k FROM u)",
     "exists_select": "SELECT id, k IN (SELECT k FROM u WHERE k IS NOT NULL) AS known FROM t",
     "scalar_select": "SELECT id, (SELECT max(v) FROM u) AS m FROM t",
+    "scalar_latest": "SELECT id, (SELECT v FROM u WHERE u.k = t.k ORDER BY y DESC, id DESC, v LIMIT 1) AS m FROM t",
     "scalar_where": "SELECT id, b FROM t WHERE b > (SELECT avg(v) FROM u)",
     "scalar_having": "SELECT k, count(*) AS n FROM t GROUP BY k HAVING count(*) >= (SELECT count(*) / 4 FROM u)",
     "scalar_two": "SELECT id FROM t WHERE b BETWEEN (SELECT min(v) FROM u) AND (SELECT max(v) + 1 FROM u)",

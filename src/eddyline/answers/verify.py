@@ -26,6 +26,7 @@ from eddyline.intake.watermarks import Watermarks
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.clock import at_moment
 from eddyline.plan.eventtime import Bound
+from eddyline.plan.limits import limits_over_sorts
 from eddyline.relay.account import Account
 from eddyline.runtime.empty_frames import Frames
 from eddyline.spark.failures import FAILURES
@@ -285,7 +286,7 @@ def _load_offline(
             content = _offline(entry, catalog, relations, session, aside, frames, logged)
             if content is None:
                 continue
-            content = _at_moment(content, manifest.moment, session)
+            content = _determined(content, manifest.moment, session)
             if "session_window" in entry.query.lower():
                 # or Spark filters by a session's end before it has merged the sessions
                 content = content.limit(ALL_ROWS)
@@ -350,11 +351,14 @@ def _offline(
             content.createOrReplaceTempView(quoted(relation))
 
 
-def _at_moment(content: DataFrame, moment: int, session: SparkSession) -> DataFrame:
-    """Return a query's rows, evaluated with the now() of an epoch (microseconds since 1970)."""
+def _determined(content: DataFrame, moment: int, session: SparkSession) -> DataFrame:
+    """Return a query's rows, evaluated with the now() of an epoch (microseconds since 1970).
+
+    Of correlated subqueries with a LIMIT they are those that the ORDER BY says, or the view's where there is none.
+    """
     catalyst = Catalyst(session)
     plan = catalyst.plan(content)
-    fixed = at_moment(catalyst, plan, moment)
+    fixed = limits_over_sorts(catalyst, at_moment(catalyst, plan, moment))
     return content if fixed is plan else catalyst.frame(fixed)
 
 

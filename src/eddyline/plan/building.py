@@ -88,6 +88,16 @@ class Builder:
         up = self._scala.object(f"{EXPRESSIONS}.Ascending")
         return self.expression("SortOrder", column, up, up.defaultNullOrdering(), self._scala.empty)
 
+    def sorted_by_all(self, plan: Plan) -> Plan:
+        """Return the plan's rows sorted by all its columns that have an order."""
+        sortable = self._scala.object(f"{EXPRESSIONS}.RowOrdering")
+        keys = [
+            self._ascending(column)
+            for column in output_of(plan)
+            if sortable.isOrderable(column.dataType())
+        ]
+        return self._node("Sort", self.seq(keys), True, plan, self._scala.nothing) if keys else plan
+
     def expand(self, node: Plan, extra: Expression, child: Plan) -> Plan:
         """Return an Expand node with `extra` passed through each projection."""
         projections = [

@@ -14,9 +14,11 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.lanes import Placed
 from eddyline.plan.logical import (
+    SUBQUERIES,
     Expression,
     Plan,
     child_of,
+    children_of,
     items,
     kind,
     output_of,
@@ -26,12 +28,14 @@ from eddyline.plan.logical import (
 from eddyline.plan.nodes import Node
 from eddyline.plan.refusals import SORT_KEY
 from eddyline.plan.render import node_text, texts
+from eddyline.plan.rewriting import with_expressions
 from eddyline.plan.types import contains_type
 from eddyline.state.front import Ties
 
 NO_LIMIT = 2**61
 NESTED = ("struct", "array", "map", "variant")
 UNSORTABLE = ("struct", "array", "variant")
+LIMITS = ("GlobalLimit", "LocalLimit", "Offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def chain(node: Plan) -> Chain:
 
 def _leads_to_sort(node: Plan) -> bool:
     """Return whether only limits and projections without subqueries are above a sort."""
-    while kind(node) in ("Project", "GlobalLimit", "LocalLimit", "Offset"):
+    while kind(node) in ("Project", *LIMITS):
         if _has_subquery(node):
             return False
         node = child_of(node)
@@ -126,7 +130,7 @@ def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
 
     They don't affect which rows remain, and they would hide the sort below them.
     """
-    if kind(node) not in ("GlobalLimit", "LocalLimit", "Offset"):
+    if kind(node) not in LIMITS:
         return node
     below = child_of(node)
     child = _subqueries_above(catalyst, below)
@@ -137,6 +141,43 @@ def _subqueries_above(catalyst: Catalyst, node: Plan) -> Plan:
         lower = catalyst.with_child(node, child_of(child))
         return catalyst.with_child(child, _subqueries_above(catalyst, lower))
     return catalyst.with_child(node, child) if child is not below else node
+
+
+def limits_over_sorts(catalyst: Catalyst, plan: Plan) -> Plan:
+    """Return a resolved plan in which each LIMIT of a correlated subquery stands right over its ORDER BY.
+
+    Spark turns such a LIMIT into numbers of the rows for each outer value, and takes their order only from there. Where
+    a projection stands between (it drops a column that only sorts), the numbers would have no order. Rows that no
+    ORDER BY sorts are sorted by all their columns, as far as these have an order: then the answer doesn't depend on
+    how the rows are stored.
+    """
+
+    def affected(tree: Plan | Expression) -> bool:
+        return catalyst.contains(tree, "OUTER_REFERENCE")
+
+    def moved(expression: Expression) -> Expression | None:
+        if kind(expression) not in SUBQUERIES:
+            return None
+        inner = limits_over_sorts(catalyst, expression.plan())
+        return expression.withNewPlan(_over_sorts(catalyst, inner))
+
+    return with_expressions(catalyst, plan, affected, moved)
+
+
+def _over_sorts(catalyst: Catalyst, node: Plan) -> Plan:
+    """Move projections from between limits and a sort to above the limits."""
+    if not children_of(node):
+        return node
+    children = [_over_sorts(catalyst, child) for child in children_of(node)]
+    below = children[0]
+    if kind(node) not in LIMITS:
+        return node.withNewChildren(catalyst.seq(children))
+    if kind(below) == "Project" and _leads_to_sort(below):
+        lower = catalyst.with_child(node, child_of(below))
+        return catalyst.with_child(below, _over_sorts(catalyst, lower))
+    if kind(below) not in (*LIMITS, "Sort"):
+        below = catalyst.sorted_by_all(below)
+    return catalyst.with_child(node, below)
 
 
 def ordered(

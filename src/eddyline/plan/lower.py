@@ -24,7 +24,7 @@ from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, wi
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.lanes import Placed
-from eddyline.plan.limits import Order, group_top, limited, ordered
+from eddyline.plan.limits import Order, group_top, limited, limits_over_sorts, ordered
 from eddyline.plan.logical import (
     Expression,
     JoinNode,
@@ -111,7 +111,8 @@ def checked_query(build: Build, analyzed: Plan) -> Query:
     if refused is not None:
         raise build.refused(*refused)
     names = _column_names(build, analyzed)
-    optimized = catalyst.optimized(catalyst.hide_distinct(analyzed))
+    sorts_kept = limits_over_sorts(catalyst, analyzed)
+    optimized = catalyst.optimized(catalyst.hide_distinct(sorts_kept))
     build.need(optimized)
     find_sub_plans(build, optimized)
     return Query(names, optimized)
