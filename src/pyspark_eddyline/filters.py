@@ -20,36 +20,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
-from eddyline.spark.schema import arrow_schema
-
-COMPARED: tuple[type[DataType], ...] = (
-    BooleanType,
-    ByteType,
-    DateType,
-    DecimalType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
-"""Types that Arrow compares as Spark does. Not doubles: in Spark NaN equals NaN, and is the largest."""
+from eddyline.spark.schema import arrow_compares, arrow_schema
 
 _COMPARISONS = {
     EqualTo: "equal",
@@ -99,7 +72,7 @@ def row_test(one: Filter, schema: StructType) -> RowTest | None:
     place = schema.names.index(path[0])
     if isinstance(asked, IsNull | IsNotNull):
         return RowTest(place, "is_null" if isinstance(asked, IsNull) != negated else "is_valid")
-    if not _compared(schema[place].dataType):
+    if not arrow_compares(schema[place].dataType):
         return None
     kind = arrow_schema(schema, "UTC").field(place).type
     try:
@@ -119,10 +92,3 @@ def row_test(one: Filter, schema: StructType) -> RowTest | None:
 
 def _equal(place: int, value: Any, kind: pa.DataType) -> RowTest:
     return RowTest(place, "equal", pa.scalar(value, kind))
-
-
-def _compared(kind: DataType) -> bool:
-    """Return whether Arrow compares values of a type as Spark does."""
-    if isinstance(kind, StringType):
-        return kind.simpleString() == "string"  # no other collation
-    return isinstance(kind, COMPARED)

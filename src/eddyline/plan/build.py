@@ -28,6 +28,7 @@ from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
 from eddyline.plan.refusals import EMPTY, TYPES, Refusal
 from eddyline.plan.render import text
 from eddyline.plan.types import column_type, contains_type, is_always_empty
+from eddyline.source.conditions import Condition
 
 PARTITION_BY_TIME = (
     "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
@@ -269,9 +270,10 @@ class Build:
         schema: StructType,
         time: int | None = None,
         late: bool = False,
+        where: Condition | None = None,
     ) -> DataFrame:
         """Add a leaf; return a frame of the changes that it reads in each epoch."""
-        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late)
+        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late, where)
         self.leaves.append(leaf)
         return self.steps.leaf(leaf, schema)
 

@@ -27,6 +27,7 @@ from eddyline.plan.lanes import Placed
 from eddyline.plan.limits import Order, group_top, limited, limits_over_sorts, ordered
 from eddyline.plan.logical import (
     Expression,
+    Filter,
     JoinNode,
     Plan,
     child_of,
@@ -52,6 +53,7 @@ from eddyline.plan.refusals import (
 )
 from eddyline.plan.render import node_text, texts
 from eddyline.plan.rowkey import row_key
+from eddyline.plan.scan_conditions import scan_condition
 from eddyline.plan.sharing import find_sub_plans, lowered_once, repeated
 from eddyline.plan.subqueries import without_scalar_subqueries
 from eddyline.plan.window import window
@@ -296,7 +298,12 @@ def _lowered(build: Build, node: Plan) -> Delta:
     return replace(delta, endless=False) if removes_old_rows(build, node) else delta
 
 
-def _relation(build: Build, node: Plan) -> Delta:
+def _relation(build: Build, node: Plan, condition: Expression | None = None) -> Delta:
+    """Lower what a scan reads.
+
+    Args:
+        condition: that of the filter above it.
+    """
     relation = build.relations.get(build.catalyst.rdd_id(node))
     if relation is None:
         raise build.refused(UNKNOWN_RELATION, node_text(node))
@@ -304,7 +311,9 @@ def _relation(build: Build, node: Plan) -> Delta:
     places = [i for i, a in enumerate(output) if id_of(a) in build.needed]
     wanted = [output[place] for place in places]
     schema = _wire([type_of(attribute) for attribute in wanted])
-    frame = build.leaf(relation.name, places, schema, relation.time, relation.late)
+    columns = {id_of(attribute): f"c{i}" for i, attribute in enumerate(wanted)}
+    where = None if condition is None else scan_condition(condition, columns)
+    frame = build.leaf(relation.name, places, schema, relation.time, relation.late, where)
     plan, others = build.rebound(frame, wanted)
     shown = Node("Scan", "stateless", relation.name)
     bounds = {
@@ -348,7 +357,11 @@ def _project(build: Build, node: Plan) -> Delta:
 
 
 def _filter(build: Build, node: Plan) -> Delta:
-    child = lower(build, child_of(node))
+    below = child_of(node)
+    if kind(below) == "LogicalRDD":
+        child = _relation(build, below, cast("Filter", node).condition())
+    else:
+        child = lower(build, below)
     return child.through(build.catalyst.with_child(node, child.plan), "Filter", node_text(node))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eddyline.operators.base import Operator
 from eddyline.plan.eventtime import Bound, Expiry
+from eddyline.source.conditions import Condition
 from eddyline.state.expiry import ExpiryColumn
 
 
@@ -78,6 +79,7 @@ class Leaf:
         columns: positions of the columns that are needed.
         time: position of the event-time column of a stream with a watermark; else None.
         late: whether it reads the late rows instead of those in time.
+        where: rows for which this isn't true may be left out; it isn't a part of the plan's fingerprint.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Leaf:
     columns: tuple[int, ...]
     time: int | None = None
     late: bool = False
+    where: Condition | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

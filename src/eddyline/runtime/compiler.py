@@ -369,6 +369,7 @@ class Compiler:
             relation is not None and relation.reasons,
             self.readers,
             self.options.slice_bytes,
+            leaf.where,
         )
 
     def whole_scan(self, entry: Entry) -> LeafScan:

@@ -16,6 +16,7 @@ from eddyline.changes import HASH, SEQUENCE, WEIGHT
 from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
+from eddyline.source.conditions import Condition, rows_where
 from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import (
     BUCKET_RUNS,
@@ -60,6 +61,7 @@ class LeafScan:
         reasons: the relation's last column says why a row is rejected.
         readers: readers for the kinds of segments that only registered formats use.
         slice_bytes: how many bytes of a bucket's runs are merged at once.
+        where: rows for which this isn't true are left out, but counted.
     """
 
     files: Files
@@ -74,6 +76,7 @@ class LeafScan:
     reasons: bool = False
     readers: Mapping[str, Reader] = field(default_factory=dict)
     slice_bytes: int = SLICE_BYTES
+    where: Condition | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the task's segments, then write a report with their number.
@@ -108,7 +111,11 @@ class LeafScan:
         for segment in segments:
             for table in self._read(segment, counts, shared):
                 counts["read"] += table.num_rows
-                rows = table if SEQUENCE in table.column_names else merged_if_repetitive(table)
+                rows = table
+                if self.where is not None:
+                    rows = rows_where(self.where, rows, self.schema)
+                if SEQUENCE not in rows.column_names:
+                    rows = merged_if_repetitive(rows)
                 yield from batches_of(rows, self.schema)
         report(counts)
 

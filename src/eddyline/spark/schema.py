@@ -9,8 +9,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -18,13 +20,29 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     ShortType,
+    StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 _TAKES_ZONE = "timezone" in signature(to_arrow_schema).parameters  # since PySpark 4.2
 
 _DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+
+_COMPARED = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType),
+    *(DateType, TimestampType, TimestampNTZType),
+)
+
+
+def arrow_compares(data_type: DataType) -> bool:
+    """Return whether Arrow compares values of a type as Spark does.
+
+    It doesn't so for floating-point numbers: in Spark NaN equals NaN, and is the largest; nor for collated strings.
+    """
+    return isinstance(data_type, _COMPARED) or data_type == StringType()
 
 
 def arrow_schema(schema: StructType, zone: str) -> pa.Schema:
