@@ -223,6 +223,7 @@ SUBQUERIES = {
     "in_or": "SELECT id FROM t WHERE x > 1 OR k IN (SELECT k FROM u)",
     "exists_select": "SELECT id, k IN (SELECT k FROM u WHERE k IS NOT NULL) AS known FROM t",
     "scalar_select": "SELECT id, (SELECT max(v) FROM u) AS m FROM t",
+    "exists_one": "SELECT id, k FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.k = t.k AND u.v > 1 LIMIT 1)",
     "scalar_latest": "SELECT id, (SELECT v FROM u WHERE u.k = t.k ORDER BY y DESC, id DESC, v LIMIT 1) AS m FROM t",
     "scalar_where": "SELECT id, b FROM t WHERE b > (SELECT avg(v) FROM u)",
     "scalar_having": "SELECT k, count(*) AS n FROM t GROUP BY k HAVING count(*) >= (SELECT count(*) / 4 FROM u)",

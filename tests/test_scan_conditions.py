@@ -71,6 +71,7 @@ LEFT_TO_SPARK = [
     "i + 1 = 2",
     "s LIKE 'a%'",
     "x <=> 1.5",
+    "s < CAST(X'FF' AS STRING)",
     "b % 2 = 1 AND i > 1",
     "1 / i > 0.4 AND s = 'a'",
 ]

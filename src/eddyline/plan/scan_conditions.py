@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import reduce
+from typing import Any
 
 from pyspark.sql.types import DataType, DecimalType, StringType
 
@@ -79,12 +80,11 @@ def _compared(
     if kind(left) == "Literal":
         left, right, function = right, left, _SWAPPED.get(function, function)
     column, data_type = _column(left, columns), type_of(left)
-    constant = _reader(data_type)
-    if not column or constant is None or type_of(right) != data_type:
+    if not (column and arrow_compares(data_type) and type_of(right) == data_type):
         return None
     if kind(right) == "Literal":
-        value = right.value()
-        return None if value is None else ColumnTest(function, column, (constant(value),))
+        values = _constants(data_type, [right.value()])
+        return ColumnTest(function, column, values) if values else None
     other = _column(right, columns)
     return ColumnTest(function, column, other=other) if other else None
 
@@ -92,16 +92,15 @@ def _compared(
 def _listed(term: Expression, columns: Mapping[int, str]) -> Condition | None:
     value, *listed = children_of(term)
     column, data_type = _column(value, columns), type_of(value)
-    constant = _reader(data_type)
-    if not column or constant is None:
+    if not (column and arrow_compares(data_type)):
         return None
-    if kind(term) == "In":
-        if any(kind(one) != "Literal" or type_of(one) != data_type for one in listed):
-            return None
-        values = [one.value() for one in listed]
+    if kind(term) == "InSet":
+        values = _constants(data_type, items(term.hset().toSeq()))
+    elif all(kind(one) == "Literal" and type_of(one) == data_type for one in listed):
+        values = _constants(data_type, [one.value() for one in listed])
     else:
-        values = items(term.hset().toSeq())
-    return ColumnTest("is_in", column, tuple(constant(one) for one in values if one is not None))
+        return None
+    return ColumnTest("is_in", column, values) if values else None
 
 
 def _column(expression: Expression, columns: Mapping[int, str]) -> str:
@@ -109,12 +108,12 @@ def _column(expression: Expression, columns: Mapping[int, str]) -> str:
     return columns.get(id_of(expression), "") if kind(expression) == "AttributeReference" else ""
 
 
-def _reader(data_type: DataType) -> Callable[..., Constant] | None:
-    """Return what makes a constant of a literal's value; None for types that Arrow compares in another way."""
-    if not arrow_compares(data_type):
-        return None
-    if isinstance(data_type, DecimalType):
-        return lambda value: Decimal(value.toString())
+def _constants(data_type: DataType, values: Sequence[Any]) -> tuple[Constant, ...]:
+    """Return values of literals that aren't null; none if one of them is a string that isn't UTF-8."""
+    known = [value for value in values if value is not None]
     if isinstance(data_type, StringType):
-        return lambda value: value.toString()
-    return lambda value: value if isinstance(value, int) else int(value.toString())
+        texts = tuple(value.toString() for value in known)
+        return () if any("\ufffd" in text for text in texts) else texts
+    if isinstance(data_type, DecimalType):
+        return tuple(Decimal(value.toString()) for value in known)
+    return tuple(value if isinstance(value, int) else int(value.toString()) for value in known)
