@@ -19,6 +19,7 @@ from eddyline.catalog.requests import DONE, REFUSED, WAITING, Request
 from eddyline.catalog.store import open_store
 from eddyline.cli.opening import open_catalog
 from eddyline.errors import EddylineError, StateError, StorageError, ViewFailingWarning
+from eddyline.runtime.lane_choice import SHORT, Lanes
 from eddyline.state.manifest import last_committed, manifest_name, read_manifest
 from eddyline.storage.files import Files
 from eddyline.storage.lock import StorageLock
@@ -293,7 +294,10 @@ def test_a_fault_while_a_request_is_done(
     engine.stop()
 
 
-def test_a_resume_that_failed_behind_its_commit_is_one(engine: Engine, files: FaultyFiles) -> None:
+def test_a_resume_that_failed_behind_its_commit_is_one(
+    engine: Engine, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lanes, "choose", lambda *_: SHORT)  # so both have the same effects
     engine.pause("by_k")
     change(engine, 1)
     files.arm(0)
