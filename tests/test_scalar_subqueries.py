@@ -110,6 +110,18 @@ def test_only_rows_that_meet_count(spark: SparkSession, tmp_path: Path) -> None:
     twin.engine.stop()
 
 
+def test_a_limit_without_an_order_is_compared_by_the_rows_that_the_view_chose(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with el.Engine(str(tmp_path), spark=spark) as engine:
+        rows = [(number, number % 3) for number in range(30)]
+        engine.table("t", "id INT, k INT").insert(rows)
+        engine.view("v", "SELECT id, (SELECT id FROM t u WHERE u.k = t.k LIMIT 1) AS one FROM t")
+        engine.advance()
+        assert {row.one for row in engine.snapshot("v").collect()} == {0, 1, 2}
+        assert engine.verify("v")
+
+
 def test_a_view_over_several_rows_starts_set_aside(spark: SparkSession, tmp_path: Path) -> None:
     with el.Engine(str(tmp_path), spark=spark) as engine:
         for name, columns in TABLES.items():

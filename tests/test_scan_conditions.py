@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 import eddyline as el
+from eddyline.runtime import scan
+from eddyline.runtime.lane_choice import SHORT, Lanes
 from eddyline.source.conditions import ColumnTest, Combined, rows_where
 
 pytestmark = pytest.mark.spark
@@ -138,6 +140,24 @@ def test_rows_that_are_left_out_count_as_read(engine):
     engine.table("c", f"id INT, {COLUMNS}").insert([(900, *FULL), (901, *OTHER)])
     engine.advance()
     assert engine.progress().rows_in["none"] == 2
+
+
+def test_rows_are_left_out_before_spark_gets_them(engine, monkeypatch):
+    left = []
+
+    def spied(condition, rows, schema):
+        kept = rows_where(condition, rows, schema)
+        left.append((rows.num_rows, kept.num_rows))
+        return kept
+
+    monkeypatch.setattr(Lanes, "choose", lambda *_: SHORT)
+    engine.table("few", "i INT")
+    engine.view("one_of_few", "SELECT i FROM few WHERE i > 1")
+    monkeypatch.setattr(scan, "rows_where", spied)
+    engine.table("few", "i INT").insert([(1,), (2,), (None,)])
+    engine.advance()
+    assert [sum(counts) for counts in zip(*left, strict=True)] == [3, 1]
+    assert engine.verify("one_of_few")
 
 
 def test_an_error_in_an_earlier_term_is_not_hidden(engine):

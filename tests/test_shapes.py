@@ -186,6 +186,7 @@ ALWAYS = (
     *("subquery_in_outer", "scalar_beside_groups", "scalar_over_top", "never_joined"),
     *("global_distinct_list", "global_distinct_numbers"),
     *("scalar_of_key", "scalar_per_row", "scalar_per_row_between"),
+    *("scalar_latest", "lateral_rest", "exists_one"),
     *("struct_key", "union_structs", "first_with_its_number", "first_ranks"),
 )
 

@@ -165,19 +165,23 @@ def limits_over_sorts(catalyst: Catalyst, plan: Plan) -> Plan:
 
 
 def _over_sorts(catalyst: Catalyst, node: Plan) -> Plan:
-    """Move projections from between limits and a sort to above the limits."""
-    if not children_of(node):
+    """Put each limit of a plan right over a sort."""
+    children = children_of(node)
+    if not children:
         return node
-    children = [_over_sorts(catalyst, child) for child in children_of(node)]
-    below = children[0]
-    if kind(node) not in LIMITS:
-        return node.withNewChildren(catalyst.seq(children))
+    over = node.withNewChildren(catalyst.seq([_over_sorts(catalyst, one) for one in children]))
+    return _over_sort(catalyst, over) if kind(node) in LIMITS else over
+
+
+def _over_sort(catalyst: Catalyst, limit: Plan) -> Plan:
+    """Move projections from between a limit and the sort below it to above the limit; without a sort add one."""
+    below = child_of(limit)
     if kind(below) == "Project" and _leads_to_sort(below):
-        lower = catalyst.with_child(node, child_of(below))
-        return catalyst.with_child(below, _over_sorts(catalyst, lower))
-    if kind(below) not in (*LIMITS, "Sort"):
-        below = catalyst.sorted_by_all(below)
-    return catalyst.with_child(node, below)
+        lower = catalyst.with_child(limit, child_of(below))
+        return catalyst.with_child(below, _over_sort(catalyst, lower))
+    if kind(below) in (*LIMITS, "Sort"):
+        return limit
+    return catalyst.with_child(limit, catalyst.sorted_by_all(below))
 
 
 def ordered(

@@ -33,7 +33,7 @@ class ColumnTest:
     other: str = ""
 
     def mask(self, rows: pa.Table, schema: pa.Schema) -> pa.ChunkedArray:
-        """Return for which rows the test holds; null where a value is null."""
+        """Return for which rows the test holds; where a value is null, null, or false of `is_in`."""
         column = _column(rows, schema, self.column)
         if self.function == "is_in":
             return pc.is_in(column, value_set=pa.array(self.values, column.type))
