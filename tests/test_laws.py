@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -30,6 +31,7 @@ from eddyline.answers.reader import SnapshotBucket, SnapshotReader
 from eddyline.changes import APPEND, DELETE, REJECTED, REPLACED, Epoch
 from eddyline.errors import DataError, StateError, StorageError
 from eddyline.operators.aggregate import Reduce
+from eddyline.operators.base import numbered
 from eddyline.operators.hold import Hold
 from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.recompute import Regroup
@@ -112,6 +114,39 @@ def test_consolidate_adds_up_equal_rows_of_every_type(
     cut = data.draw(st.integers(0, len(rows)))
     chunked = pa.concat_tables([given_rows.slice(0, cut), given_rows.slice(cut)])
     assert repr(weighted(consolidate(chunked, names, [("w", Measure.SUM)]), names)) == repr(found)
+
+
+@laws
+@given(data=st.data(), kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=3))
+def test_merged_runs_are_their_rows_added_up(data: st.DataObject, kinds: list[str]) -> None:
+    names = numbered("c", len(kinds))
+    layout = Layout(names)
+    buckets = data.draw(
+        st.sampled_from([2, 1000])
+    )  # of the hash: most of them, or none, are shared
+    row = st.tuples(*(KINDS[kind][1] for kind in kinds), st.integers(-2, 2))
+    runs = []
+    for rows in data.draw(st.lists(st.lists(row, max_size=8), min_size=1, max_size=4)):
+        run = table(
+            {
+                "h": (pa.int64(), [zlib.crc32(repr(r[:-1]).encode()) % buckets for r in rows]),
+                **{
+                    n: (KINDS[k][0], [r[i] for r in rows])
+                    for i, (n, k) in enumerate(zip(names, kinds, strict=True))
+                },
+                "w": (pa.int64(), [r[-1] for r in rows]),
+            }
+        )
+        runs.append(layout.sorted(layout.consolidate(run)))
+    wanted = ("h", *names, "w")
+    added = weighted(layout.consolidate(pa.concat_tables(runs)), wanted)
+    merged = layout.merge(runs)
+    assert merged.schema == runs[0].schema
+    assert Counter(map(repr, weighted(merged, wanted))) == Counter(map(repr, added))
+    fewer = [*data.draw(st.permutations(names)), "w"][data.draw(st.integers(0, len(names))) :]
+    some = layout.merge(runs, fewer)
+    assert some.column_names == fewer
+    assert z_set(weighted(some, fewer)) == z_set(weighted(merged, fewer))
 
 
 @laws

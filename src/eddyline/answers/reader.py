@@ -57,7 +57,7 @@ class SnapshotBucket:
         if not tables:
             return None
         stored = (name for name in tables[0].column_names if name not in (HASH, WEIGHT))
-        rows = Layout(tuple(stored)).consolidate(pa.concat_tables(tables))
+        rows = Layout(tuple(stored)).merge(tables)
         check_held("a result", rows, view=self.relation)
         rows = repeat(rows, rows[WEIGHT].to_numpy())
         return rows.select(numbered("c", self.columns))

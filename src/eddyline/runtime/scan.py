@@ -204,10 +204,8 @@ def read_bucket(
     parts = [Segment(RUN, *part) for part in json.loads(segment.file)]
     tables = [with_nullable_fields(read_arrow(files, part)) for part in parts]
     for pieces in in_slices(tables, most):
-        stored = pa.concat_tables(pieces, promote_options="default")
-        layout = Layout(tuple(n for n in stored.column_names if n not in (HASH, WEIGHT)))
-        rows = layout.consolidate(stored)
-        table = rows.select([*(f"c{place}" for place in wanted.places), WEIGHT])
+        layout = Layout(tuple(n for n in pieces[0].column_names if n not in (HASH, WEIGHT)))
+        table = layout.merge(pieces, [*(f"c{place}" for place in wanted.places), WEIGHT])
         for start in range(0, table.num_rows, ROWS_MAX):
             part = table.slice(start, ROWS_MAX)
             yield part, part.num_rows

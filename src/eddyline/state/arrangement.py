@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.expiry import ExpiryColumn, without_expired
 from eddyline.state.grouping import SortKey
-from eddyline.state.kernels import Measure, consolidate, indices_of, sorted_rows, with_weights
+from eddyline.state.kernels import (
+    Measure,
+    consolidate,
+    in_several,
+    indices_of,
+    sorted_rows,
+    with_weights,
+)
 from eddyline.state.runs import Run, read_run, write_run
 from eddyline.state.slices import SLICE_BYTES, in_slices
 from eddyline.state.weights import check_held
@@ -51,6 +58,36 @@ class Layout:
     def consolidate(self, table: pa.Table) -> pa.Table:
         """Merge equal rows, and drop those whose measures are zero."""
         return consolidate(table, self.identity, self.measures)
+
+    def merge(self, runs: Sequence[pa.Table], columns: Sequence[str] | None = None) -> pa.Table:
+        """Merge the equal rows of runs, and drop those whose measures are zero.
+
+        Only rows whose hash is in several runs are compared. Of the others no more than the wanted columns is read.
+
+        Args:
+            runs: rows of at least one run; those of each are sorted by hash, and consolidated.
+            columns: names of the wanted columns; None for all.
+
+        Returns:
+            The rows in any order.
+        """
+        columns = self.columns if columns is None else columns
+        shared = in_several([run[HASH].to_numpy() for run in runs])
+        alone, common = [], []
+        for run in runs:
+            places = indices_of(run[HASH].to_numpy(), shared)
+            if len(places) == run.num_rows:
+                common.append(run)
+                continue
+            common.append(run.take(pa.array(places)))
+            rows = run.select(columns)
+            if len(places):
+                kept = np.ones(run.num_rows, bool)
+                kept[places] = False
+                rows = rows.filter(pa.array(kept))
+            alone.append(rows)
+        merged = self.consolidate(pa.concat_tables(common, promote_options="default"))
+        return pa.concat_tables([*alone, merged.select(columns)], promote_options="default")
 
     def sorted(self, table: pa.Table) -> pa.Table:
         """Sort rows as a run of this layout stores them."""
@@ -103,7 +140,7 @@ class Arrangement:
         """Return all rows, consolidated; None if the bucket has no runs."""
         if not self.runs:
             return None
-        return self.layout.consolidate(pa.concat_tables(self.tables()))
+        return self.layout.merge(self.tables())
 
     def tables(self) -> list[pa.Table]:
         """Return the rows of each run, old to new."""
@@ -177,7 +214,7 @@ def merged_runs(
     """
     merged = RunWriter(files, name, layout, most)
     for pieces in in_slices([read_run(files, run) for run in runs], most):
-        rows = layout.consolidate(pa.concat_tables(pieces))
+        rows = layout.merge(pieces)
         if whole and WEIGHT in rows.column_names:
             check_held("an arrangement", rows, file=name)
             gone = pc.equal(rows[WEIGHT], 0)

@@ -197,6 +197,14 @@ def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return ranges(first, end - first)
 
 
+def in_several(hashes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the values that are in several of the arrays, each of which is sorted; sorted and distinct."""
+    own = [array[np.append(True, array[1:] != array[:-1])[: len(array)]] for array in hashes]
+    every = np.sort(np.concatenate(own), kind="stable")  # fast, as these are sorted
+    found: np.ndarray = np.unique(every[1:][every[1:] == every[:-1]])
+    return found
+
+
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the concatenation of `arange(start, start + length)` for each pair."""
     total = int(lengths.sum())
