@@ -7,6 +7,8 @@ up; however the input was cut into epochs.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
 import tempfile
 import zlib
@@ -22,7 +24,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eddyline.answers.changelog import retract_form
@@ -37,7 +39,7 @@ from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
-from eddyline.state import front
+from eddyline.state import front, grouping
 from eddyline.state.arrangement import Arrangement, Layout, RunWriter, merge_starts
 from eddyline.state.doubles import (
     HIGHEST,
@@ -61,7 +63,7 @@ from eddyline.state.kernels import (
     repeat,
 )
 from eddyline.state.runs import Run
-from eddyline.state.slices import SLICE_BYTES, in_slices, sliced
+from eddyline.state.slices import CACHED_BYTES, SLICE_BYTES, in_slices, sliced
 from eddyline.storage.files import Files
 from laws import (
     KINDS,
@@ -149,11 +151,48 @@ def test_merged_runs_are_their_rows_added_up(data: st.DataObject, kinds: list[st
     assert z_set(weighted(some, fewer)) == z_set(weighted(merged, fewer))
 
 
-@laws
-@given(data=st.data(), kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=3))
-def test_groups_are_the_rows_that_are_equal(data: st.DataObject, kinds: list[str]) -> None:
-    rows = data.draw(st.lists(st.tuples(*(KINDS[kind][1] for kind in kinds)), max_size=12))
-    columns = {f"c{i}": (KINDS[kind][0], [row[i] for row in rows]) for i, kind in enumerate(kinds)}
+HUGE = decimal.Decimal(2**64)
+GROUPED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    **KINDS,
+    "key": (pa.int64(), st.integers(-2, 3)),
+    "date": (pa.date32(), st.dates(datetime.date(2026, 1, 1), datetime.date(2026, 1, 3))),
+    # whose lower halves are the same
+    "decimal": (pa.decimal128(38, 0), st.sampled_from([HUGE, 2 * HUGE, decimal.Decimal(0)])),
+}
+
+
+@settings(laws, max_examples=200)
+@given(
+    data=st.data(),
+    kinds=st.lists(st.sampled_from(sorted(GROUPED)), max_size=3),
+    size=st.sampled_from([0, 20, 60]),
+    pieces=st.sampled_from([None, 1, 2]),
+    spread=st.sampled_from([None, 20, 1000]),
+    sample=st.sampled_from([grouping._SAMPLE, 1, 4]),  # so that few rows are taken for many
+)
+def test_groups_are_the_rows_that_are_equal(
+    data: st.DataObject,
+    kinds: list[str],
+    size: int,
+    pieces: int | None,
+    spread: int | None,
+    sample: int,
+) -> None:
+    if pieces is not None:  # the first column is sorted in each
+        kinds = ["key", *kinds]
+    row = st.tuples(*(GROUPED[kind][1] for kind in kinds))
+    rows = data.draw(st.lists(row, min_size=size, max_size=size + 12))
+    if spread is not None:
+        kinds, random = [*kinds, "key"], Random(size)
+        rows = [(*row, random.randrange(spread)) for row in rows]
+    if pieces is not None:
+        half = len(rows) // pieces
+        rows = [
+            row for part in (rows[:half], rows[half:]) for row in sorted(part, key=lambda r: r[0])
+        ]
+    columns = {
+        f"c{i}": (GROUPED[kind][0], [row[i] for row in rows]) for i, kind in enumerate(kinds)
+    }
     given_rows = table({**columns, "n": (pa.int64(), range(len(rows)))})
     cut = data.draw(st.integers(0, len(rows)))
     chunked = pa.concat_tables([given_rows.slice(0, cut), given_rows.slice(cut)])
@@ -162,7 +201,8 @@ def test_groups_are_the_rows_that_are_equal(data: st.DataObject, kinds: list[str
     first: dict[str, int] = {}
     of = [first.setdefault(identity(row), len(first)) for row in rows]
     for one in (given_rows, chunked, sliced):
-        groups = group_rows(one, list(columns))
+        with patch.object(grouping, "_SAMPLE", sample):
+            groups = group_rows(one, list(columns))
         assert groups.of.tolist() == of
         assert groups.first.tolist() == [of.index(number) for number in range(len(first))]
         totals = [sum(place for place, at in enumerate(of) if at == n) for n in range(len(first))]
@@ -386,19 +426,29 @@ def test_slices_have_all_rows_each_hash_in_one_and_in_order(
     assert all(one[1] < other[0] for one, other in pairwise(spans))
 
 
+@pytest.mark.parametrize("most", [200_000, 100_000])  # sorted in memory, and spilled
 def test_slices_are_no_larger_than_asked_and_leave_no_file_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     hashes = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 100_000)
     batches = pa.table({"h": hashes}).to_batches(1000)
     sizes = []
-    for rows in sliced(batches, 200_000):
+    for rows in sliced(batches, most):
         sizes.append(rows.nbytes)
         assert not [*tmp_path.iterdir()]  # they have no name
     assert sum(sizes) == 800_000
-    assert 4 <= len(sizes) <= 5
-    assert max(sizes) <= 200_000
+    assert 800_000 // most <= len(sizes) <= 800_000 // most + 2
+    assert max(sizes) <= most * 1.05
+
+
+def test_slices_in_memory_are_sorted_and_fit_a_cache() -> None:
+    hashes = np.random.default_rng(1).integers(-1000, 1000, 2_000_000)
+    batches = pa.table({"h": hashes}).to_batches(1 << 16)
+    slices = [rows["h"].to_numpy() for rows in sliced(batches, 5 << 20)]
+    assert np.array_equal(np.concatenate(slices), np.sort(hashes))
+    assert max(one.nbytes for one in slices) <= CACHED_BYTES * 1.05
+    assert all(one[-1] < other[0] for one, other in pairwise(slices))
 
 
 def test_slices_that_find_no_room_on_the_disk_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

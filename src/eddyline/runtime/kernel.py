@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,8 +92,10 @@ class Kernel:
         prepare_worker()
         cpu = CpuOfTask()
         context = EpochContext.current()
-        most = sys.maxsize if isinstance(self.operator, Timed) else self.slice_bytes
-        deltas = sliced(batches, most)
+        if isinstance(self.operator, Timed):
+            deltas = _whole(batches)
+        else:
+            deltas = sliced(batches, self.slice_bytes)
         first = next(deltas, None)
         task = TaskContext.get()
         assert task is not None
@@ -293,6 +294,12 @@ class Kernel:
             "delta": [run.as_list() for run in added],
             "merge": left,
         }
+
+
+def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held = [batch for batch in batches if batch.num_rows]
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def limits_by_slot(

@@ -18,6 +18,10 @@ from eddyline.changes import HASH
 
 _INT_MAX = np.iinfo(np.int64).max
 _PRODUCT_MAX = 1 << 62
+_SAMPLE = 1024
+"""Hashes of so many rows tell whether those of all are worth computing; fewer rows aren't worth more than one try."""
+_PIECES_MAX = 8
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,41 @@ class Groups:
 
 
 def group_rows(table: pa.Table, columns: Sequence[str]) -> Groups:
-    """Find the rows that are equal in some columns, as `comparable` compares values."""
-    rows = table.num_rows
+    """Find the rows that are equal in some columns, as `comparable` compares values.
+
+    It takes less time where most rows differ, and where they are sorted by the first column, an integer.
+    """
+    return _grouped([table[name] for name in columns], table.num_rows)
+
+
+def _grouped(columns: Sequence[pa.ChunkedArray | pa.Array], rows: int) -> Groups:
     of, count = np.zeros(rows, np.int64), min(rows, 1)
-    for name in columns:
+    starts = None  # of the groups, while equal rows are neighbours
+    hashed = len(columns) < 3  # for fewer it doesn't pay
+    for place, column in enumerate(columns):
         if count == rows:
             break  # all differ already
-        numbers, size = _numbered(comparable(table[name]))
+        values = comparable(column)
+        if place == 0 and pa.types.is_int64(values.type) and not values.null_count:
+            numbers = values.to_numpy()
+            descents = int(np.count_nonzero(numbers[1:] < numbers[:-1]))
+            if not descents:
+                starts = block_starts(numbers)
+                of = np.cumsum(starts) - 1
+                count = int(of[-1]) + 1
+                continue
+            if descents < _PIECES_MAX and hashed and rows > 8 * _SAMPLE:
+                return _in_order(columns, np.argsort(numbers, kind="stable"))
+        if starts is not None and _follows(values, starts):
+            continue
+        if not hashed:
+            hashed = True
+            left = [values, *map(comparable, columns[place + 1 :])]
+            alike = _alike(of, left, neighbours=starts is not None)
+            if alike is not None:
+                return _with_alone(of, left, alike)
+        starts = None
+        numbers, size = _numbered(values)
         if count > 1:
             if count * size > _PRODUCT_MAX:  # cannot be: both are at most the number of rows
                 raise OverflowError(f"{rows} rows are too many to be grouped at once")
@@ -81,13 +113,105 @@ def group_rows(table: pa.Table, columns: Sequence[str]) -> Groups:
     return Groups(of, np.flatnonzero(np.diff(latest, prepend=-1)))
 
 
+def _in_order(columns: Sequence[pa.ChunkedArray | pa.Array], order: np.ndarray) -> Groups:
+    """Group rows that `order` sorts by the first column."""
+    places = pa.array(order)
+    groups = _grouped([column.take(places) for column in columns], len(order))
+    firsts = np.empty_like(order)
+    firsts[order] = order[groups.first][groups.of]
+    return _with_firsts(firsts)
+
+
+def _with_alone(of: np.ndarray, columns: Sequence[pa.Array], alike: np.ndarray) -> Groups:
+    """Group rows by their numbers and columns; only those at some places may be equal."""
+    firsts = np.arange(len(of))
+    if len(alike):
+        places = pa.array(alike)
+        few = [pa.array(of[alike]), *(column.take(places) for column in columns)]
+        groups = _grouped(few, len(alike))
+        firsts[alike] = alike[groups.first][groups.of]
+    return _with_firsts(firsts)
+
+
+def _with_firsts(firsts: np.ndarray) -> Groups:
+    """Return groups, given for each row the place of the first row of its group."""
+    begins = firsts == np.arange(len(firsts))
+    return Groups((np.cumsum(begins) - 1)[firsts], np.flatnonzero(begins))
+
+
+def _follows(values: pa.Array, starts: np.ndarray) -> bool:
+    """Return whether a value that differs from the one before it begins a group."""
+    if isinstance(values, pa.ChunkedArray) or pa.types.is_nested(values.type) or values.null_count:
+        return False
+    if pa.types.is_integer(values.type):
+        numbers = values.to_numpy()
+        differ = numbers[1:] != numbers[:-1]
+    else:
+        differ = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return bool((starts[1:] >= differ).all())
+
+
+def _alike(of: np.ndarray, columns: Sequence[pa.Array], *, neighbours: bool) -> np.ndarray | None:
+    """Return the places of rows with the same hash as another; None if there are too many to save time.
+
+    Args:
+        of: for each row a number, which is hashed with its columns; some types of these aren't.
+        neighbours: whether equal rows are close to each other.
+    """
+    rows = len(of)
+    if rows > 8 * _SAMPLE:
+        hashes = _hashes(of[:_SAMPLE], [one[:_SAMPLE] for one in columns])
+        if len(_repeated(hashes)) > _SAMPLE // (8 if neighbours else 64):
+            return None
+    hashes = _hashes(of, columns)
+    again = _repeated(hashes)
+    if not len(again):
+        return np.empty(0, np.int64)
+    if len(again) > rows // 8 or rows < _SAMPLE:
+        return None
+    at = np.searchsorted(again, hashes)
+    at[at == len(again)] = 0
+    return np.flatnonzero(again[at] == hashes)
+
+
+def _hashes(of: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
+    """Return a hash of each row's number and of its integers and decimals."""
+    total = of.astype(np.uint64)
+    for column in columns:
+        words = _words(column)
+        if words is not None:
+            total ^= words.astype(np.uint64)
+            total *= _ODD
+    return total
+
+
+def _repeated(values: np.ndarray) -> np.ndarray:
+    """Return the values that come more than once, sorted."""
+    values = np.sort(values)
+    found: np.ndarray = values[1:][values[1:] == values[:-1]]
+    return found
+
+
+def _words(values: pa.Array) -> np.ndarray | None:
+    """Return integers, or the lower halves of decimals; None for other types, and where there is a null."""
+    if isinstance(values, pa.ChunkedArray) or values.null_count:
+        return None
+    if pa.types.is_integer(values.type):
+        found: np.ndarray = values.to_numpy()
+        return found
+    if pa.types.is_decimal128(values.type):
+        words = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset :: 2]
+        return words[: len(values)]
+    return None
+
+
 def sorted_places(
     table: pa.Table, identity: Sequence[str], order: Sequence[SortKey] = ()
 ) -> np.ndarray:
     """Return the places of rows sorted by hash, then by `order`, then by identity, which makes it deterministic."""
     hashes = table[HASH].to_numpy()
     places = np.argsort(hashes, kind="stable")
-    starts = _changes(hashes[places])
+    starts = block_starts(hashes[places])
     keys = [(table[key.column], key.descending, key.nulls_last) for key in order]
     keys += [(table[name], False, False) for name in identity]
     for number, (column, descending, nulls_last) in enumerate(keys):
@@ -104,7 +228,7 @@ def sorted_places(
         ranks = ranked(part, descending=descending, nulls_last=nulls_last)
         inner = np.lexsort((ranks, block))
         places[tied] = at[inner]
-        starts[tied] = _changes(block[inner]) | _changes(ranks[inner])
+        starts[tied] = block_starts(block[inner]) | block_starts(ranks[inner])
     return places
 
 
@@ -139,7 +263,7 @@ class MergedRows:
 def merged(table: pa.Table, identity: Sequence[str], order: Sequence[SortKey]) -> MergedRows:
     """Put rows in the order of `sorted_places`, and find equal ones."""
     places = sorted_places(table, identity, order)
-    begins = _changes(group_rows(table, [HASH, *identity]).of[places])
+    begins = block_starts(group_rows(table, [HASH, *identity]).of[places])
     number = np.empty(len(places), np.int64)
     number[places] = np.cumsum(begins) - 1
     return MergedRows(places, np.flatnonzero(begins), number)
@@ -279,7 +403,7 @@ def _ranks_of_nested(array: pa.Array, descending: bool, nulls_last: bool) -> np.
     return ranks
 
 
-def _changes(values: np.ndarray) -> np.ndarray:
+def block_starts(values: np.ndarray) -> np.ndarray:
     """Return where a value differs from the one before it; the first always does."""
     found = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=found[1:])

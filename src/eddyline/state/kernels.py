@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.state.grouping import Groups, SortKey, comparable, group_rows, sorted_places
+from eddyline.state.grouping import (
+    Groups,
+    SortKey,
+    block_starts,
+    comparable,
+    group_rows,
+    sorted_places,
+)
 from eddyline.state.retyping import cast_to
 
 SAMPLE_ROWS = 4096
@@ -199,9 +206,16 @@ def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def in_several(hashes: Sequence[np.ndarray]) -> np.ndarray:
     """Return the values that are in several of the arrays, each of which is sorted; sorted and distinct."""
-    own = [array[np.append(True, array[1:] != array[:-1])[: len(array)]] for array in hashes]
-    every = np.sort(np.concatenate(own), kind="stable")  # fast, as these are sorted
+    every = np.sort(
+        np.concatenate([*map(first_of_each, hashes)]), kind="stable"
+    )  # fast, as these are sorted
     found: np.ndarray = np.unique(every[1:][every[1:] == every[:-1]])
+    return found
+
+
+def first_of_each(values: np.ndarray) -> np.ndarray:
+    """Return the distinct values of a sorted array."""
+    found: np.ndarray = values[block_starts(values)]
     return found
 
 
@@ -217,7 +231,10 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def distinct_hashes(table: pa.Table) -> np.ndarray:
     """Return the distinct key hashes of a table, sorted."""
-    found: np.ndarray = np.unique(table[HASH].to_numpy())
+    hashes = table[HASH].to_numpy()
+    if (hashes[1:] >= hashes[:-1]).all():
+        return first_of_each(hashes)
+    found: np.ndarray = np.unique(hashes)
     return found
 
 

@@ -16,11 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH
+from eddyline.state.kernels import ordered
 from eddyline.storage.os_errors import storage_errors
 
 SLICE_BYTES = 64 << 20
 """The bytes of rows in a slice where no option says otherwise."""
+HELD_SLICES = 4
+"""So many slices of a task's input wait in memory."""
+CACHED_BYTES = 4 << 20
+"""The most that a slice of them has: rows that fit into a processor's cache are sorted and compared faster."""
 RANGES = 64
+_SAMPLE_EVERY = 16
 _SHIFT = 64 - RANGES.bit_length() + 1
 
 
@@ -62,7 +68,9 @@ def spans_between(
 
 
 def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
-    """Yield rows in slices, lowest hashes first; rows of later slices are spilled to the disk.
+    """Yield rows in slices, lowest hashes first; if they are more than four slices, they are spilled to the disk.
+
+    Slices of rows that were not spilled are sorted by hash, and small.
 
     Args:
         batches: rows with the column `h`, in any order.
@@ -72,26 +80,41 @@ def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
     Raises:
         StorageError: the disk for temporary files is full, or fails.
     """
-    held: list[pa.RecordBatch] = []
+    held: list[pa.Table] = []
     size = 0
     with ExitStack() as stack:
         spilled: _Spilled | None = None
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(batch)
+            held.append(ordered(pa.Table.from_batches([batch]), HASH))
             size += batch.nbytes
-            if size > most:
+            if size > (HELD_SLICES * most if spilled is None else most):
                 spilled = spilled or _Spilled(batch.schema, stack)
                 spilled.add(held)
                 held, size = [], 0
         if spilled is None:
             if held:
-                yield pa.Table.from_batches(held)
+                yield from _sorted_slices(held, -(-size // min(most, CACHED_BYTES)))
             return
         spilled.add(held)
         del held
         yield from spilled.slices(most)
+
+
+def _sorted_slices(tables: Sequence[pa.Table], slices: int) -> Iterator[pa.Table]:
+    """Yield the rows of tables that are sorted by hash in so many slices, which are sorted, too."""
+    hashes = [table[HASH].to_numpy() for table in tables]
+    sample = np.sort(np.concatenate([own[::_SAMPLE_EVERY] for own in hashes]))
+    bounds = np.unique(sample[np.arange(1, slices) * len(sample) // slices])
+    for spans in spans_between(hashes, bounds):
+        pieces = [
+            table.slice(start, end - start)
+            for table, (start, end) in zip(tables, spans, strict=True)
+            if end > start
+        ]
+        if pieces:
+            yield ordered(pa.concat_tables(pieces).combine_chunks(), HASH)
 
 
 class _Spilled:
@@ -105,11 +128,11 @@ class _Spilled:
         self._bytes = [0] * RANGES
         self._folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
 
-    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def add(self, tables: Sequence[pa.Table]) -> None:
         """Write rows into the files of their hashes."""
-        if not batches:
+        if not tables:
             return
-        table = pa.Table.from_batches(batches).combine_chunks()
+        table = pa.concat_tables(tables).combine_chunks()
         ranges = (table[HASH].to_numpy() >> _SHIFT).astype(np.int8)  # from -32 to 31
         places = np.argsort(ranges, kind="stable")
         table, ranges = table.take(pa.array(places)), ranges[places]
