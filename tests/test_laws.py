@@ -39,7 +39,7 @@ from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.recompute import Regroup
 from eddyline.operators.result import Apply, Materialize
 from eddyline.operators.top import Top
-from eddyline.state import front, grouping
+from eddyline.state import arrangement, front, grouping
 from eddyline.state.arrangement import Arrangement, Layout, RunWriter, merge_starts
 from eddyline.state.doubles import (
     HIGHEST,
@@ -128,7 +128,8 @@ def test_merged_runs_are_their_rows_added_up(data: st.DataObject, kinds: list[st
     )  # of the hash: most of them, or none, are shared
     row = st.tuples(*(KINDS[kind][1] for kind in kinds), st.integers(-2, 2))
     runs = []
-    for rows in data.draw(st.lists(st.lists(row, max_size=8), min_size=1, max_size=4)):
+    for drawn in data.draw(st.lists(st.lists(row, max_size=8), min_size=1, max_size=4)):
+        rows = [*{repr(r[:-1]): r for r in drawn}.values()]  # no two with the same values
         run = table(
             {
                 "h": (pa.int64(), [zlib.crc32(repr(r[:-1]).encode()) % buckets for r in rows]),
@@ -139,14 +140,17 @@ def test_merged_runs_are_their_rows_added_up(data: st.DataObject, kinds: list[st
                 "w": (pa.int64(), [r[-1] for r in rows]),
             }
         )
-        runs.append(layout.sorted(layout.consolidate(run)))
+        runs.append(layout.sorted(run))
     wanted = ("h", *names, "w")
     added = weighted(layout.consolidate(pa.concat_tables(runs)), wanted)
-    merged = layout.merge(runs)
+    least = data.draw(st.sampled_from([arrangement._SMALL_ROWS, 0, 3]))
+    with patch.object(arrangement, "_SMALL_ROWS", least):
+        merged = layout.merge(runs)
     assert merged.schema == runs[0].schema
     assert Counter(map(repr, weighted(merged, wanted))) == Counter(map(repr, added))
     fewer = [*data.draw(st.permutations(names)), "w"][data.draw(st.integers(0, len(names))) :]
-    some = layout.merge(runs, fewer)
+    with patch.object(arrangement, "_SMALL_ROWS", least):
+        some = layout.merge(runs, fewer)
     assert some.column_names == fewer
     assert z_set(weighted(some, fewer)) == z_set(weighted(merged, fewer))
 
@@ -395,7 +399,7 @@ def test_an_arrangement_is_a_z_set_however_it_is_compacted_and_cut(
             model += [((h, v), w) for h, v, w in delta]
             refusable = min(z_set(model).values(), default=0) < 0
             try:
-                runs = extended(held, f"run{number}", rows, fan_in, most)
+                runs = extended(held, f"run{number}", layout.consolidate(rows), fan_in, most)
             except StateError:  # a merge of all runs refuses negative weights
                 assert refusable
                 return
@@ -449,6 +453,15 @@ def test_slices_in_memory_are_sorted_and_fit_a_cache() -> None:
     assert np.array_equal(np.concatenate(slices), np.sort(hashes))
     assert max(one.nbytes for one in slices) <= CACHED_BYTES * 1.05
     assert all(one[-1] < other[0] for one, other in pairwise(slices))
+
+
+@pytest.mark.parametrize("rows", [1, 10, 100])
+def test_slices_of_long_rows_are_even(rows: int) -> None:
+    hashes = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
+    batches = pa.table({"h": hashes, "c0": ["x" * 10_000] * 1000}).to_batches(rows)
+    sizes = [part.num_rows for part in sliced(batches, 3_000_000)]
+    assert sum(sizes) == 1000
+    assert max(sizes) <= 2 * min(sizes)
 
 
 def test_slices_that_find_no_room_on_the_disk_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from eddyline.state.kernels import (
     consolidate,
     in_several,
     indices_of,
+    nonzero,
     sorted_rows,
     with_weights,
 )
@@ -32,6 +33,8 @@ MERGED_PER_ADDED = 4
 """and so is one of so many times the bytes that the epoch adds."""
 WAITING_RUNS = 16
 """So many times the runs of a full tier may wait in a bucket before an epoch merges them in any case."""
+_SMALL_ROWS = 4096
+"""A run with no more rows is merged whole."""
 Limits = Sequence[tuple[ExpiryColumn, int]]
 Z_SET: tuple[tuple[str, Measure], ...] = ((WEIGHT, Measure.SUM),)
 
@@ -62,30 +65,36 @@ class Layout:
     def merge(self, runs: Sequence[pa.Table], columns: Sequence[str] | None = None) -> pa.Table:
         """Merge the equal rows of runs, and drop those whose measures are zero.
 
-        Only rows whose hash is in several runs are compared. Of the others no more than the wanted columns is read.
+        Rows of large runs whose hash is in no other run aren't compared, and no more of them is read than their
+        measures and the wanted columns.
 
         Args:
-            runs: rows of at least one run; those of each are sorted by hash, and consolidated.
-            columns: names of the wanted columns; None for all.
+            runs: rows of at least one run; those of each are sorted by hash, and no two of them are equal.
+            columns: names of the wanted columns, at least one; None for all.
 
         Returns:
             The rows in any order.
         """
         columns = self.columns if columns is None else columns
-        shared = in_several([run[HASH].to_numpy() for run in runs])
-        alone, common = [], []
-        for run in runs:
-            places = indices_of(run[HASH].to_numpy(), shared)
-            if len(places) == run.num_rows:
+        small = [run for run in runs if run.num_rows <= _SMALL_ROWS]
+        large = [run for run in runs if run.num_rows > _SMALL_ROWS]
+        hashes = [run[HASH].to_numpy() for run in large]
+        common = []
+        if small:
+            common.append(pa.concat_tables(small, promote_options="default").combine_chunks())
+        few = [run[HASH].to_numpy() for run in common]
+        shared = np.unique(np.concatenate([in_several(hashes), *few]))
+        alone = []
+        for run, own in zip(large, hashes, strict=True):
+            places = indices_of(own, shared)
+            if len(places) == len(own):
                 common.append(run)
                 continue
             common.append(run.take(pa.array(places)))
+            kept = nonzero(run, self.measures)
+            kept[places] = False
             rows = run.select(columns)
-            if len(places):
-                kept = np.ones(run.num_rows, bool)
-                kept[places] = False
-                rows = rows.filter(pa.array(kept))
-            alone.append(rows)
+            alone.append(rows if kept.all() else rows.filter(pa.array(kept)))
         merged = self.consolidate(pa.concat_tables(common, promote_options="default"))
         return pa.concat_tables([*alone, merged.select(columns)], promote_options="default")
 

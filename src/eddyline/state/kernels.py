@@ -199,6 +199,10 @@ def equal_values(one: pa.Array, other: pa.Array) -> np.ndarray:
 
 def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the indices in `sorted_hashes` of all values in `wanted` (sorted, distinct)."""
+    if len(wanted) > len(sorted_hashes):  # the fewer are looked up among the more
+        places = np.searchsorted(wanted, sorted_hashes)
+        places[places == len(wanted)] = 0
+        return np.flatnonzero(wanted[places] == sorted_hashes)
     first = np.searchsorted(sorted_hashes, wanted, "left")
     end = np.searchsorted(sorted_hashes, wanted, "right")
     return ranges(first, end - first)
@@ -206,9 +210,10 @@ def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def in_several(hashes: Sequence[np.ndarray]) -> np.ndarray:
     """Return the values that are in several of the arrays, each of which is sorted; sorted and distinct."""
-    every = np.sort(
-        np.concatenate([*map(first_of_each, hashes)]), kind="stable"
-    )  # fast, as these are sorted
+    if not hashes:
+        return np.empty(0, np.int64)
+    own = [*map(first_of_each, hashes)]
+    every = np.sort(np.concatenate(own), kind="stable")  # fast, as these are sorted
     found: np.ndarray = np.unique(every[1:][every[1:] == every[:-1]])
     return found
 

@@ -24,9 +24,9 @@ SLICE_BYTES = 64 << 20
 HELD_SLICES = 4
 """So many slices of a task's input wait in memory."""
 CACHED_BYTES = 4 << 20
-"""The most that a slice of them has: rows that fit into a processor's cache are sorted and compared faster."""
+"""About how many bytes a slice of them has at most: what fits into a processor's cache is sorted and compared faster."""
 RANGES = 64
-_SAMPLE_EVERY = 16
+_SAMPLE_ROWS = 1024
 _SHIFT = 64 - RANGES.bit_length() + 1
 
 
@@ -68,9 +68,9 @@ def spans_between(
 
 
 def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
-    """Yield rows in slices, lowest hashes first; if they are more than four slices, they are spilled to the disk.
+    """Yield rows in slices, lowest hashes first; if they have more bytes than four slices, all are spilled to the disk.
 
-    Slices of rows that were not spilled are sorted by hash, and small.
+    Rows that aren't spilled come in slices of at most about 4 MB, each sorted by hash.
 
     Args:
         batches: rows with the column `h`, in any order.
@@ -87,25 +87,26 @@ def sliced(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(ordered(pa.Table.from_batches([batch]), HASH))
+            rows = pa.Table.from_batches([batch])
+            held.append(ordered(rows, HASH) if spilled is None else rows)
             size += batch.nbytes
             if size > (HELD_SLICES * most if spilled is None else most):
                 spilled = spilled or _Spilled(batch.schema, stack)
-                spilled.add(held)
-                held, size = [], 0
+                spilled.add(held, most)
+                size = 0
         if spilled is None:
             if held:
                 yield from _sorted_slices(held, -(-size // min(most, CACHED_BYTES)))
             return
-        spilled.add(held)
-        del held
+        spilled.add(held, most)
         yield from spilled.slices(most)
 
 
 def _sorted_slices(tables: Sequence[pa.Table], slices: int) -> Iterator[pa.Table]:
     """Yield the rows of tables that are sorted by hash in so many slices, which are sorted, too."""
     hashes = [table[HASH].to_numpy() for table in tables]
-    sample = np.sort(np.concatenate([own[::_SAMPLE_EVERY] for own in hashes]))
+    every = np.concatenate(hashes)
+    sample = np.sort(every[:: max(len(every) // (slices * _SAMPLE_ROWS), 1)])
     bounds = np.unique(sample[np.arange(1, slices) * len(sample) // slices])
     for spans in spans_between(hashes, bounds):
         pieces = [
@@ -128,11 +129,19 @@ class _Spilled:
         self._bytes = [0] * RANGES
         self._folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
 
-    def add(self, tables: Sequence[pa.Table]) -> None:
-        """Write rows into the files of their hashes."""
-        if not tables:
-            return
-        table = pa.concat_tables(tables).combine_chunks()
+    def add(self, held: list[pa.Table], most: int) -> None:
+        """Write rows into the files of their hashes, and empty the list.
+
+        Args:
+            most: about how many bytes are copied at once.
+        """
+        while held:
+            part, size = [held.pop(0)], 0
+            while held and (size := size + part[-1].nbytes) < most:
+                part.append(held.pop(0))
+            self._add(pa.concat_tables(part).combine_chunks())
+
+    def _add(self, table: pa.Table) -> None:
         ranges = (table[HASH].to_numpy() >> _SHIFT).astype(np.int8)  # from -32 to 31
         places = np.argsort(ranges, kind="stable")
         table, ranges = table.take(pa.array(places)), ranges[places]
