@@ -32,7 +32,7 @@ import eddyline as el
 import eddyline.api.epochs
 from eddyline.answers.reader import feed_schema
 from eddyline.state.manifest import committed_epochs
-from pyspark_eddyline.filters import row_test
+from pyspark_eddyline.filters import condition_of
 from pyspark_eddyline.streams import FeedReader
 from waiting import until
 
@@ -206,13 +206,13 @@ def test_pushed_filters_keep_the_same_rows(engine, storage, spark):
     evaluated = frame.selectExpr("*", *conditions).toArrow()
     (batch,) = evaluated.combine_chunks().to_batches()
     for place, (sql, pushed) in enumerate(FILTERS):
-        test = row_test(pushed, frame.schema)
-        assert test is not None, sql
-        mask = [bool(met) for met in test.mask(batch).to_pylist()]
+        condition = condition_of(pushed, frame.schema)
+        assert condition is not None, sql
+        mask = [bool(met) for met in condition.mask(batch, batch.schema).to_pylist()]
         assert mask == batch.column(str(place)).to_pylist(), sql
         assert 0 < sum(mask) < len(mask), sql
     for pushed in LEFT_TO_SPARK:
-        assert row_test(pushed, frame.schema) is None, pushed
+        assert condition_of(pushed, frame.schema) is None, pushed
 
     pushing = spark.newSession()
     pushing.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -12,10 +12,11 @@ from pyspark.sql.types import StructField, StructType
 from eddyline.answers.reader import EpochChanges, Inserts, SnapshotBucket
 from eddyline.answers.stored import Feed, StoredSnapshot, held_feed, held_snapshot
 from eddyline.errors import EngineError
+from eddyline.source.conditions import Condition, rows_where
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.leases import renew
 from eddyline.storage.files import Files
-from pyspark_eddyline.filters import RowTest, row_test
+from pyspark_eddyline.filters import condition_of
 
 ZONE = "UTC"  # in which Spark exchanges times with data sources
 LEASE_SECONDS = 600
@@ -27,7 +28,7 @@ class Part(InputPartition):
 
     Attributes:
         lease: the lease that the task renews; empty for none.
-        tests: what a row has to meet.
+        where: the conditions that rows must meet.
     """
 
     def __init__(
@@ -35,21 +36,22 @@ class Part(InputPartition):
         value: SnapshotBucket | EpochChanges | Inserts,
         files: Files,
         lease: str,
-        tests: Sequence[RowTest] = (),
+        where: Sequence[Condition] = (),
     ) -> None:
         super().__init__(value)
         self.files = files
         self.lease = lease
-        self.tests = tuple(tests)
+        self.where = tuple(where)
 
     def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the columns of `schema`."""
         if self.lease:
             renew(self.files, self.lease)
-        for batch in self.value.batches(arrow_schema(schema, ZONE)):
+        types = arrow_schema(schema, ZONE)
+        for batch in self.value.batches(types):
             rows = batch
-            for test in self.tests:
-                rows = rows.filter(test.mask(rows))
+            for condition in self.where:
+                rows = rows_where(condition, rows, types)
             if rows.num_rows:
                 yield rows
 
@@ -61,12 +63,12 @@ class BatchReader(DataSourceReader):
         check_columns(chosen.schema, schema)
         self._chosen = chosen
         self._schema = schema
-        self._tests: list[RowTest] = []
+        self._where: list[Condition] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         chosen = self._chosen
         renew(chosen.files, chosen.lease)
-        return [Part(part, chosen.files, chosen.lease, self._tests) for part in chosen.parts()]
+        return [Part(part, chosen.files, chosen.lease, self._where) for part in chosen.parts()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # without partitions Spark makes one of its own
@@ -81,11 +83,11 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for one in filters:
-            test = row_test(one, self._schema)
-            if test is None:
+            condition = condition_of(one, self._schema)
+            if condition is None:
                 yield one
             else:
-                self._tests.append(test)
+                self._where.append(condition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.types import DataType, DecimalType, StringType
 
 from eddyline.plan.logical import Expression, children_of, id_of, items, kind, type_of
-from eddyline.source.conditions import ColumnTest, Combined, Condition, Constant
+from eddyline.source.conditions import ColumnTest, Combined, Condition
 from eddyline.spark.schema import arrow_compares
 
 _COMPARISONS = {
@@ -108,8 +108,8 @@ def _column(expression: Expression, columns: Mapping[int, str]) -> str:
     return columns.get(id_of(expression), "") if kind(expression) == "AttributeReference" else ""
 
 
-def _constants(data_type: DataType, values: Sequence[Any]) -> tuple[Constant, ...]:
-    """Return values of literals that aren't null; none if one of them is a string that isn't UTF-8."""
+def _constants(data_type: DataType, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what Arrow takes for literals that aren't null; none if one of them is a string that isn't UTF-8."""
     known = [value for value in values if value is not None]
     if isinstance(data_type, StringType):
         texts = tuple(value.toString() for value in known)

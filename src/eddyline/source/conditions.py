@@ -1,19 +1,15 @@
-"""Conditions on rows that a scan checks before it hands them on.
-
-A scan may keep rows for which a condition doesn't hold, but never drops one for which it does: the plan above it
-filters, too. So a value that is null may count as false.
-"""
+"""Conditions on rows that are checked while these are in Arrow, as Spark would check them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Constant = int | str | bool | Decimal
-"""Dates are days, and timestamps microseconds, since 1970."""
+Rows: TypeAlias = "pa.Table | pa.RecordBatch"
+Mask: TypeAlias = "pa.ChunkedArray | pa.Array"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +19,22 @@ class ColumnTest:
     Attributes:
         function: name of Arrow's function: a comparison, `is_in`, `is_null` or `is_valid`.
         column: the column's name.
-        values: the constants to compare with, of the column's type.
+        values: the constants to compare with, which aren't null: what Arrow converts to the column's type, so that
+            a date may be a number of days, and a timestamp one of microseconds, since 1970.
         other: the column to compare with, which has the same type; else empty.
     """
 
     function: str
     column: str
-    values: tuple[Constant, ...] = ()
+    values: tuple[Any, ...] = ()
     other: str = ""
 
-    def mask(self, rows: pa.Table, schema: pa.Schema) -> pa.ChunkedArray:
-        """Return for which rows the test holds; where a value is null, null, or false of `is_in`."""
+    def mask(self, rows: Rows, schema: pa.Schema) -> Mask:
+        """Return for which rows the test holds; null where a value that it compares is null."""
         column = _column(rows, schema, self.column)
         if self.function == "is_in":
-            return pc.is_in(column, value_set=pa.array(self.values, column.type))
+            found = pc.is_in(column, value_set=pa.array(self.values, column.type))
+            return pc.if_else(pc.is_valid(column), found, None) if column.null_count else found
         operands = [_column(rows, schema, self.other)] if self.other else []
         operands += [pa.scalar(value, column.type) for value in self.values]
         return pc.call_function(self.function, [column, *operands])
@@ -53,7 +51,7 @@ class Combined:
     function: str
     parts: tuple[Condition, ...]
 
-    def mask(self, rows: pa.Table, schema: pa.Schema) -> pa.ChunkedArray:
+    def mask(self, rows: Rows, schema: pa.Schema) -> Mask:
         """Return for which rows the condition holds; null where that isn't known."""
         return pc.call_function(self.function, [part.mask(rows, schema) for part in self.parts])
 
@@ -61,7 +59,7 @@ class Combined:
 Condition = ColumnTest | Combined
 
 
-def rows_where(condition: Condition, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def rows_where(condition: Condition, rows: Rows, schema: pa.Schema) -> Rows:
     """Return the rows for which a condition holds.
 
     Args:
@@ -71,6 +69,6 @@ def rows_where(condition: Condition, rows: pa.Table, schema: pa.Schema) -> pa.Ta
     return rows if pc.all(mask, skip_nulls=False).as_py() else rows.filter(mask)
 
 
-def _column(rows: pa.Table, schema: pa.Schema, name: str) -> pa.ChunkedArray:
+def _column(rows: Rows, schema: pa.Schema, name: str) -> Mask:
     column, wanted = rows[name], schema.field(name).type
     return column if column.type == wanted else column.cast(wanted)
