@@ -155,6 +155,32 @@ def test_merged_runs_are_their_rows_added_up(data: st.DataObject, kinds: list[st
     assert z_set(weighted(some, fewer)) == z_set(weighted(merged, fewer))
 
 
+def test_only_keys_in_several_runs_are_compared() -> None:
+    hashes = np.arange(20_000)
+    large = pa.table({"h": hashes, "c0": hashes, "w": np.ones(20_000, np.int64)})
+    gone = large.slice(7, 3).set_column(2, "w", pa.array([-1, -1, -1]))
+    compared = []
+
+    def spied(rows: pa.Table, *how: Any) -> pa.Table:
+        compared.append(rows.num_rows)
+        return consolidate(rows, *how)
+
+    with patch.object(arrangement, "consolidate", spied):
+        merged = Layout(("c0",)).merge([large, gone])
+    assert merged.num_rows == 20_000 - 3
+    assert compared == [3 + 3]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_columns_of_rows_that_differ_are_not_numbered(ordered: bool) -> None:
+    numbers = np.random.default_rng(1).permutation(20_000)
+    hashes = np.sort(numbers // 4) if ordered else numbers // 4
+    rows = pa.table({"h": hashes, "k0": hashes.astype(str), "c0": numbers})
+    with patch.object(grouping, "_numbered", side_effect=AssertionError):
+        groups = group_rows(rows, rows.column_names)
+    assert len(groups) == 20_000
+
+
 HUGE = decimal.Decimal(2**64)
 GROUPED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     **KINDS,

@@ -12,7 +12,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.around import Stretches, rows_around, values_around
 from eddyline.state.arrangement import Layout
-from eddyline.state.grouping import SortKey
+from eddyline.state.grouping import SortKey, block_starts
 from eddyline.state.kernels import ranges, with_weights
 from eddyline.state.search import key_ranges
 
@@ -160,7 +160,7 @@ class _Copies:
     @classmethod
     def of(cls, near: Stretches, count: np.ndarray) -> _Copies:
         start = np.cumsum(count) - count
-        begins = np.flatnonzero(np.diff(near.stretch, prepend=-1))
+        begins = np.flatnonzero(block_starts(near.stretch))
         row = np.repeat(np.arange(len(count)), count)
         return cls(row, start, count, np.append(start[begins], len(row)))
 

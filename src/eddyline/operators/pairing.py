@@ -13,7 +13,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import checked_weights, numbered
 from eddyline.state.arrangement import Arrangement
 from eddyline.state.grouping import group_rows
-from eddyline.state.kernels import ranges, with_weights
+from eddyline.state.kernels import ranges, where, with_weights
 from eddyline.state.retyping import cast_to
 
 LEFT, RIGHT = "left", "right"
@@ -155,8 +155,3 @@ def lookup(arrangement: Arrangement, hashes: np.ndarray) -> pa.Table | None:
     """Return the stored rows with some key hashes, each once; None if there are none."""
     found = arrangement.lookup(hashes)
     return None if found is None else checked_weights("join", arrangement.layout.consolidate(found))
-
-
-def where(table: pa.Table, mask: np.ndarray) -> pa.Table:
-    """Return the rows for which the mask holds."""
-    return table if mask.all() else table.filter(pa.array(mask))

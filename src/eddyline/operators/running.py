@@ -16,7 +16,7 @@ from eddyline.errors import DataError
 from eddyline.operators.base import BucketResult, State, checked_weights, numbered
 from eddyline.state.around import Tails, tails
 from eddyline.state.arrangement import Layout
-from eddyline.state.grouping import SortKey, group_rows, merged, ranked
+from eddyline.state.grouping import SortKey, block_starts, group_rows, merged, ranked
 from eddyline.state.kernels import matched, with_weights
 from eddyline.state.retyping import cast_to
 from eddyline.state.running_totals import (
@@ -143,7 +143,7 @@ class Running:
             order = np.argsort(group, kind="stable")
         copies = np.repeat(order, count[order])
         rows, group = with_weights(rows.take(pa.array(copies)), np.ones_like(copies)), group[copies]
-        first = np.flatnonzero(np.diff(group, prepend=-1))
+        first = np.flatnonzero(block_starts(group))
         before = None if old is None else old.before
         of = np.full(len(first), -1)
         if old is not None:

@@ -21,6 +21,7 @@ from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, par
 from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
+from eddyline.state.grouping import block_starts
 from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_arrangements, read_manifest
 from eddyline.state.retyping import with_nullable_fields
 from eddyline.state.run_lists import common_start
@@ -47,7 +48,7 @@ class Owners:
         """Return the owners of rows; None if rows of one hash lie in two buckets."""
         places = np.argsort(hashes, kind="stable")
         hashes, buckets = hashes[places], buckets[places]
-        starts = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - 1))
+        starts = np.flatnonzero(block_starts(hashes))
         owners = Owners(hashes[starts], buckets[starts])
         return owners if (owners.of(hashes) == buckets).all() else None
 

@@ -18,7 +18,9 @@ from eddyline.state.kernels import (
     in_several,
     indices_of,
     nonzero,
+    ordered,
     sorted_rows,
+    where,
     with_weights,
 )
 from eddyline.state.runs import Run, read_run, write_run
@@ -93,8 +95,7 @@ class Layout:
             common.append(run.take(pa.array(places)))
             kept = nonzero(run, self.measures)
             kept[places] = False
-            rows = run.select(columns)
-            alone.append(rows if kept.all() else rows.filter(pa.array(kept)))
+            alone.append(where(run.select(columns), kept))
         merged = self.consolidate(pa.concat_tables(common, promote_options="default"))
         return pa.concat_tables([*alone, merged.select(columns)], promote_options="default")
 
@@ -102,10 +103,7 @@ class Layout:
         """Sort rows as a run of this layout stores them."""
         if self.order:
             return sorted_rows(table, self.identity, self.order)
-        hashes = table[HASH].to_numpy()
-        if len(hashes) < 2 or (hashes[:-1] <= hashes[1:]).all():
-            return table
-        return table.take(pa.array(np.argsort(hashes, kind="stable")))
+        return ordered(table, HASH)
 
 
 class Arrangement:

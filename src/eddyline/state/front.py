@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.grouping import SortKey, merged, ranked
+from eddyline.state.grouping import SortKey, block_starts, merged, ranked
 from eddyline.state.kernels import distinct_hashes, matched, ranges, with_weights
 from eddyline.state.retyping import cast_to
 
@@ -152,7 +152,7 @@ def _ranks(rows: pa.Table, group: np.ndarray, order: Sequence[SortKey], ties: Ti
     places = np.argsort(group, kind="stable")
     weights = rows[WEIGHT].to_numpy()[places]
     before = np.cumsum(weights) - weights
-    starts = np.diff(group[places], prepend=-1) != 0
+    starts = block_starts(group[places])
     before -= _first_of(before, starts)
     if ties is not Ties.ROW_NUMBER:
         begins = starts.copy()

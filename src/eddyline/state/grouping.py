@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import dropwhile
 
 import numpy as np
 import polars as pl
@@ -79,39 +81,39 @@ def group_rows(table: pa.Table, columns: Sequence[str]) -> Groups:
 
 def _grouped(columns: Sequence[pa.ChunkedArray | pa.Array], rows: int) -> Groups:
     of, count = np.zeros(rows, np.int64), min(rows, 1)
-    starts = None  # of the groups, while equal rows are neighbours
-    hashed = len(columns) < 3  # for fewer it doesn't pay
-    for place, column in enumerate(columns):
+    if rows < 2 or not columns:
+        return Groups(of, np.arange(count))
+    values = map(comparable, columns)
+    left = [next(values)]
+    starts = None  # of the groups, where equal rows are neighbours
+    hashed = len(columns) > 2  # for fewer it doesn't pay
+    if pa.types.is_int64(left[0].type) and not left[0].null_count:
+        numbers = left[0].to_numpy()
+        descents = int(np.count_nonzero(numbers[1:] < numbers[:-1]))
+        if not descents:
+            starts = block_starts(numbers)
+            of = np.cumsum(starts) - 1
+            count = int(of[-1]) + 1
+            if count == rows:
+                return Groups(of, of)
+            left = [*dropwhile(partial(_follows, starts), values)]
+        elif descents < _PIECES_MAX and not hashed and rows > 8 * _SAMPLE:
+            return _in_order(columns, np.argsort(numbers, kind="stable"))
+    left.extend(values)
+    if left and hashed:
+        alike = _alike(of, left, neighbours=starts is not None)
+        if alike is not None:
+            return _with_alone(of, left, alike)
+    for column in left:
         if count == rows:
             break  # all differ already
-        values = comparable(column)
-        if place == 0 and pa.types.is_int64(values.type) and not values.null_count:
-            numbers = values.to_numpy()
-            descents = int(np.count_nonzero(numbers[1:] < numbers[:-1]))
-            if not descents:
-                starts = block_starts(numbers)
-                of = np.cumsum(starts) - 1
-                count = int(of[-1]) + 1
-                continue
-            if descents < _PIECES_MAX and hashed and rows > 8 * _SAMPLE:
-                return _in_order(columns, np.argsort(numbers, kind="stable"))
-        if starts is not None and _follows(values, starts):
-            continue
-        if not hashed:
-            hashed = True
-            left = [values, *map(comparable, columns[place + 1 :])]
-            alike = _alike(of, left, neighbours=starts is not None)
-            if alike is not None:
-                return _with_alone(of, left, alike)
-        starts = None
-        numbers, size = _numbered(values)
+        numbers, size = _numbered(column)
         if count > 1:
             if count * size > _PRODUCT_MAX:  # cannot be: both are at most the number of rows
                 raise OverflowError(f"{rows} rows are too many to be grouped at once")
             numbers, size = _numbered(pa.array(of * size + numbers))
         of, count = numbers, size
-    latest = np.maximum.accumulate(of) if rows else of
-    return Groups(of, np.flatnonzero(np.diff(latest, prepend=-1)))
+    return Groups(of, np.flatnonzero(block_starts(np.maximum.accumulate(of))))
 
 
 def _in_order(columns: Sequence[pa.ChunkedArray | pa.Array], order: np.ndarray) -> Groups:
@@ -140,7 +142,7 @@ def _with_firsts(firsts: np.ndarray) -> Groups:
     return Groups((np.cumsum(begins) - 1)[firsts], np.flatnonzero(begins))
 
 
-def _follows(values: pa.Array, starts: np.ndarray) -> bool:
+def _follows(starts: np.ndarray, values: pa.Array) -> bool:
     """Return whether a value that differs from the one before it begins a group."""
     if isinstance(values, pa.ChunkedArray) or pa.types.is_nested(values.type) or values.null_count:
         return False
@@ -170,9 +172,7 @@ def _alike(of: np.ndarray, columns: Sequence[pa.Array], *, neighbours: bool) -> 
         return np.empty(0, np.int64)
     if len(again) > rows // 8 or rows < _SAMPLE:
         return None
-    at = np.searchsorted(again, hashes)
-    at[at == len(again)] = 0
-    return np.flatnonzero(again[at] == hashes)
+    return places_among(hashes, again)
 
 
 def _hashes(of: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
@@ -181,8 +181,8 @@ def _hashes(of: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
     for column in columns:
         words = _words(column)
         if words is not None:
+            total *= _ODD  # first, as small numbers would cancel out
             total ^= words.astype(np.uint64)
-            total *= _ODD
     return total
 
 
@@ -402,6 +402,13 @@ def _ranks_of_nested(array: pa.Array, descending: bool, nulls_last: bool) -> np.
     ranks = np.empty(len(array), np.int64)
     ranks[places.to_numpy()] = np.cumsum(starts)
     return ranks
+
+
+def places_among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the places of the values that are among others, at least one, which are sorted."""
+    at = np.searchsorted(known, values)
+    at[at == len(known)] = 0
+    return np.flatnonzero(known[at] == values)
 
 
 def block_starts(values: np.ndarray) -> np.ndarray:

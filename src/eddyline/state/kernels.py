@@ -23,6 +23,7 @@ from eddyline.state.grouping import (
     block_starts,
     comparable,
     group_rows,
+    places_among,
     sorted_places,
 )
 from eddyline.state.retyping import cast_to
@@ -98,13 +99,18 @@ def consolidate(
     if len(groups) == table.num_rows:
         kept = nonzero(table, measures)
         rows = table.select([*columns, *(name for name, _ in measures)])
-        return rows if kept.all() else rows.filter(pa.array(kept))
+        return where(rows, kept)
     total = combined(table, measures, groups)
     kept = np.flatnonzero(nonzero(total, measures))
     rows = table.select(columns).take(pa.array(groups.first[kept]))
     for name, _ in measures:
         rows = rows.append_column(table.schema.field(name), total[name].take(pa.array(kept)))
     return rows
+
+
+def where(table: pa.Table, mask: np.ndarray) -> pa.Table:
+    """Return the rows for which the mask holds."""
+    return table if mask.all() else table.filter(pa.array(mask))
 
 
 def distinct(table: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -200,9 +206,7 @@ def equal_values(one: pa.Array, other: pa.Array) -> np.ndarray:
 def indices_of(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the indices in `sorted_hashes` of all values in `wanted` (sorted, distinct)."""
     if len(wanted) > len(sorted_hashes):  # the fewer are looked up among the more
-        places = np.searchsorted(wanted, sorted_hashes)
-        places[places == len(wanted)] = 0
-        return np.flatnonzero(wanted[places] == sorted_hashes)
+        return places_among(sorted_hashes, wanted)
     first = np.searchsorted(sorted_hashes, wanted, "left")
     end = np.searchsorted(sorted_hashes, wanted, "right")
     return ranges(first, end - first)
@@ -214,8 +218,7 @@ def in_several(hashes: Sequence[np.ndarray]) -> np.ndarray:
         return np.empty(0, np.int64)
     own = [*map(first_of_each, hashes)]
     every = np.sort(np.concatenate(own), kind="stable")  # fast, as these are sorted
-    found: np.ndarray = np.unique(every[1:][every[1:] == every[:-1]])
-    return found
+    return first_of_each(every[1:][every[1:] == every[:-1]])
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:

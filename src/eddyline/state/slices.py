@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH
+from eddyline.state.grouping import block_starts
 from eddyline.state.kernels import ordered
 from eddyline.storage.os_errors import storage_errors
 
@@ -145,7 +146,7 @@ class _Spilled:
         ranges = (table[HASH].to_numpy() >> _SHIFT).astype(np.int8)  # from -32 to 31
         places = np.argsort(ranges, kind="stable")
         table, ranges = table.take(pa.array(places)), ranges[places]
-        starts = np.flatnonzero(np.diff(ranges, prepend=ranges[0] - 1))
+        starts = np.flatnonzero(block_starts(ranges))
         with storage_errors(self._folder or tempfile.gettempdir()):
             for start, end in zip(starts, [*starts[1:], len(ranges)], strict=True):
                 self._append(int(ranges[start]) + RANGES // 2, table.slice(start, end - start))
