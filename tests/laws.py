@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from eddyline.operators.base import BucketResult
-from eddyline.state.arrangement import Arrangement, Layout
+from eddyline.state.arrangement import Arrangement, Layout, RunWriter
+from eddyline.state.runs import Run
+from eddyline.state.slices import SLICE_BYTES, in_slices
 
 laws = settings(deadline=None, max_examples=25)
 
@@ -168,3 +171,36 @@ def integrated(epochs: Iterable[list[Change]]) -> list[Row]:
         else:
             del held[[identity(r) for r in held].index(identity(row))]
     return held
+
+
+def rows_delta(changes: list[Change], keys: int, kinds: Sequence[str]) -> pa.Table:
+    return table(
+        {
+            "h": (pa.int64(), [crude_hash(row[:keys]) for row, _ in changes]),
+            **{
+                f"c{i}": (KINDS[kind][0], [row[i] for row, _ in changes])
+                for i, kind in enumerate(kinds)
+            },
+            "w": (pa.int64(), [w for _, w in changes]),
+        }
+    )
+
+
+def extended(
+    held: Arrangement, name: str, rows: pa.Table, fan_in: int, most: int = SLICE_BYTES
+) -> tuple[Run, ...]:
+    """Write rows as a run in parts, and return the runs with it."""
+    writer = RunWriter(held.files, name, held.layout, most)
+    pieces = [*in_slices([held.layout.sorted(rows)], most)] if most < SLICE_BYTES else [[rows]]
+    for (piece,) in pieces:
+        writer.add(piece)
+    added = writer.finish()
+    assert sum(part.rows for part in added) == rows.num_rows
+    return held.extend(f"{name}.merged", added, fan_in, most=most)[0]
+
+
+def as_double(total: Fraction) -> float:
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
