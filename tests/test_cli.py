@@ -181,6 +181,18 @@ def test_plugins_bring_their_own_arguments(
     assert capsys.readouterr().err == "eddyline: [NO] no\n  in the test\n"
 
 
+def test_a_refusal_is_json_where_the_output_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--storage", str(tmp_path), "--format", "json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error = json.loads(shown.err)["error"]
+    assert error["condition"] == "NO_STORAGE"
+    assert str(tmp_path) in error["context"].values()
+    assert error["hint"]
+
+
 def test_progress_lines_are_aligned() -> None:
     lines = [
         text.progress_line(

@@ -257,6 +257,9 @@ def test_what_is_refused(engine, storage, spark, tmp_path):
     refused(lambda: read(spark, storage, "plain", versionAsOf="x"), "BAD_OPTION")
     refused(lambda: read(spark, storage, "plain", readChangeFeed="yes"), "BAD_OPTION")
     refused(lambda: read(spark, storage, "plain", versionAsOf=1, startingVersion=1), "BAD_OPTION")
+    misspelt = refused(lambda: read(spark, storage, "plain", versionOf=1), "BAD_OPTION")
+    assert "versionof" in misspelt
+    assert "versionAsOf" in misspelt
     other = spark.read.format("eddyline").schema("w INT").option("view", "plain")
     refused(lambda: other.load(storage).collect(), "BAD_OPTION")
 

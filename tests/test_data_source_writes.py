@@ -108,6 +108,7 @@ def test_what_is_refused(engine, storage, spark):
         {"view": "t"},
         {"table": "t", "txnAppId": "a"},
         {"table": "t", "txnVersion": 1},
+        {"table": "t", "txnAppId": "a", "txnVersion": 1, "txnVersions": 2},
     ):
         writer = good.write.format("eddyline").options(**options).mode("append")
         refused(lambda writer=writer: writer.save(storage), "BAD_OPTION")

@@ -215,8 +215,8 @@ class EddylineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Allow errors to pass between processes; what they concern becomes text."""
-        context = {name: str(value) for name, value in self.context.items()}
-        return _again, (type(self), self.message, self.condition, self.hint, context)
+        document = self.as_document()
+        return _again, (type(self), self.message, self.condition, self.hint, document["context"])
 
     @property
     def retryable(self) -> bool:
@@ -229,6 +229,21 @@ class EddylineError(Exception):
         """What has to change: see `Condition`. A condition outside the table is a bug."""
         known = CONDITIONS.get(self.condition)
         return BUG if known is None else known.fault
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the error for JSON: its condition, message, context (as texts) and way out.
+
+        Example:
+            >>> EngineError("lag is 'x'", condition="BAD_OPTION", view="v", hint="give a number").as_document()
+            {'condition': 'BAD_OPTION', 'message': "lag is 'x'", 'context': {'view': 'v'}, 'hint': 'give a number'}
+        """
+        context = {name: str(value) for name, value in self.context.items()}
+        return {
+            "condition": self.condition,
+            "message": self.message,
+            "context": context,
+            "hint": self.hint,
+        }
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:

@@ -90,6 +90,13 @@ class FilteringReader(BatchReader):
                 self._where.append(condition)
 
 
+OPTIONS = (
+    *("view", "table", "versionAsOf", "readChangeFeed", "startingVersion", "endingVersion"),
+    *("leaseSeconds", "reader", "maxEpochsPerTrigger"),
+)
+"""What a reader takes, beside the path."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options of a reader.
@@ -112,7 +119,8 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Return the options; EngineError BAD_OPTION if one is missing or has a wrong value."""
+        """Return the options; EngineError BAD_OPTION if one is missing, unknown or has a wrong value."""
+        check_known(options, OPTIONS)
         storage, name = options.get("path"), options.get("view") or options.get("table")
         if not storage or not name:
             missing = "storage" if not storage else "view"
@@ -178,8 +186,16 @@ def check_columns(own: StructType, asked: StructType) -> None:
         )
 
 
+def check_known(options: Iterable[str], known: Sequence[str]) -> None:
+    """Raise EngineError BAD_OPTION for an option that doesn't exist: a misspelt one would read another epoch."""
+    names = {one.lower() for one in (*known, "path")}
+    for one in options:
+        if one.lower() not in names:
+            raise bad_option(f"there is no option {one}", f"the options are {', '.join(known)}")
+
+
 def bad_option(message: str, hint: str) -> EngineError:
-    """Return the error for an option that is missing or has a wrong value."""
+    """Return the error for an option that is missing or unknown, or has a wrong value."""
     return EngineError(message, condition="BAD_OPTION", hint=hint)
 
 

@@ -22,8 +22,10 @@ from eddyline.source.inbox import FOLDER, commit_batch, withdraw_batch, write_fi
 from eddyline.source.user_rows import as_arrow
 from eddyline.spark.schema import arrow_schema, widens
 from eddyline.storage.files import Files
-from pyspark_eddyline.readers import ZONE, bad_option
+from pyspark_eddyline.readers import ZONE, bad_option, check_known
 
+OPTIONS = ("table", "txnAppId", "txnVersion", "checkpointLocation")
+"""What a writer takes, beside the path. Spark keeps its checkpoint of a stream at the last one."""
 QUERY_ID = "sql.streaming.queryId"  # the property under which Spark tells tasks of their query
 
 
@@ -50,10 +52,11 @@ class TargetTable:
         """Return the table that the options name.
 
         Raises:
-            EngineError: BAD_OPTION: an option is missing, or the mode isn't append.
+            EngineError: BAD_OPTION: an option is missing or unknown, or the mode isn't append.
             CatalogError: there is no such table.
             DataError: the columns don't fit those of the table.
         """
+        check_known(options, OPTIONS)
         storage, name = options.get("path"), options.get("table")
         if not storage or not name:
             missing = "storage" if not storage else "table"

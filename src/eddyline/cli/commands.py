@@ -26,6 +26,7 @@ from eddyline.cli import (
     tasks,
     watermarks,
 )
+from eddyline.cli.output import show_error
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning, installed_version
 
 MODULES = (
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    args = argparse.Namespace()
     try:
         args = build_parser(arguments).parse_args(arguments)
         with _short_warnings():
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not isinstance(cause, EddylineError):
             raise
-        print(f"eddyline: {cause}", *getattr(cause, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        show_error(getattr(args, "format", ""), cause)
         return 2
     return code
 

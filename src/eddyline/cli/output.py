@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from eddyline.cli.text import as_text, layout, progress_line, shorten, size
 
 if TYPE_CHECKING:
     from eddyline.answers.verify import Report
+    from eddyline.errors import EddylineError
     from eddyline.runtime.progress import Progress
 
 TABLE, JSON = "table", "json"
@@ -133,6 +135,16 @@ def show_report(form: str, report: Report) -> None:
         show_document({"event": "verification", "equal": bool(report), **asdict(report)})
     else:
         print(report)
+
+
+def show_error(form: str, error: EddylineError) -> None:
+    """Print on standard error why a command is refused."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if form == JSON:
+        document = {"error": {**error.as_document(), "notes": notes}}
+        print(json.dumps(document, ensure_ascii=False), file=sys.stderr, flush=True)
+    else:
+        print(f"eddyline: {error}", *notes, sep="\n  ", file=sys.stderr)
 
 
 def show_document(document: object) -> None:

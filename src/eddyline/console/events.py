@@ -87,11 +87,11 @@ class Hub:
                 found = await self._events_of((name, start, epoch, texts))
             except EddylineError as error:
                 if error.condition in ("NOT_FOUND", "NOT_STORED"):
-                    yield event("gone", problem(error), None)
+                    yield event("gone", error.as_document(), None)
                     return
                 if error.condition != "CHANGES_EXPIRED":
                     continue  # the storage can't be read now; the next epoch tries again
-                yield event("expired", {**problem(error), "epoch": epoch}, epoch)
+                yield event("expired", {**error.as_document(), "epoch": epoch}, epoch)
             else:
                 for one in found:
                     yield one
@@ -189,11 +189,6 @@ def events_of_epoch(rows: EpochRows, *, texts: bool) -> list[bytes]:
 def event(name: str, data: dict[str, Any], number: int | None) -> bytes:
     """Return a server-sent event, with `number` as its id."""
     return _event(name, json.dumps(data, ensure_ascii=False), number)
-
-
-def problem(error: EddylineError) -> dict[str, Any]:
-    """Return an error as JSON: its condition, message and way out."""
-    return {"condition": error.condition, "message": error.message, "hint": error.hint}
 
 
 def ping() -> bytes:
